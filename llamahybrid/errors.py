@@ -1,0 +1,39 @@
+"""Every error llamahybrid raises on purpose; each message says what to do next."""
+
+from __future__ import annotations
+
+
+class LlamaHybridError(Exception):
+    """Base of all errors raised by llamahybrid."""
+
+
+class Busy(LlamaHybridError):
+    """Another request is running on this `Llama` and the caller asked not to wait."""
+
+
+class RequestSuperseded(LlamaHybridError):
+    """The generator belongs to a request that a newer one has replaced; start a new request."""
+
+
+class DecodeError(LlamaHybridError, RuntimeError):
+    """`llama_decode` failed; the live sequence was left sound (`code` is the native result)."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SnapshotError(LlamaHybridError, ValueError):
+    """State bytes are damaged, truncated, or belong to another model, engine or context."""
+
+
+class ContextOverflow(LlamaHybridError, ValueError):
+    """The tokens do not fit into the context window."""
+
+
+class UnknownArchitecture(LlamaHybridError, ValueError):
+    """`tiny` cannot make a model of this architecture; the message carries the library's reason."""
+
+
+class EngineError(LlamaHybridError, RuntimeError):
+    """The sdist, the build or the installed engine is not what was expected."""

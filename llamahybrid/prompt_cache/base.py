@@ -1,0 +1,147 @@
+"""What a prompt cache is: the words, the plain data it takes and gives, and its interface.
+
+Nothing in this package imports llama_cpp or `llamahybrid.live`: tokens, numbers and opaque bytes only.
+A *checkpoint* is a token position whose exact state can be restored; its *snapshot* is the bytes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens: TypeAlias = npt.NDArray[np.int32]
+"""Token ids, shape (n,). Negative ids stand for content that was decoded natively (images, audio):
+each is unique, so that it never equals anything in a prompt."""
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Logits: TypeAlias = npt.NDArray[np.float32]
+Source: TypeAlias = Literal["live", "ram", "disk", "none"]
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """What the context holds now, as the cache needs to know it."""
+
+    namespace: str
+    """What stored state is valid for: model, engine, and the parameters that shape the state."""
+    tokens: Tokens
+    """The live sequence, shape (n,)."""
+    cut_floor: int
+    """The live memory can be cut to any c in [cut_floor, n] without a snapshot
+    (0 for plain attention, n for recurrent memory, in between for a sliding window)."""
+    needs_checkpoints: bool
+    """False where every cut is possible: then no checkpoint is ever planned."""
+    needs_attention: bool
+    """True where a snapshot leaves out attention KV, so that a checkpoint at c serves only while the
+    live sequence agrees with the prompt on [0, c)."""
+    tip_logits: bool
+    """The context's own logits are those of the last live token."""
+    reuse_limit: int | None = None
+    """No restore point beyond this position (rows of `logits_all` exist only up to here); None: no limit."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured costs of this context on this machine; zeros mean: not measured yet."""
+
+    token_seconds: float = 0.0
+    """One token decoded alone."""
+    prefill_seconds: float = 0.0
+    """One prompt token inside a large batch."""
+    snapshot_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    snapshot_bytes: int = 0
+    batch_tokens: int = 512
+    """Tokens the context takes in one native batch (n_batch)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A stored restore point; `logits` (shape (n_vocab,)) exist where a prompt ended."""
+
+    namespace: str
+    position: int
+    snapshot: Bytes
+    logits: Logits | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a request starts. Entries it names stay pinned until `release`."""
+
+    total: int
+    matched: int
+    """Longest common prefix of the prompt with anything known."""
+    cached: int
+    """Position where decoding starts; tokens before it are not decoded again."""
+    source: Source
+    checkpoint: Checkpoint | None
+    """Snapshot to load at `cached`; None: the live state itself serves (or nothing does)."""
+    logits: Logits | None
+    """Set iff cached == total and the context's own logits are not the prompt's."""
+    cuts: tuple[int, ...] = ()
+    """Positions in (cached, total), ascending, where the prefill is cut and a checkpoint taken."""
+    reason: str = ""
+    """One sentence for `last_request.reason`."""
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Counters and sizes; bytes are exact (snapshots, logits, token arrays)."""
+
+    entries: int = 0
+    bytes_ram: int = 0
+    hits: int = 0
+    misses: int = 0
+    tokens_saved: int = 0
+    evictions: int = 0
+    refused: int = 0
+    """Checkpoints that did not fit into the budget at all."""
+    extra: dict[str, int] = field(default_factory=dict)
+
+
+class BasePromptCache(ABC):
+    """What a prompt cache does. Implementations lock inside their own calls only."""
+
+    @abstractmethod
+    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
+        """Choose the restore point and the cuts for a prompt; pins what the plan names.
+
+        `boundaries`: positions in (0, len(tokens)) where a message or a marked part of one starts, ascending.
+        """
+
+    @abstractmethod
+    def release(self, plan: Plan) -> None:
+        """Unpin what `plan` named; harmless when called twice."""
+
+    @abstractmethod
+    def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
+        """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
+
+        A second admission at the same place replaces the snapshot; logits once known are kept.
+        """
+
+    @abstractmethod
+    def remember(self, namespace: str, tokens: Tokens) -> None:
+        """Note that these tokens were evaluated (no state): `matched` and branch points rest on it."""
+
+    @abstractmethod
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint that did not prove right."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything; pinned entries go when released."""
+
+    @abstractmethod
+    def stats(self) -> CacheStats:
+        """Sizes and counters now."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raise AssertionError if any invariant is broken (bytes, order, orphans, pins)."""
