@@ -1,0 +1,56 @@
+"""Prefix reuse that works for hybrid, recurrent and sliding-window models in llama-cpp-python.
+
+Importing this package is cheap: `Llama` and `PromptCache` are loaded when they are first asked for, so
+that `python -m llamahybrid.engine` can build the engine before llama-cpp-python is there.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from llamahybrid.errors import (
+    Busy,
+    ContextOverflow,
+    DecodeError,
+    EngineError,
+    LlamaHybridError,
+    RequestSuperseded,
+    SnapshotError,
+    UnknownArchitecture,
+)
+
+if TYPE_CHECKING:
+    from llamahybrid.llama import Llama
+    from llamahybrid.prompt_cache import PromptCache
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Busy",
+    "ContextOverflow",
+    "DecodeError",
+    "EngineError",
+    "Llama",
+    "LlamaHybridError",
+    "PromptCache",
+    "RequestSuperseded",
+    "SnapshotError",
+    "UnknownArchitecture",
+    "__version__",
+]
+
+_HOMES = {"Llama": "llamahybrid.llama", "PromptCache": "llamahybrid.prompt_cache"}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,1 @@
+"""Which llama.cpp library runs: the pinned sdist, and building it."""
