@@ -1,0 +1,31 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread costs more than it saves
+
+TinyModel: TypeAlias = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """`tiny_model(arch, **kw)`: the path of such a model (arguments of `tiny.make`), made once a session."""
+    from llamahybrid import tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    made: dict[tuple[object, ...], Path] = {}
+
+    def make(arch: str, **kw: Any) -> Path:
+        key = (arch, *sorted(kw.items()))
+        if key not in made:
+            made[key] = tiny.make(arch, folder / f"{len(made)}-{arch}.gguf", **kw)
+        return made[key]
+
+    return make
