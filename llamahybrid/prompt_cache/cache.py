@@ -1,0 +1,260 @@
+"""PromptCache: what several conversations leave behind, within one byte budget. The facade over the parts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamahybrid.prompt_cache.base import (
+    BasePromptCache,
+    Bytes,
+    CacheStats,
+    Checkpoint,
+    Costs,
+    LiveView,
+    Logits,
+    Plan,
+    Tokens,
+)
+from llamahybrid.prompt_cache.eviction import ladder_victim, off_path_victim
+from llamahybrid.prompt_cache.placement import prefill_cuts
+from llamahybrid.prompt_cache.ram import BufferPool, default_ram_bytes, owned
+from llamahybrid.prompt_cache.selection import choose, explain
+from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
+
+
+class PromptCache(BasePromptCache):
+    """Checkpoints in RAM, indexed by a radix tree of tokens.
+
+    `ram_bytes`: budget for snapshots, logits, token arrays and idle buffers, counted exactly; None: an
+    eighth of physical memory, within 256 MiB and 8 GiB. May be shared by threads and by several models.
+
+    A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
+    used again once its entry is gone. What a `Plan` names is safe until `release(plan)`.
+
+    >>> cache = PromptCache(ram_bytes=1 << 20)
+    >>> cache.stats().entries
+    0
+    """
+
+    def __init__(self, ram_bytes: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._limit = default_ram_bytes() if ram_bytes is None else ram_bytes
+        self._tree = Tree()
+        self._pool = BufferPool()
+        self._live: list[Entry] = []  # checkpoints on the path last seen live, shallowest first
+        self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
+        self._doomed: set[Entry] = set()  # out of the tree, but pinned
+        self._hits = self._misses = self._saved = self._evictions = self._refused = 0
+
+    @property
+    def ram_bytes(self) -> int:
+        """The budget; setting it evicts what no longer fits (pinned entries go when released)."""
+        return self._limit
+
+    @ram_bytes.setter
+    def ram_bytes(self, n_bytes: int) -> None:
+        with self._lock:
+            self._limit = n_bytes
+            self._make_room(0)
+
+    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
+        """See `BasePromptCache.plan`; no more than one entry is pinned by a plan."""
+        total = len(tokens)
+        live_lcp = common_prefix(tokens, view.tokens)
+        with self._lock:
+            match = self._tree.match(view.namespace, tokens)
+            self._tree.touch(match)
+            self._live = match.entries()
+            matched = max(live_lcp, match.length)
+            choice = choose(total, live_lcp, view, self._live)
+            cached = choice.position
+            cuts = prefill_cuts(total, cached, matched, boundaries, costs) if view.needs_checkpoints else ()
+            plan = Plan(
+                total=total,
+                matched=matched,
+                cached=cached,
+                source=choice.source,
+                checkpoint=choice.entry.checkpoint if choice.entry and choice.source == "ram" else None,
+                logits=choice.logits,
+                cuts=cuts,
+                reason=explain(choice, total, matched, len(view.tokens)),
+            )
+            self._hits, self._misses = self._hits + (cached > 0), self._misses + (cached == 0)
+            self._saved += cached
+            if choice.entry is not None:
+                choice.entry.pins += 1
+                self._tree.touch_entry(choice.entry)
+                self._plans[id(plan)] = (plan, choice.entry)
+            return plan
+
+    def release(self, plan: Plan) -> None:
+        """See `BasePromptCache.release`."""
+        with self._lock:
+            if id(plan) not in self._plans:
+                return
+            _, entry = self._plans.pop(id(plan))
+            entry.pins -= 1
+            if not entry.pins and entry in self._doomed:
+                self._doomed.remove(entry)
+                self._pool.put(entry.checkpoint.snapshot)
+            self._make_room(0)
+
+    def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
+        """See `BasePromptCache.admit`. Raises ValueError unless 0 < position <= len(view.tokens)."""
+        if not 0 < position <= len(view.tokens):
+            raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
+        path = view.tokens[:position]
+        kept = None if logits is None else np.array(logits, dtype=np.float32)
+        with self._lock:
+            match = self._tree.match(view.namespace, path)
+            old = next((e for e in match.entries() if e.position == position), None)
+            if kept is None and old is not None:
+                kept = old.checkpoint.logits
+            new_bytes = snapshot.nbytes + (0 if kept is None else kept.nbytes)
+            if new_bytes + path.nbytes > self._limit - self._pinned_bytes():
+                self._refused += 1
+                return False
+            if old is not None:
+                self._remove(old)
+            self._live = self._tree.match(view.namespace, view.tokens).entries()
+            growth = 4 * (position - match.length)
+            if not self._make_room(new_bytes + growth, match, position):
+                self._refused += 1
+                return False
+            checkpoint = Checkpoint(view.namespace, position, owned(snapshot), kept)
+            checkpoint.snapshot.flags.writeable = False
+            entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint)
+            self._live = sorted([*self._live, entry], key=lambda e: e.position)
+            return True
+
+    def remember(self, namespace: str, tokens: Tokens) -> None:
+        """See `BasePromptCache.remember`; never at the price of a checkpoint on the path itself."""
+        with self._lock:
+            match = self._tree.match(namespace, tokens)
+            self._live = match.entries()
+            if self._make_room(4 * (len(tokens) - match.length), match, ladder=False):
+                self._tree.insert(namespace, tokens)
+
+    def buffer(self, n_bytes: int) -> Bytes:
+        """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
+
+        Not wanted after all: `recycle` it. Until then it is the caller's and not counted, but room for it
+        is made now, so that the buffer of what goes is the one handed out.
+        """
+        with self._lock:
+            if n_bytes <= self._limit:
+                self._make_room(n_bytes, reuse=n_bytes)
+            buffer = self._pool.take(n_bytes)
+        return np.empty(n_bytes, np.uint8) if buffer is None else buffer
+
+    def recycle(self, buffer: Bytes) -> None:
+        """Give back a buffer that was not admitted. Raises ValueError for one that belongs to the cache."""
+        with self._lock:
+            if not buffer.flags.writeable:
+                raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
+            if buffer.base is None and self._used() + buffer.nbytes <= self._limit:
+                self._pool.put(buffer)
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """See `BasePromptCache.drop`."""
+        with self._lock:
+            entry = self._tree.find(checkpoint)
+            if entry is not None:
+                self._remove(entry)
+
+    def clear(self) -> None:
+        """See `BasePromptCache.clear`."""
+        with self._lock:
+            for entry in list(self._tree.oldest_entries()):
+                self._remove(entry)
+            self._tree = Tree()
+            self._pool = BufferPool()
+
+    def stats(self) -> CacheStats:
+        """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget."""
+        with self._lock:
+            return CacheStats(
+                entries=len(self._tree),
+                bytes_ram=self._used(),
+                hits=self._hits,
+                misses=self._misses,
+                tokens_saved=self._saved,
+                evictions=self._evictions,
+                refused=self._refused,
+                extra={
+                    "tokens": self._tree.token_bytes // 4,
+                    "idle_bytes": self._pool.nbytes,
+                    "budget": self._limit,
+                },
+            )
+
+    def check_integrity(self) -> None:
+        """See `BasePromptCache.check_integrity`."""
+        with self._lock:
+            self._tree.check_integrity()
+            self._pool.check_integrity()
+            pins: dict[Entry, int] = {}
+            for _, entry in self._plans.values():
+                pins[entry] = pins.get(entry, 0) + 1
+            held = {e for e in self._tree.oldest_entries() if e.pins} | self._doomed
+            assert pins == {e: e.pins for e in held}, "pins and plans disagree"
+            assert all(e.node is None for e in self._doomed), "a doomed checkpoint is still in the tree"
+            assert all(e.node is not None for e in self._live), "the live path names an evicted checkpoint"
+            stored = [*self._tree.oldest_entries(), *self._doomed]
+            snapshots = [e.checkpoint.snapshot for e in stored]
+            assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
+            assert not any(self._pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
+            assert self._used() <= self._limit or held, "over budget"
+
+    def _used(self) -> int:
+        """Bytes that count toward the budget now."""
+        doomed = sum(e.nbytes for e in self._doomed)
+        return self._tree.token_bytes + self._tree.entry_bytes + doomed + self._pool.nbytes
+
+    def _pinned_bytes(self) -> int:
+        return sum(e.nbytes for e in {entry for _, entry in self._plans.values()})
+
+    def _remove(self, entry: Entry) -> None:
+        """Take a checkpoint out; its buffer goes to the pool as soon as nobody uses it."""
+        self._tree.detach(entry)
+        if entry in self._live:
+            self._live.remove(entry)
+        if entry.pins:
+            self._doomed.add(entry)
+        else:
+            self._pool.put(entry.checkpoint.snapshot)
+
+    def _make_room(
+        self,
+        need: int,
+        path: Match | None = None,
+        incoming: int | None = None,
+        *,
+        ladder: bool = True,
+        reuse: int | None = None,
+    ) -> bool:
+        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if pins or `ladder` forbid it.
+
+        `path`: tokens that must stay, with the nodes they lie on. `ladder`: checkpoints of the live path
+        may go. `reuse`: an idle buffer of this size is as good as room for one.
+        """
+        while (over := self._used() + need - self._limit) > 0:
+            if reuse is not None and self._pool.has(reuse):
+                return True
+            if self._pool.nbytes:
+                self._pool.free(over)
+                continue
+            victim = off_path_victim(self._tree, path, self._live)
+            if victim is None and ladder:
+                victim = ladder_victim(self._live, incoming)
+            if victim is None:
+                return False
+            if isinstance(victim, Entry):
+                self._remove(victim)
+                self._evictions += 1
+            else:
+                self._tree.trim(victim, path.keep(victim) if path else 0)
+        return True

@@ -1,0 +1,52 @@
+"""What goes first when the budget is full.
+
+Off the live path: by age, checkpoints and token tails alike. On it: the checkpoint whose loss costs least in
+terms of the ladder, gaps that grow with the distance from the tip. Pinned entries never go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from llamahybrid.prompt_cache.tree import Entry, Match, Node, Tree
+
+PROMPT_END_WORTH = 4.0
+"""A prompt's end serves a regenerated answer without any decoding: worth more than its place alone."""
+
+
+def off_path_victim(tree: Tree, path: Match | None, live: Sequence[Entry]) -> Entry | Node | None:
+    """The longest unused thing that the live path does not need: a checkpoint, or a leaf with a bare tail.
+
+    `path`: tokens that must stay. `live`: its checkpoints.
+    """
+    on_path = set(live)
+    entry = next((e for e in tree.oldest_entries() if not e.pins and e not in on_path), None)
+    leaf = next((n for n in tree.oldest_nodes() if n.tail(path.keep(n) if path else 0)), None)
+    if entry is None or leaf is None:
+        return entry or leaf
+    return leaf if leaf.last_used < entry.last_used else entry
+
+
+def ladder_victim(live: Sequence[Entry], incoming: int | None) -> Entry | None:
+    """The checkpoint of the live path that is missed least.
+
+    `live`: the path's checkpoints, shallowest first. `incoming`: position of the one room is made for. The
+    first one (a system prompt's end: shared by every later chat) and the deepest go last, in this order.
+    """
+    free = [e for e in live if not e.pins]
+    if not free:
+        return None
+    positions = sorted({e.position for e in live} | ({incoming} if incoming else set()))
+    tip = positions[-1]
+    before = dict(zip(positions, [0, *positions], strict=False))
+    after = dict(pairwise(positions))
+
+    def loss(entry: Entry) -> float:
+        """Tokens decoded again without the entry, relative to what a divergence there costs anyway."""
+        gap = after[entry.position] - before[entry.position]
+        worth = PROMPT_END_WORTH if entry.checkpoint.logits is not None else 1.0
+        return worth * gap / (tip - entry.position)
+
+    middle = [e for e in free if positions[0] < e.position < tip]
+    return min(middle, key=loss) if middle else free[0]

@@ -1,0 +1,113 @@
+"""A prompt cache by brute force: a dict of token tuples, no budget. The twin that tests compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamahybrid.prompt_cache.base import (
+    BasePromptCache,
+    Bytes,
+    CacheStats,
+    Checkpoint,
+    Costs,
+    LiveView,
+    Logits,
+    Plan,
+    Source,
+    Tokens,
+)
+from llamahybrid.prompt_cache.placement import prefill_cuts
+
+Path = tuple[int, ...]
+
+
+class NaivePromptCache(BasePromptCache):
+    """Keeps everything it is given and tries every prefix of the prompt, one by one."""
+
+    def __init__(self) -> None:
+        self._checkpoints: dict[tuple[str, Path], Checkpoint] = {}
+        self._paths: set[tuple[str, Path]] = set()
+        self._hits = self._misses = self._saved = 0
+
+    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
+        """See `BasePromptCache.plan`."""
+        prompt, live = tuple(tokens.tolist()), tuple(view.tokens.tolist())
+        known = [path for name, path in self._paths if name == view.namespace]
+        matched = max(_shared(prompt, path) for path in [live, *known])
+        cached, source, checkpoint, logits = self._deepest(prompt, live, view)
+        self._hits, self._misses = self._hits + (cached > 0), self._misses + (cached == 0)
+        self._saved += cached
+        cuts = prefill_cuts(len(prompt), cached, matched, boundaries, costs) if view.needs_checkpoints else ()
+        return Plan(len(prompt), matched, cached, source, checkpoint, logits, cuts)
+
+    def release(self, plan: Plan) -> None:
+        """Nothing is ever evicted, so nothing needs a pin."""
+
+    def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
+        """See `BasePromptCache.admit`; never refuses."""
+        path = tuple(view.tokens[:position].tolist())
+        old = self._checkpoints.get((view.namespace, path))
+        if logits is None and old is not None:
+            logits = old.logits
+        elif logits is not None:
+            logits = np.array(logits)
+        self._checkpoints[view.namespace, path] = Checkpoint(
+            view.namespace, position, snapshot.copy(), logits
+        )
+        self._paths.add((view.namespace, path))
+        return True
+
+    def remember(self, namespace: str, tokens: Tokens) -> None:
+        """See `BasePromptCache.remember`."""
+        self._paths.add((namespace, tuple(tokens.tolist())))
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """See `BasePromptCache.drop`."""
+        self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
+
+    def clear(self) -> None:
+        """See `BasePromptCache.clear`."""
+        self._checkpoints.clear()
+        self._paths.clear()
+
+    def stats(self) -> CacheStats:
+        """See `BasePromptCache.stats`; token arrays are not counted, the tuples are no arrays."""
+        n_bytes = sum(
+            c.snapshot.nbytes + (0 if c.logits is None else c.logits.nbytes)
+            for c in self._checkpoints.values()
+        )
+        return CacheStats(len(self._checkpoints), n_bytes, self._hits, self._misses, self._saved)
+
+    def check_integrity(self) -> None:
+        """See `BasePromptCache.check_integrity`."""
+        for (name, path), checkpoint in self._checkpoints.items():
+            assert (name, len(path)) == (checkpoint.namespace, checkpoint.position), "filed wrongly"
+
+    def _deepest(
+        self, prompt: Path, live: Path, view: LiveView
+    ) -> tuple[int, Source, Checkpoint | None, Logits | None]:
+        """Try every position from the prompt's end down; the live state first."""
+        limit = len(prompt) if view.reuse_limit is None else min(len(prompt), view.reuse_limit)
+        for c in range(limit, 0, -1):
+            is_live = live[:c] == prompt[:c]
+            stored = self._checkpoints.get((view.namespace, prompt[:c]))
+            logits = stored.logits if stored is not None and c == len(prompt) else None
+            tip = is_live and c == len(live) and view.tip_logits
+            ends_with_logits = c < len(prompt) or tip or logits is not None
+            if not ends_with_logits:
+                continue
+            if is_live and c >= view.cut_floor:
+                return c, "live", None, None if tip else logits
+            if stored is not None and (is_live or not view.needs_attention):
+                return c, "ram", stored, logits
+        return 0, "none", None, None
+
+
+def _shared(a: Path, b: Path) -> int:
+    """Length of the common prefix, token by token."""
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n

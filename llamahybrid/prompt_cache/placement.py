@@ -1,0 +1,153 @@
+"""Where checkpoints are taken: the only place that decides cut positions and checkpoint times.
+
+Pure functions of token counts and measured costs. Positions come from the prompt alone wherever possible
+(message starts, an absolute grid), because equal cuts make equal bits, cold or warm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from llamahybrid.prompt_cache.base import Costs
+
+MIN_SPACING = 8
+"""Cuts nearer than this to one another, or to the restore point, save less than their small batch costs."""
+
+SHORT_SUFFIX = 256
+"""Below this one cut is already about a tenth of the prefill, so one is the limit."""
+
+LONG_SUFFIX = 1000
+"""From here on the cuts may cost `PREFILL_SHARE` of the prefill; between the two, `MEDIUM_CUTS`."""
+
+MEDIUM_CUTS = 3
+PREFILL_SHARE = 0.03
+UNMEASURED_TOKENS_PER_CUT = 500
+"""Without measured costs one cut for so many tokens: 2 to 6 cuts on 3,000 tokens stayed within 3 %."""
+
+MAX_CUTS = 12
+"""More rungs than the ladder has are not worth a batch each, however cheap batches are."""
+
+LADDER = ((64, 64), (128, 128), (512, 512), (2048, 512), (8192, 512))
+"""(tokens before the prompt's end, grid): gaps grow with the distance, so that a divergence d tokens back
+costs at most a constant factor of d. 64 and 128 serve turns without message starts; 1.34 -> 1.014 decoded."""
+
+FREE_GRID = 512
+"""Batch boundaries are taken for free checkpoints, but no denser than this."""
+
+RECENT_MESSAGES = 4
+"""Message starts worth a cut of their own: an edit or a stripped answer reaches back a few messages."""
+
+DECODE_GAPS = ((512, 64), (2048, 256))
+"""(tokens generated so far, below which; gap): the schedule at the start of an answer, then `LATE_GAP`."""
+
+LATE_GAP = 1024
+MIN_DECODE_GAP = 16
+"""Nearer checkpoints save less than restoring one costs."""
+
+DECODE_SHARE = 0.01
+"""Share of decode time that snapshots may take."""
+
+FINAL_TOKENS = 64
+"""An answer's end gets a checkpoint if so many tokens were generated since the last one."""
+
+UNMEASURED = Costs()
+
+
+def prefill_cuts(
+    total: int, cached: int, matched: int, boundaries: Sequence[int], costs: Costs
+) -> tuple[int, ...]:
+    """Where to cut the prefill of tokens [cached, total) and take a checkpoint; ascending.
+
+    `boundaries`: ascending positions where a message, or a marked part of one, starts. The prompt's end is
+    no cut. In order of worth: the deepest boundary (with a chat template that is where stripped thinking
+    diverges), the branch point `matched`, the first boundary (the system prompt's end), then the ladder and
+    the last messages. Batch boundaries that the prefill passes anyway come on top: they cost no batch.
+    """
+    paid = _take(
+        _candidates(total, matched, boundaries), cached, total, _affordable(total - cached, costs), ()
+    )
+    free = (
+        _take(_batch_ends(total, costs), cached, total, MAX_CUTS, paid)
+        if total - cached >= LONG_SUFFIX
+        else ()
+    )
+    return tuple(sorted(paid + free))
+
+
+def next_decode_checkpoint(position: int, frontier: int, costs: Costs) -> int:
+    """The position of the next checkpoint while generating, on an absolute grid.
+
+    `position`: tokens of the sequence now. `frontier`: where this request's generation began. Gaps follow
+    `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones.
+    """
+    generated = position - frontier
+    gap = next((gap for below, gap in DECODE_GAPS if generated < below), LATE_GAP)
+    if (cheap := _cheap_gap(costs)) is not None:
+        # Powers of two, so that the grid of one gap lies on the grids of all smaller ones.
+        gap = min(gap, 1 << (max(MIN_DECODE_GAP, cheap) - 1).bit_length())
+    return (position // gap + 1) * gap
+
+
+def final_due(generated: int, costs: Costs = UNMEASURED) -> bool:
+    """Whether an answer's end gets a checkpoint; `generated`: tokens since the last checkpoint."""
+    cheap = _cheap_gap(costs)
+    return generated >= (FINAL_TOKENS if cheap is None else min(FINAL_TOKENS, cheap))
+
+
+def _cheap_gap(costs: Costs) -> int | None:
+    """Tokens between snapshots that keep them within `DECODE_SHARE`; None while not measured."""
+    if not costs.token_seconds or not costs.snapshot_seconds:
+        return None
+    return math.ceil(costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds))
+
+
+def _affordable(left: int, costs: Costs) -> int:
+    """How many cuts a prefill of `left` tokens may have."""
+    if left < MIN_SPACING:
+        return 0
+    if left < SHORT_SUFFIX:
+        return 1
+    if left < LONG_SUFFIX:
+        return MEDIUM_CUTS
+    if costs.token_seconds and costs.prefill_seconds:
+        # A cut adds about one small batch, which takes as long as a token decoded alone.
+        each = costs.token_seconds + costs.snapshot_seconds
+        count = int(PREFILL_SHARE * left * costs.prefill_seconds / each)
+    else:
+        count = left // UNMEASURED_TOKENS_PER_CUT
+    return max(1, min(MAX_CUTS, count))
+
+
+def _candidates(total: int, matched: int, boundaries: Sequence[int]) -> Iterator[int]:
+    """Positions worth a cut, the best first."""
+    inside = [b for b in boundaries if 0 < b < total]
+    yield from inside[-1:]
+    yield matched
+    yield from inside[:1]
+    rungs = [(total - distance) // grid * grid for distance, grid in LADDER]
+    recent = inside[-2 : -2 - RECENT_MESSAGES : -1]
+    yield from sorted({*rungs, *recent}, reverse=True)
+
+
+def _batch_ends(total: int, costs: Costs) -> Iterator[int]:
+    """Absolute multiples of the batch size, the distance from the end doubling each time."""
+    step = costs.batch_tokens * math.ceil(FREE_GRID / costs.batch_tokens)
+    distance = step
+    while distance < total:
+        yield (total - distance) // step * step
+        distance *= 2
+
+
+def _take(
+    candidates: Iterator[int], cached: int, total: int, count: int, taken: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The first `count` candidates inside (cached, total) that keep their distance from all others."""
+    chosen: list[int] = []
+    for position in candidates:
+        if len(chosen) == count:
+            break
+        near = any(abs(position - other) < MIN_SPACING for other in (*taken, *chosen, cached))
+        if cached < position < total and not near:
+            chosen.append(position)
+    return tuple(chosen)

@@ -1,0 +1,80 @@
+"""Which restore point serves a prompt: complete prefixes only, the deepest first, live before stored.
+
+A checkpoint at c serves iff its c tokens are the prompt's first c and c <= total - 1, or c == total and the
+logits there are known. Where a snapshot leaves out attention KV, [0, c) must be live as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llamahybrid.prompt_cache.base import LiveView, Logits
+from llamahybrid.prompt_cache.tree import Entry
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The restore point of a request."""
+
+    position: int
+    source: Literal["live", "ram", "none"]
+    entry: Entry | None
+    """What the request takes from the store: a snapshot (source "ram") or only the logits ("live")."""
+    logits: Logits | None
+
+
+def choose(total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry]) -> Choice:
+    """Pick the restore point for a prompt of `total` tokens.
+
+    `live_lcp`: common prefix of prompt and live sequence. `entries`: checkpoints on the prompt's own path,
+    shallowest first.
+    """
+    limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
+    at_end = next((e for e in reversed(entries) if e.position == total), None)
+    stored = at_end.checkpoint.logits if at_end is not None else None
+
+    live = _live_position(total, live_lcp, limit, view, stored)
+    reach = min(limit, live_lcp) if view.needs_attention else limit
+    usable = (e for e in reversed(entries) if e.position <= reach)
+    best = next((e for e in usable if e.position < total or e.checkpoint.logits is not None), None)
+
+    if best is not None and best.position > live:
+        return Choice(best.position, "ram", best, best.checkpoint.logits if best.position == total else None)
+    if live == 0:
+        return Choice(0, "none", None, None)
+    if live == total and not _tip_serves(total, view):
+        return Choice(live, "live", at_end, stored)
+    return Choice(live, "live", None, None)
+
+
+def explain(choice: Choice, total: int, matched: int, live_tokens: int) -> str:
+    """One plain sentence on how a prompt starts, for `last_request.reason`."""
+    cached = choice.position
+    if total and cached == total:
+        how = "the live logits" if choice.logits is None else "stored logits"
+        return f"exact prompt repeated: sampling from {how}"
+    if choice.source == "live" and cached == live_tokens:
+        return f"live sequence extended by {total - cached} tokens"
+    if matched == 0:
+        return "nothing in common with anything known"
+    known = f"history differs at token {matched} of {total}" if matched < total else "whole prompt known"
+    if choice.source == "none":
+        return f"{known}; no restore point before it"
+    if choice.source == "live":
+        return f"{known}; live sequence cut to {cached}"
+    return f"{known}; restored at {cached} from RAM"
+
+
+def _tip_serves(total: int, view: LiveView) -> bool:
+    """The context's own logits are those of the prompt's last token."""
+    return view.tip_logits and len(view.tokens) == total
+
+
+def _live_position(total: int, lcp: int, limit: int, view: LiveView, stored: Logits | None) -> int:
+    """The deepest position the live state can be cut to for this prompt; 0 if there is none."""
+    position = min(lcp, limit)
+    if position == total and stored is None and not _tip_serves(total, view):
+        position -= 1
+    return position if position >= view.cut_floor else 0

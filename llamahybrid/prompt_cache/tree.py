@@ -1,0 +1,263 @@
+"""A radix tree of token paths: what was evaluated, and where on those paths checkpoints lie.
+
+Edges are compressed: a node holds the tokens of its edge as one int32 array, and comparisons are vectorised.
+Checkpoints are indexed by position inside the edge that covers them, so a checkpoint never forces a split.
+One root per namespace, so that state of another model or context shape can never match.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llamahybrid.prompt_cache.base import Checkpoint, Tokens
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common prefix of two token arrays of shapes (n,) and (m,)."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n
+
+
+@dataclass(eq=False)
+class Entry:
+    """A checkpoint in the tree and who uses it."""
+
+    checkpoint: Checkpoint
+    node: Node | None
+    """The node whose edge covers the position; None once it was taken out of the tree."""
+    pins: int = 0
+    last_used: int = 0
+
+    @property
+    def position(self) -> int:
+        """Tokens before the checkpoint."""
+        return self.checkpoint.position
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of snapshot and logits."""
+        logits = self.checkpoint.logits
+        return self.checkpoint.snapshot.nbytes + (0 if logits is None else logits.nbytes)
+
+
+@dataclass(eq=False)
+class Node:
+    """An edge and the branching point at its end; a root has an empty edge."""
+
+    parent: Node | None
+    start: int
+    """Tokens from the root to the start of this edge."""
+    tokens: Tokens
+    """The edge, shape (end - start,); owned, never a view."""
+    children: dict[int, Node] = field(default_factory=dict)
+    """By the first token of their edge."""
+    entries: dict[int, Entry] = field(default_factory=dict)
+    """By position, in (start, end]."""
+    last_used: int = 0
+
+    @property
+    def end(self) -> int:
+        """Tokens from the root to the end of this edge."""
+        return self.start + len(self.tokens)
+
+    def tail(self, keep: int = 0) -> int:
+        """Tokens of a leaf beyond its deepest checkpoint and beyond position `keep`; 0 for inner nodes."""
+        needed = max(self.start, keep, max(self.entries, default=0))
+        return 0 if self.children else max(0, self.end - needed)
+
+
+@dataclass(frozen=True)
+class Match:
+    """How far a token array follows the tree."""
+
+    length: int
+    path: tuple[Node, ...]
+    """Nodes with at least one token in common, root side first; the last one may match in part."""
+
+    def keep(self, node: Node) -> int:
+        """Position up to which this path needs the tokens of `node`."""
+        return self.length if node in self.path else 0
+
+    def entries(self) -> list[Entry]:
+        """Checkpoints on the matched path, shallowest first."""
+        return [node.entries[p] for node in self.path for p in sorted(node.entries) if p <= self.length]
+
+
+class Tree:
+    """Token paths of every namespace with their checkpoints; keeps exact byte counts."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, Node] = {}
+        self._clock = 0
+        self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
+        self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
+        self.token_bytes = 0
+        self.entry_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def oldest_entries(self) -> Iterator[Entry]:
+        """Checkpoints, the longest unused first."""
+        return iter(self._entries)
+
+    def oldest_nodes(self) -> Iterator[Node]:
+        """Nodes, the longest unused first; on one path the leaf comes before its ancestors."""
+        return iter(self._nodes)
+
+    def match(self, namespace: str, tokens: Tokens) -> Match:
+        """Follow `tokens` from the root of `namespace` as far as the tree knows them."""
+        node = self._roots.get(namespace)
+        path: list[Node] = []
+        at = 0
+        while node is not None and at < len(tokens):
+            node = node.children.get(int(tokens[at]))
+            if node is None:
+                break
+            shared = common_prefix(node.tokens, tokens[at:])
+            path.append(node)
+            at += shared
+            if shared < len(node.tokens):
+                break
+        return Match(at, tuple(path))
+
+    def touch(self, match: Match) -> None:
+        """Mark a matched path as used now."""
+        self._clock += 1
+        for node in reversed(match.path):
+            node.last_used = self._clock
+            self._nodes.move_to_end(node)
+
+    def touch_entry(self, entry: Entry) -> None:
+        """Mark a checkpoint as used now."""
+        self._clock += 1
+        entry.last_used = self._clock
+        self._entries.move_to_end(entry)
+
+    def insert(self, namespace: str, tokens: Tokens) -> Match:
+        """Add a token path (the tokens are copied) and mark it as used now; returns the whole path."""
+        match = self.match(namespace, tokens)
+        if match.length < len(tokens):
+            self._grow(namespace, match, np.array(tokens[match.length :], dtype=np.int32))
+            match = self.match(namespace, tokens)
+        self.touch(match)
+        return match
+
+    def attach(self, match: Match, checkpoint: Checkpoint) -> Entry:
+        """Index a checkpoint on an inserted path; its place must be free."""
+        node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
+        entry = Entry(checkpoint, node)
+        node.entries[checkpoint.position] = entry
+        self._entries[entry] = None
+        self.entry_bytes += entry.nbytes
+        self.touch_entry(entry)
+        return entry
+
+    def detach(self, entry: Entry) -> None:
+        """Take a checkpoint out; its token path stays remembered until it is trimmed."""
+        assert entry.node is not None
+        del entry.node.entries[entry.position]
+        entry.node = None
+        del self._entries[entry]
+        self.entry_bytes -= entry.nbytes
+
+    def find(self, checkpoint: Checkpoint) -> Entry | None:
+        """The entry that holds exactly this checkpoint object."""
+        return next((e for e in self._entries if e.checkpoint is checkpoint), None)
+
+    def trim(self, leaf: Node, keep: int = 0) -> None:
+        """Cut the `tail` off a leaf; an empty leaf goes, and its parent closes up."""
+        first, length = int(leaf.tokens[0]), len(leaf.tokens) - leaf.tail(keep)
+        self.token_bytes -= leaf.tokens[length:].nbytes
+        if length:
+            leaf.tokens = leaf.tokens[:length].copy()
+            return
+        parent = leaf.parent
+        assert parent is not None
+        del self._nodes[leaf]
+        del parent.children[first]
+        if parent.parent is None:
+            self._roots = {name: root for name, root in self._roots.items() if root.children}
+        elif len(parent.children) == 1:
+            self._merge(parent)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless order, links, compression and byte counts are all true."""
+        nodes: list[Node] = []
+        entries: list[Entry] = []
+        stack = list(self._roots.values())
+        assert all(r.children and not len(r.tokens) and not r.entries for r in stack), "a root is off"
+        while stack:
+            node = stack.pop()
+            for first, child in node.children.items():
+                assert child.parent is node, "a child does not know its parent"
+                assert child.start == node.end, "an edge does not start where its parent ends"
+                assert child.tokens[:1].tolist() == [first], "an edge is empty or filed wrongly"
+                assert len(child.children) != 1, "an edge is not compressed"
+                assert child.tokens.base is None, "an edge is a view and holds foreign memory"
+                assert all(child.start < p <= child.end for p in child.entries), (
+                    "a checkpoint is off its edge"
+                )
+                assert all(e.node is child and e.position == p for p, e in child.entries.items()), (
+                    "entry link"
+                )
+                nodes.append(child)
+                entries.extend(child.entries.values())
+                stack.append(child)
+        assert set(nodes) == set(self._nodes), "orphan nodes"
+        assert set(entries) == set(self._entries), "orphan checkpoints"
+        assert self.token_bytes == sum(n.tokens.nbytes for n in nodes), "token bytes miscounted"
+        assert self.entry_bytes == sum(e.nbytes for e in entries), "checkpoint bytes miscounted"
+        for order in (list(self._entries), list(self._nodes)):
+            ages = [item.last_used for item in order]
+            assert ages == sorted(ages), "the order of use is off"
+
+    def _grow(self, namespace: str, match: Match, rest: Tokens) -> None:
+        """Append `rest` where a match ended: extend a leaf, or branch."""
+        self.token_bytes += rest.nbytes
+        if match.path:
+            node = match.path[-1]
+            if match.length < node.end:
+                node = self._split(node, match.length)
+            elif not node.children:
+                node.tokens = np.concatenate([node.tokens, rest])
+                return
+        else:
+            node = self._roots.setdefault(namespace, Node(None, 0, np.empty(0, np.int32)))
+        child = Node(node, node.end, rest, last_used=self._clock)
+        node.children[int(rest[0])] = child
+        self._nodes[child] = None
+
+    def _split(self, node: Node, position: int) -> Node:
+        """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""
+        assert node.parent is not None
+        cut = position - node.start
+        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock)
+        upper.entries = {p: e for p, e in node.entries.items() if p <= position}
+        for entry in upper.entries.values():
+            entry.node = upper
+        node.parent.children[int(upper.tokens[0])] = upper
+        node.entries = {p: e for p, e in node.entries.items() if p > position}
+        node.tokens = node.tokens[cut:].copy()
+        node.start, node.parent = position, upper
+        upper.children = {int(node.tokens[0]): node}
+        self._nodes[upper] = None
+        return upper
+
+    def _merge(self, node: Node) -> None:
+        """Join a node with its only child."""
+        (child,) = node.children.values()
+        node.tokens = np.concatenate([node.tokens, child.tokens])
+        node.entries |= child.entries
+        for entry in child.entries.values():
+            entry.node = node
+        node.children = child.children
+        for grandchild in node.children.values():
+            grandchild.parent = node
+        del self._nodes[child]

@@ -1,0 +1,134 @@
+"""An engine whose state is the list of tokens it saw, so that a wrong restore shows as wrong tokens.
+
+A request runs as the real one does: plan, apply, prefill with cuts, generate with checkpoints, remember.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan, final_due, next_decode_checkpoint
+from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+from llamahybrid.prompt_cache.cache import PromptCache
+
+Kind = Literal["recurrent", "hybrid", "window", "plain"]
+WINDOW = 8
+CHEAP = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-5, snapshot_bytes=1024)
+
+
+def logits_of(tokens: Sequence[int]) -> Logits:
+    """Logits that only this token list has."""
+    return np.array([len(tokens), zlib.crc32(np.array(tokens, np.int32).tobytes()) % 9973], np.float32)
+
+
+@dataclass
+class FakeEngine:
+    """One context: `state` is what its memory saw, `attention` the tokens whose KV it holds."""
+
+    cache: BasePromptCache
+    kind: Kind = "hybrid"
+    namespace: str = "model"
+    costs: Costs = CHEAP
+    snapshot_tokens: int = 64
+    """Snapshots are padded to a multiple of so many tokens, so that buffers are used again."""
+    state: list[int] = field(default_factory=list)
+    logits: Logits | None = None
+    prefilled: int = 0
+
+    def view(self) -> LiveView:
+        n = len(self.state)
+        floors = {"recurrent": n, "hybrid": n, "window": max(0, n - WINDOW), "plain": 0}
+        return LiveView(
+            namespace=self.namespace,
+            tokens=np.array(self.state, np.int32),
+            cut_floor=floors[self.kind],
+            needs_checkpoints=self.kind != "plain",
+            needs_attention=self.kind in ("hybrid", "window"),
+            tip_logits=self.logits is not None,
+        )
+
+    def snapshot(self) -> Bytes:
+        """The state as bytes: length, tokens, padding; in a buffer of the cache if it lends them."""
+        words = -(-(len(self.state) + 1) // self.snapshot_tokens) * self.snapshot_tokens
+        n_bytes = 4 * words
+        buffer = (
+            self.cache.buffer(n_bytes) if isinstance(self.cache, PromptCache) else np.empty(n_bytes, np.uint8)
+        )
+        buffer[:] = 0
+        buffer.view(np.int32)[: len(self.state) + 1] = [len(self.state), *self.state]
+        return buffer
+
+    def checkpoint(self, logits: Logits | None = None) -> bool:
+        return self.cache.admit(self.view(), len(self.state), self.snapshot(), logits)
+
+    def apply(self, plan: Plan, prompt: Sequence[int]) -> None:
+        """Do what the plan says, as the real memory would, and prove the state is the prompt's prefix."""
+        if plan.source == "ram":
+            assert plan.checkpoint is not None
+            words = plan.checkpoint.snapshot.view(np.int32)
+            restored = words[1 : 1 + words[0]].tolist()
+            if self.kind in ("hybrid", "window"):
+                assert self.state[: plan.cached] == restored, "attention KV of the prefix is not live"
+            self.state = restored
+        elif plan.source == "live":
+            assert self.view().cut_floor <= plan.cached <= len(self.state), "the memory cannot be cut there"
+            if plan.cached < len(self.state):
+                self.logits = None
+            self.state = self.state[: plan.cached]
+        else:
+            assert plan.cached == 0
+            self.state = []
+        if plan.source != "live":
+            self.logits = None
+        assert self.state == list(prompt[: plan.cached]), "restored tokens are not the prompt's"
+        if plan.logits is not None:
+            assert plan.cached == plan.total
+            self.logits = plan.logits.copy()
+        if plan.cached == plan.total:
+            assert self.logits is not None, "nothing to sample from"
+            assert np.array_equal(self.logits, logits_of(self.state)), "logits of another prompt"
+
+    def decode(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self.state += tokens
+            self.logits = logits_of(self.state)
+
+    def prefill(self, prompt: Sequence[int], boundaries: Sequence[int] = ()) -> Plan:
+        """Bring the state to the prompt's end; counts the tokens decoded for it in `prefilled`."""
+        plan = self.cache.plan(np.array(prompt, np.int32), self.view(), boundaries, self.costs)
+        try:
+            self.apply(plan, prompt)
+        finally:
+            self.cache.release(plan)
+        for stop in (*plan.cuts, plan.total):
+            self.decode(prompt[len(self.state) : stop])
+            if stop < plan.total:
+                self.checkpoint()
+        self.prefilled += plan.total - plan.cached
+        if self.kind != "plain" and plan.cached < plan.total:
+            self.checkpoint(self.logits)
+        self.cache.remember(self.namespace, np.array(self.state, np.int32))
+        return plan
+
+    def generate(self, answer: Sequence[int]) -> None:
+        """Decode an answer token by token, with the checkpoints that placement asks for."""
+        frontier = last = len(self.state)
+        due = next_decode_checkpoint(frontier, frontier, self.costs)
+        for token in answer:
+            self.decode([token])
+            if len(self.state) == due and self.kind != "plain":
+                self.checkpoint()
+                last, due = due, next_decode_checkpoint(due, frontier, self.costs)
+        if self.kind != "plain" and final_due(len(self.state) - last, self.costs):
+            self.checkpoint()
+        self.cache.remember(self.namespace, np.array(self.state, np.int32))
+
+
+def tokens_of(*parts: Tokens | Sequence[int]) -> Tokens:
+    """Token arrays or lists, joined."""
+    return np.concatenate([np.asarray(p, np.int32) for p in parts])
