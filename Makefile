@@ -1,0 +1,56 @@
+# `make demo` and `make test` set up everything they need, on a fresh machine too; `make` lists the targets.
+#
+#   make test PYTHON=python3.12           another Python
+#   CMAKE_ARGS=-DGGML_CUDA=on make venv   another build of llama.cpp (after `make clean`)
+
+PYTHON ?= python3
+TIME   ?= 300
+BIN    := .venv/bin
+SHIM   := $(wildcard native/*) setup.py
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint fuzz soak bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this package with its shim
+
+demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
+	$(BIN)/python -m llamahybrid.harness.demo
+
+test: lint ## lint, types and the whole suite
+	$(BIN)/pytest
+
+lint: venv ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fuzz: venv ## random histories against fresh contexts for TIME seconds
+	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
+
+soak: venv ## one long chat for TIME seconds, watching memory
+	$(BIN)/python -m llamahybrid.harness.soak --seconds $(TIME)
+
+bench: venv ## overhead against stock
+	$(BIN)/python benchmarks/overhead.py
+
+clean: ## remove what the other targets made here (the cache folder keeps the built wheel)
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f llamahybrid/_shim.* native/_shim.*
+
+.venv/.created:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip "platformdirs>=4" "rich>=13"
+	touch $@
+
+# Each stamp is newer than all it was made from, so a second run does nothing.
+.venv/.engine: .venv/.created llamahybrid/engine/sdist.py
+	wheel=$$($(BIN)/python -m llamahybrid.engine wheel) && \
+		$(BIN)/python -m pip install --quiet --force-reinstall --no-deps "$$wheel"
+	touch $@
+
+.venv/.installed: .venv/.engine pyproject.toml $(SHIM)
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@

@@ -1,0 +1,234 @@
+"""The native shim and its stand-ins: the few things that must not run in Python, behind typed functions.
+
+The shim (``native/shim.cdef.h``) is compiled when llamahybrid is installed. Without a compiler everything
+here still works: numpy and ctypes take over, and a stop takes effect between decodes only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from llamahybrid.errors import EngineError
+
+try:
+    _shim: Any = import_module("llamahybrid._shim")
+except ImportError:
+    _shim = None
+
+Tokens: TypeAlias = npt.NDArray[np.int32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Outputs: TypeAlias = Literal["none", "last", "all"]
+"""Which tokens of a batch get logits."""
+
+available: bool = _shim is not None
+"""The compiled shim is there."""
+
+REQUIRED = ("llama_decode", "llama_state_seq_get_data_ext", "llama_state_seq_set_data_ext")
+OPTIONAL = ("llama_n_rs_seq", "llama_set_abort_callback", "llama_set_n_rs_seq")
+"""What not every libllama has: rollback planes, stops inside a decode, planes resized at run time."""
+
+NO_MEMORY = -1000
+"""Result of `Library.decode` when the batch could not be allocated; the context was not touched."""
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common prefix of two token arrays, shapes (n,) and (m,)."""
+    n = min(len(a), len(b))
+    if _shim is not None:
+        return int(_shim.lib.llh_common_prefix(_tokens(a), _tokens(b), n))
+    different = a[:n] != b[:n]
+    first = int(different.argmax()) if n else 0
+    return first if n and different[first] else n
+
+
+class Library:
+    """The libllama that llama_cpp has loaded; `library()` gives the one of this process.
+
+    Every method takes a ``llama_context *`` as an integer and releases the GIL while native code runs.
+    """
+
+    def __init__(self) -> None:
+        from llama_cpp import llama_cpp
+
+        self._api: Any = llama_cpp
+        missing = [name for name in REQUIRED if self._address(name) is None]
+        if missing:
+            raise EngineError(
+                f"the loaded libllama lacks {', '.join(missing)}; install llama-cpp-python 0.3.36 or newer"
+            )
+        self.optional = frozenset(name for name in OPTIONAL if self._address(name) is not None)
+        """Those of `OPTIONAL` that this library has."""
+        addresses = [self._address(name) for name in REQUIRED]
+        size = ctypes.sizeof(llama_cpp.llama_batch)
+        if _shim is not None and not _shim.lib.llh_bind(*addresses, size):
+            raise EngineError(
+                f"struct llama_batch has {size} bytes here, another size than the shim was compiled for; "
+                "install a llamahybrid that knows this llama-cpp-python"
+            )
+
+    def decode(self, ctx: int, tokens: Tokens, pos: int, seq: int = 0, outputs: Outputs = "last") -> int:
+        """`llama_decode` of tokens, shape (n,), at positions [pos, pos + n) of a sequence; its own result.
+
+        0 is success, 1 no room, 2 aborted, negative an error (`NO_MEMORY` among them).
+        """
+        if _shim is not None:
+            mode = getattr(_shim.lib, f"LLH_OUTPUTS_{outputs.upper()}")
+            return int(_shim.lib.llh_decode(ctx, _tokens(tokens), len(tokens), pos, seq, mode))
+        return self._decode(ctx, np.ascontiguousarray(tokens, np.int32), pos, seq, outputs)
+
+    def state_get(self, ctx: int, out: Bytes, seq: int, flags: int) -> int:
+        """Write a sequence's state into `out`, shape (size,), without another copy; bytes written or 0.
+
+        `flags`: ``LLAMA_STATE_SEQ_FLAGS_*`` of llama.h.
+        """
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            raise ValueError("out must be a contiguous, writeable array")
+        if _shim is not None:
+            return int(_shim.lib.llh_state_get(ctx, _bytes(out), out.nbytes, seq, flags))
+        return int(
+            self._api.llama_state_seq_get_data_ext(ctx, _pointer(out, ctypes.c_uint8), out.nbytes, seq, flags)
+        )
+
+    def state_set(self, ctx: int, data: Bytes, seq: int, flags: int) -> int:
+        """Load a sequence's state from `data`, shape (size,); bytes read or 0.
+
+        Native code trusts what it reads: hand it only bytes whose checksum holds.
+        """
+        data = np.ascontiguousarray(data, np.uint8)
+        if _shim is not None:
+            return int(_shim.lib.llh_state_set(ctx, _bytes(data), data.nbytes, seq, flags))
+        return int(
+            self._api.llama_state_seq_set_data_ext(
+                ctx, _pointer(data, ctypes.c_uint8), data.nbytes, seq, flags
+            )
+        )
+
+    def set_stop(self, ctx: int, stop: Stop | None) -> bool:
+        """Let `stop` end decodes of this context from within; False where that cannot be.
+
+        The caller keeps `stop` alive until the context is freed or told None.
+        """
+        if not available or "llama_set_abort_callback" not in self.optional:
+            return False
+        function, data = (0, None) if stop is None else (stop.address or 0, stop.data)
+        self._api.llama_set_abort_callback(ctx, ctypes.cast(function, self._api.ggml_abort_callback), data)
+        return True
+
+    def _address(self, name: str) -> int | None:
+        function = getattr(self._api._lib, name, None)
+        return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+    def _decode(self, ctx: int, tokens: Tokens, pos: int, seq: int, outputs: Outputs) -> int:
+        n = len(tokens)
+        positions = np.arange(pos, pos + n, dtype=np.int32)
+        counts = np.ones(n, np.int32)
+        sequence = np.array([seq], np.int32)
+        sequences = np.full(n, sequence.ctypes.data, np.uintp)
+        logits = np.full(n, outputs == "all", np.int8)
+        if outputs == "last":
+            logits[-1:] = 1
+        batch = self._api.llama_batch(
+            n_tokens=n,
+            token=_pointer(tokens, ctypes.c_int32),
+            embd=None,
+            pos=_pointer(positions, ctypes.c_int32),
+            n_seq_id=_pointer(counts, ctypes.c_int32),
+            seq_id=_pointer(sequences, ctypes.POINTER(ctypes.c_int32)),
+            logits=_pointer(logits, ctypes.c_int8),
+        )
+        return int(self._api.llama_decode(ctx, batch))
+
+
+@cache
+def library() -> Library:
+    """The library of this process, bound on first use; imports llama_cpp.
+
+    Raises:
+        EngineError: a function or a struct layout is not what the shim was made for.
+    """
+    return Library()
+
+
+class Stop:
+    """A stop that belongs to one request, so that it can never end another; safe from any thread.
+
+    >>> stop = Stop()
+    >>> first = stop.begin()
+    >>> stop.request(first)
+    >>> stop.requested
+    True
+    >>> second = stop.begin()
+    >>> stop.requested
+    False
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._requested: set[int] = set()
+        self._block = (
+            None if _shim is None else _shim.ffi.gc(_shim.lib.llh_stop_new(), _shim.lib.llh_stop_free)
+        )
+        self.running = 0
+        """Number of the request that runs now; 0: none."""
+
+    @property
+    def address(self) -> int | None:
+        """The native ``ggml_abort_callback``; None without the shim."""
+        return None if _shim is None else _integer(_shim.ffi.addressof(_shim.lib, "llh_stop_poll"))
+
+    @property
+    def data(self) -> int | None:
+        """What the callback is to be given; valid as long as this object lives."""
+        return None if _shim is None else _integer(self._block)
+
+    @property
+    def requested(self) -> bool:
+        """The request that runs now is to stop."""
+        return self.running in self._requested
+
+    def begin(self) -> int:
+        """Start the next request; its number."""
+        number = next(self._numbers)
+        self._run(number)
+        return number
+
+    def end(self) -> None:
+        """No request runs any more."""
+        self._run(0)
+
+    def request(self, number: int) -> None:
+        """Stop request `number` if it is the one that runs; nothing happens to any other."""
+        if number != self.running or not number:
+            return
+        self._requested.add(number)
+        if _shim is not None:
+            _shim.lib.llh_stop_request(self._block, number)
+
+    def _run(self, number: int) -> None:
+        self._requested.discard(self.running)
+        self.running = number
+        if _shim is not None:
+            _shim.lib.llh_stop_begin(self._block, number)
+
+
+def _tokens(array: Tokens) -> Any:
+    return _shim.ffi.from_buffer("int32_t[]", np.ascontiguousarray(array, np.int32))
+
+
+def _bytes(array: Bytes) -> Any:
+    return _shim.ffi.from_buffer("uint8_t[]", array)
+
+
+def _integer(pointer: Any) -> int:
+    return int(_shim.ffi.cast("uintptr_t", pointer))
+
+
+def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

@@ -1,0 +1,39 @@
+/* What the shim offers, on one page. Read twice: by CFFI as its cdef, and by shim.cpp as its header.
+ *
+ * The shim links against no libllama. llh_bind() is handed the addresses of the functions in the library
+ * that llama_cpp has loaded, so one compiled shim serves every engine. */
+
+/* Take over the function addresses; `batch_size` is sizeof(struct llama_batch) as the caller knows it.
+ * Returns false, and binds nothing, if the shim was compiled for another layout. */
+bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, size_t batch_size);
+
+/* Which tokens of a batch get logits. */
+#define LLH_OUTPUTS_NONE 0
+#define LLH_OUTPUTS_LAST 1
+#define LLH_OUTPUTS_ALL 2
+
+/* llama_decode() of `n` tokens at positions pos .. pos + n - 1 of sequence `seq`; its own result, or
+ * LLH_NO_MEMORY when the batch could not be allocated (the context was not touched). */
+#define LLH_NO_MEMORY -1000
+int32_t llh_decode(uintptr_t ctx, const int32_t *tokens, int32_t n, int32_t pos, int32_t seq, int32_t outputs);
+
+/* llama_state_seq_get_data_ext() and llama_state_seq_set_data_ext(): bytes written or read, 0 on failure. */
+size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags);
+size_t llh_state_set(uintptr_t ctx, const uint8_t *data, size_t size, int32_t seq, uint32_t flags);
+
+/* Length of the longest common prefix of two arrays of `n` tokens. */
+size_t llh_common_prefix(const int32_t *a, const int32_t *b, size_t n);
+
+/* A stop that belongs to one request. Requests are numbered upward from 1; 0 is none. */
+typedef struct llh_stop llh_stop;
+llh_stop *llh_stop_new(void);
+void llh_stop_free(llh_stop *stop);
+
+/* From now on request `number` runs (0: none does). */
+void llh_stop_begin(llh_stop *stop, uint64_t number);
+
+/* Stop request `number`, now or when it begins; from any thread. An older number never takes back a newer. */
+void llh_stop_request(llh_stop *stop, uint64_t number);
+
+/* True while the running request is the one to stop: a ggml_abort_callback, with the llh_stop as its data. */
+bool llh_stop_poll(void *stop);

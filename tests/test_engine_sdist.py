@@ -1,0 +1,187 @@
+"""The pinned sdist and the wheel built from it: hashes, atomic steps, and messages that say what to do.
+
+A small archive stands in for the real one, and a stand-in for pip hands it over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from llamahybrid.engine import build, sdist
+from llamahybrid.errors import EngineError
+
+FILES = {"pyproject.toml": b"[project]\n", "vendor/llama.cpp/models/a.gguf": b"GGUF" * 100}
+
+
+class Index:
+    """What `pip download` would give, and how often it was asked."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.asked = 0
+        self.failure = ""
+
+    def run(self, command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        self.asked += 1
+        if self.failure:
+            return subprocess.CompletedProcess(command, 1, "", self.failure)
+        Path(command[command.index("--dest") + 1], sdist.PIN.archive).write_bytes(self.content)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in FILES.items():
+            info = tarfile.TarInfo(f"llama_cpp_python-9.9.9/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    index = Index(packed.getvalue())
+    monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(index.content).hexdigest()))
+    monkeypatch.setattr(subprocess, "run", index.run)
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
+    return index
+
+
+def litter(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name.startswith(".part-")]
+
+
+def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
+    assert sdist.cache_dir() == tmp_path
+    monkeypatch.delenv("LLAMAHYBRID_CACHE_DIR")
+    assert sdist.cache_dir().name == "llamahybrid"
+
+
+def test_it_is_fetched_once(index: Index) -> None:
+    first = sdist.fetch()
+    assert first.read_bytes() == index.content
+    assert sdist.fetch() == first
+    assert index.asked == 1
+    assert not litter(sdist.cache_dir())
+
+
+def test_a_damaged_copy_is_fetched_again(index: Index) -> None:
+    sdist.fetch().write_bytes(index.content[:-1])
+    assert sdist.fetch().read_bytes() == index.content
+    assert index.asked == 2
+
+
+def test_another_hash_is_refused_and_not_kept(index: Index) -> None:
+    index.content += b"!"
+    with pytest.raises(EngineError, match="pip config list"):
+        sdist.fetch()
+    assert not [path for path in sdist.cache_dir().rglob("*") if path.is_file()]
+
+
+def test_what_pip_said_is_passed_on(index: Index) -> None:
+    index.failure = "No matching distribution found"
+    with pytest.raises(EngineError, match="No matching distribution"):
+        sdist.fetch()
+    assert not litter(sdist.cache_dir())
+
+
+def test_a_member_is_taken_out_once(index: Index) -> None:
+    path = sdist.member("vendor/llama.cpp/models/a.gguf")
+    assert path.read_bytes() == FILES["vendor/llama.cpp/models/a.gguf"]
+    index.failure = "offline"
+    sdist.fetch().unlink()
+    assert sdist.member("vendor/llama.cpp/models/a.gguf") == path
+
+
+@pytest.mark.parametrize("name", ["models/none.gguf", "../pyproject.toml", "/etc/hostname", "vendor"])
+def test_what_is_no_member_is_an_error(index: Index, name: str) -> None:
+    with pytest.raises(EngineError, match=r"9\.9\.9"):
+        sdist.member(name)
+
+
+def test_the_whole_tree_without_its_top_folder(index: Index, tmp_path: Path) -> None:
+    tree = sdist.unpack(tmp_path / "tree")
+    assert {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()} == set(FILES)
+    with pytest.raises(EngineError, match="in the way"):
+        sdist.unpack(tree)
+    assert not litter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("  [3/120] Building CXX object src/a.cpp.o\n", (3, 120, "Building CXX object src/a.cpp.o")),
+        ("[ 42%] Built target ggml\n", (42, 100, "Built target ggml")),
+        ("  *** Configuring CMake...\n", (0, 0, "Configuring CMake")),
+        ("-- Detecting CXX compiler features\n", None),
+    ],
+)
+def test_build_output_tells_progress(line: str, step: tuple[int, int, str] | None) -> None:
+    assert build.read_step(line) == step
+
+
+def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a short Python script in the place of `pip wheel`; its argument is the wheel folder."""
+    start = subprocess.Popen
+
+    def popen(command: list[str], **options: object) -> subprocess.Popen[str]:
+        out = command[command.index("--wheel-dir") + 1]
+        return start([sys.executable, "-c", script, out], **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+
+
+BUILDS = """
+import pathlib, sys
+print("  [1/2] one", flush=True)
+print("  [2/2] two", flush=True)
+out = pathlib.Path(sys.argv[1])
+out.mkdir()
+(out / "llama_cpp_python-9.9.9-py3-none-any.whl").write_text("wheel")
+"""
+
+
+def test_the_wheel_is_built_once_for_each_set_of_options(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that(monkeypatch, BUILDS)
+    steps: list[tuple[int, int, str]] = []
+    plain = build.wheel(lambda *step: steps.append(step))
+    assert plain.read_text() == "wheel"
+    assert steps == [(1, 2, "one"), (2, 2, "two")]
+    assert build.wheel(lambda *step: steps.append(step)) == plain
+    assert len(steps) == 2
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
+    assert build.wheel(lambda *step: None) != plain
+    assert not litter(sdist.cache_dir())
+
+
+def test_a_failed_build_names_its_log_and_leaves_nothing(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that(monkeypatch, "import sys; print('no compiler'); sys.exit(1)")
+    with pytest.raises(EngineError, match="no compiler") as caught:
+        build.wheel(lambda *step: None)
+    (log,) = (sdist.cache_dir() / "wheels").iterdir()
+    assert str(log) in str(caught.value)
+    assert log.read_text() == "no compiler\n"
+
+
+def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that(monkeypatch, BUILDS + "import time; time.sleep(60)")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build.wheel(interrupt)
+    assert not list(sdist.cache_dir().rglob("*.whl"))
+    assert not litter(sdist.cache_dir())

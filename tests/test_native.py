@@ -1,0 +1,239 @@
+"""The shim and its stand-ins do the same: each test runs with the compiled one and without."""
+
+from __future__ import annotations
+
+import ctypes
+import doctest
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from llama_cpp import llama_cpp
+
+from llamahybrid import native
+from llamahybrid.errors import EngineError
+
+TOKENS = np.arange(5, 35, dtype=np.int32)
+ABORTED = 2
+
+
+@pytest.fixture(params=["shim", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "numpy":
+        monkeypatch.setattr(native, "_shim", None)
+        monkeypatch.setattr(native, "available", False)
+    native.library.cache_clear()  # a library bound without the shim leaves the shim unbound
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[..., Path]) -> Iterator[int]:
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_default_params()
+    pointer = llama_cpp.llama_model_load_from_file(str(tiny_model("qwen35")).encode(), params)
+    assert pointer is not None
+    yield pointer
+    llama_cpp.llama_model_free(pointer)
+
+
+@pytest.fixture
+def context(model: int) -> Iterator[Callable[[], int]]:
+    made: list[int] = []
+
+    def make() -> int:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_threads, params.n_threads_batch = 128, 64, 1, 1
+        pointer = llama_cpp.llama_init_from_model(model, params)
+        assert pointer is not None
+        made.append(pointer)
+        return pointer
+
+    yield make
+    for pointer in made:
+        llama_cpp.llama_free(pointer)
+
+
+def logits(ctx: int, row: int) -> list[float]:
+    vocab = llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(ctx))
+    return list(llama_cpp.llama_get_logits_ith(ctx, row)[: llama_cpp.llama_vocab_n_tokens(vocab)])
+
+
+def upstream_decode(ctx: int, tokens: np.ndarray) -> None:
+    ids = (ctypes.c_int32 * len(tokens))(*tokens)
+    assert llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(ids, len(tokens))) == 0
+
+
+def test_the_development_environment_has_the_shim() -> None:
+    assert native.available
+
+
+def test_docstrings_hold() -> None:
+    assert doctest.testmod(native).failed == 0
+
+
+@given(st.data())
+def test_common_prefix_is_the_one_counted_by_hand(data: st.DataObject) -> None:
+    few = st.integers(0, 2)
+    a = data.draw(hnp.arrays(np.int32, st.integers(0, 20), elements=few))
+    b = data.draw(hnp.arrays(np.int32, st.integers(0, 20), elements=few))
+    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert native.common_prefix(a, b) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_shim", None)
+        assert native.common_prefix(a, b) == expected
+
+
+@pytest.mark.usefixtures("way")
+def test_common_prefix_of_a_strided_view() -> None:
+    assert native.common_prefix(np.arange(20, dtype=np.int32)[::2], np.arange(0, 20, 2, dtype=np.int32)) == 10
+
+
+@pytest.mark.usefixtures("way")
+def test_decode_gives_the_logits_upstream_gives(context: Callable[[], int]) -> None:
+    ours, theirs = context(), context()
+    assert native.library().decode(ours, TOKENS, 0) == 0
+    upstream_decode(theirs, TOKENS)
+    assert logits(ours, -1) == logits(theirs, -1)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("outputs", "rows"), [("none", []), ("last", [29]), ("all", [*range(30)])])
+def test_outputs_are_those_asked_for(
+    context: Callable[[], int], outputs: native.Outputs, rows: list[int]
+) -> None:
+    ctx = context()
+    assert native.library().decode(ctx, TOKENS, 0, outputs=outputs) == 0
+    assert [row for row in range(30) if llama_cpp.llama_get_logits_ith(ctx, row)] == rows
+
+
+@pytest.mark.usefixtures("way")
+def test_decode_hands_back_the_native_result(context: Callable[[], int]) -> None:
+    ctx = context()
+    assert native.library().decode(ctx, TOKENS[:0], 0) == -1
+    assert native.library().decode(ctx, TOKENS, 0, seq=7) == -1
+    assert native.library().decode(ctx, np.resize(TOKENS, 60), 0) == 0
+    assert native.library().decode(ctx, np.array([1 << 30], np.int32), 60) == -1
+
+
+@pytest.mark.usefixtures("way")
+def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
+    library, source, target = native.library(), context(), context()
+    library.decode(source, TOKENS, 0, outputs="none")
+    state = np.empty(llama_cpp.llama_state_seq_get_size_ext(source, 0, 0), np.uint8)
+    assert library.state_get(source, state, 0, 0) == state.nbytes
+    assert library.state_set(target, state, 0, 0) == state.nbytes
+    for ctx in (source, target):
+        assert library.decode(ctx, TOKENS[:1], len(TOKENS)) == 0
+    assert logits(source, -1) == logits(target, -1)
+
+
+@pytest.mark.usefixtures("way")
+def test_state_fails_without_harm_where_the_buffer_is_short(context: Callable[[], int]) -> None:
+    library, ctx = native.library(), context()
+    library.decode(ctx, TOKENS, 0)
+    size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
+    assert library.state_get(ctx, np.empty(size - 1, np.uint8), 0, 0) == 0
+    with pytest.raises(ValueError, match="contiguous"):
+        library.state_get(ctx, np.empty(2 * size, np.uint8)[::2], 0, 0)
+
+
+def test_a_library_that_lacks_a_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "REQUIRED", (*native.REQUIRED, "llama_of_tomorrow"))
+    with pytest.raises(EngineError, match="llama_of_tomorrow"):
+        native.Library()
+
+
+def test_another_batch_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Grown(llama_cpp.llama_batch):
+        _fields_ = (("more", ctypes.c_void_p),)
+
+    monkeypatch.setattr(llama_cpp, "llama_batch", Grown)
+    with pytest.raises(EngineError, match="llama_batch"):
+        native.Library()
+
+
+def poll(stop: native.Stop) -> bool:
+    """Call the native callback as ggml does."""
+    assert stop.address is not None
+    return bool(ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(stop.address)(stop.data))
+
+
+def test_the_callback_stops_the_request_it_was_meant_for() -> None:
+    stop = native.Stop()
+    assert not poll(stop)
+    first = stop.begin()
+    assert not poll(stop)
+    stop.request(first)
+    assert poll(stop)
+    second = stop.begin()
+    assert not poll(stop)
+    stop.request(first)
+    assert not poll(stop)
+    stop.request(second)
+    stop.request(first)
+    assert poll(stop)
+    stop.end()
+    assert not poll(stop)
+
+
+def test_a_late_stop_of_an_old_request_takes_nothing_back() -> None:
+    lib, ffi = native._shim.lib, native._shim.ffi
+    block = ffi.gc(lib.llh_stop_new(), lib.llh_stop_free)
+    lib.llh_stop_begin(block, 6)
+    lib.llh_stop_request(block, 6)
+    lib.llh_stop_request(block, 5)
+    assert lib.llh_stop_poll(block)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_stop_does_nothing_when_nothing_runs() -> None:
+    stop = native.Stop()
+    stop.request(0)
+    stop.request(1)
+    assert not stop.requested
+    stop.begin()
+    assert not stop.requested
+
+
+@pytest.mark.usefixtures("way")
+def test_stops_from_many_threads_hit_only_their_request() -> None:
+    stop = native.Stop()
+    for _ in range(50):
+        number = stop.begin()
+        threads = [threading.Thread(target=stop.request, args=(n,)) for n in (number - 1, number, number)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert stop.requested
+        stop.begin()
+        assert not stop.requested
+
+
+def test_a_stop_ends_a_decode_from_within(context: Callable[[], int]) -> None:
+    library, ctx, stop = native.library(), context(), native.Stop()
+    assert library.set_stop(ctx, stop)
+    stop.request(stop.begin())
+    assert library.decode(ctx, TOKENS, 0) == ABORTED
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+    stop.begin()
+    assert library.decode(ctx, TOKENS, 0) == 0
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+    stop.request(stop.running)
+    assert library.set_stop(ctx, None)
+    assert library.decode(ctx, TOKENS, 0) == 0
+
+
+def test_without_the_shim_a_stop_cannot_reach_into_a_decode(
+    context: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_shim", None)
+    monkeypatch.setattr(native, "available", False)
+    stop = native.Stop()
+    assert stop.address is None
+    assert not native.library().set_stop(context(), stop)
