@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from llamahybrid.engine import __main__ as command
 from llamahybrid.engine import build, sdist
 from llamahybrid.errors import EngineError
 
@@ -185,3 +186,35 @@ def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
         build.wheel(interrupt)
     assert not list(sdist.cache_dir().rglob("*.whl"))
     assert not litter(sdist.cache_dir())
+
+
+@pytest.mark.parametrize("what", ["sdist", "wheel"])
+def test_the_command_prints_the_path_alone(
+    index: Index, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    pip_that(monkeypatch, BUILDS)
+    monkeypatch.setattr(sys, "argv", ["engine", what])
+    assert command.main() == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert Path(line).is_file()
+
+
+def test_the_command_shows_progress_as_plain_lines_in_a_log(
+    index: Index, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip_that(monkeypatch, BUILDS)
+    monkeypatch.setattr(sys, "argv", ["engine", "wheel"])
+    command.main()
+    assert capsys.readouterr().err.splitlines() == [
+        "llama-cpp-python: 50 % compiled",
+        "llama-cpp-python: 100 % compiled",
+    ]
+
+
+def test_the_command_fails_with_one_message(
+    index: Index, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index.failure = "offline"
+    monkeypatch.setattr(sys, "argv", ["engine", "sdist"])
+    assert command.main() == 1
+    assert capsys.readouterr().err.startswith("error: pip could not fetch")

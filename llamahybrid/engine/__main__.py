@@ -32,6 +32,9 @@ def main() -> int:
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: nothing was kept of the build; start it again any time", file=sys.stderr)
+        return 130
     return 0
 
 
