@@ -6,23 +6,57 @@ logits are finite and well apart, depend on tokens far back, and rarely end a te
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from llamahybrid.errors import UnknownArchitecture
 from llamahybrid.tiny_native import Floats, Gguf, Shape
-from llamahybrid.tiny_specs import SPECS, Dims
+from llamahybrid.tiny_specs import ABSENT, SPECS, Dims
 from llamahybrid.tiny_vocab import VocabName, Vocabulary, vocabulary
 
-_GAIN = 2.5
-"""Matrices scale a unit-variance input by this, so that layers outweigh the embedding they start from."""
 
-_SHARPNESS = 2.5
-"""The same for queries and keys: attention that picks tokens out, near or far, in place of an average."""
+@dataclass(frozen=True)
+class _Fill:
+    """How tensors whose name matches are drawn: mean + spread * noise, the last two optional steps applied."""
+
+    name: str
+    mean: float = 0.0
+    spread: float = 1.0
+    fan_in: bool = False
+    """Divide by the root of the input dimension: `spread` is then the gain for a unit-variance input."""
+    decay: bool = False
+    """Store -exp(value): a negative number."""
+
+
+_FILLS = (
+    # state that forgets slowly: a token still counts a hundred tokens on
+    _Fill(r"ssm_a(\.|$)", -4.0, 0.7, decay=True),
+    _Fill(r"time_mix_(decay|w0)\.", -4.0, 0.5),
+    _Fill(r"time_mix_a0\.", -1.0, 0.2),
+    _Fill(r"time_mix_(k_k|k_a)\.", 1.0, 0.1),
+    _Fill(r"mix_lerp", 0.5, 0.2),
+    _Fill(r"time_mix_(decay_)?[wavg][12]\.", 0.0, 0.5, fan_in=True),
+    _Fill(r"ssm_d(\.|$)", 1.0, 0.3),
+    # attention that picks tokens out, near or far, in place of an average
+    _Fill(r"attn_[qk]_norm", 2.5, 0.1),
+    _Fill(r"post_ffw_norm", 0.3, 0.02),
+    _Fill(r"bias", 0.0, 0.1),
+    _Fill(r"norm", 1.0, 0.05),
+    _Fill(r"conv1d|shortconv\.conv", 0.0, 0.5),
+    _Fill(r"token_embd\.", 0.0, 0.05),
+    _Fill(r"output\.weight", 0.0, 2.0, fan_in=True),
+    # a token's own features count less than what the model remembers
+    _Fill(r"ffn_down|shortconv|channel_mix", 0.0, 1.0, fan_in=True),
+    _Fill(r"ffn_(up|gate)", 0.0, 1.5, fan_in=True),
+    _Fill(r"hc_|sinks|scale|time_mix_(first|r_k|v0)", 0.0, 0.3),
+    _Fill(r"", 0.0, 2.5, fan_in=True),
+)
 
 
 def architectures() -> tuple[str, ...]:
@@ -73,7 +107,7 @@ def _shapes(gguf: Gguf, arch: str, dims: Dims, words: Vocabulary) -> list[Shape]
     shapes, reason = gguf.tensors()
     if not shapes:
         raise UnknownArchitecture(f"llama.cpp cannot make this {arch}: {reason}")
-    return shapes
+    return [shape for shape in shapes if not any(part in shape.name for part in ABSENT.get(arch, ()))]
 
 
 def _grown(
@@ -93,32 +127,14 @@ def _grown(
 
 
 def _weights(shape: Shape, seed: int, words: Vocabulary, wide: type[np.float32] | type[np.float16]) -> Floats:
-    """Values for one tensor, ggml order flattened."""
-    name = shape.name
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    noise = rng.standard_normal(shape.size, dtype=np.float32)
-    part = name.split(".", 2)[-1] if name.startswith("blk.") else name
-    if part.startswith("ssm_a") and "alpha" not in part:
-        return -0.005 - 0.03 * np.abs(noise)
-    if "norm" in part:
-        mean = (
-            0.0
-            if part.endswith("bias")
-            else _SHARPNESS
-            if part.startswith(("attn_q_norm", "attn_k_norm"))
-            else 1.0
-        )
-        return 0.05 * noise + mean
-    if part.startswith("ssm_d") and "dt" not in part:
-        return 0.3 * noise + 1.0
-    if "bias" in part or len(shape.ne) == 1:
-        return 0.1 * noise
-    if part in ("token_embd.weight", "output.weight"):
-        rows = noise.reshape(-1, shape.ne[0])
-        rows *= np.where(words.likely, 1.0, 0.05)[:, None].astype(np.float32)
-        scale = 0.05 if part == "token_embd.weight" else 2.0 / np.sqrt(shape.ne[0])
-        return (rows * scale).ravel().astype(wide)
-    if "conv1d" in part or "shortconv.conv" in part:
-        return 0.5 * noise
-    gain = _SHARPNESS if part.startswith(("attn_q", "attn_k")) else _GAIN
-    return (noise * (gain / np.sqrt(shape.ne[0]))).astype(wide)
+    """Values of one tensor, flat in ggml order."""
+    fill = next(fill for fill in _FILLS if re.search(fill.name, shape.name))
+    rng = np.random.default_rng([seed, zlib.crc32(shape.name.encode())])
+    values = rng.standard_normal(shape.size, dtype=np.float32)
+    values *= np.float32(fill.spread / (math.sqrt(shape.ne[0]) if fill.fan_in else 1.0))
+    values += np.float32(fill.mean)
+    if fill.decay:
+        values = -np.exp(values)
+    if shape.name in ("token_embd.weight", "output.weight"):
+        values.reshape(-1, shape.ne[0])[~words.likely] *= np.float32(0.05)
+    return values.astype(wide) if fill.fan_in and len(shape.ne) > 1 else values

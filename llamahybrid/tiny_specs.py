@@ -133,6 +133,7 @@ def _latent(d: Dims, rope: int) -> Hparams:
         "kda.gate_lower_bound": -5.0,
         "ssm.conv_kernel": 4,
         "leading_dense_block_count": 1,
+        "attention.head_count_kv": d.attention(1),  # the latent is one head, shared by all queries
     }
 
 
@@ -213,6 +214,9 @@ def _deepseek4(d: Dims) -> Hparams:
         **_hyper(8),
         **_indexer(d),
         "attention.head_count_kv": 1,
+        "attention.indexer.key_length": 128,  # rotated in blocks of 64, and by its size told from the main cache
+        "attention.key_length": max(64, d.head),
+        "attention.value_length": max(64, d.head),
         "rope.dimension_count": d.head // 2,
         "attention.q_lora_rank": d.embd // 2,
         "attention.sliding_window": d.window or 16,
@@ -225,6 +229,9 @@ def _deepseek4(d: Dims) -> Hparams:
         "expert_gating_func": 4,  # sqrt of softplus
     }
 
+
+ABSENT: dict[str, tuple[str, ...]] = {"rwkv6qwen2": ("time_mix_first",)}
+"""Tensors the loader takes as optional whose presence would make another architecture of it."""
 
 SPECS: dict[str, Callable[[Dims], Hparams]] = {
     # plain attention
@@ -240,25 +247,47 @@ SPECS: dict[str, Callable[[Dims], Hparams]] = {
     "mamba": lambda d: {**_plain(d), **_ssm(d)},
     "mamba2": lambda d: {**_plain(d), **_ssm(d)},
     "rwkv6": _rwkv,
+    "rwkv6qwen2": lambda d: _rwkv(d, shifts=1),
     "rwkv7": _rwkv,
     "arwkv7": lambda d: _rwkv(d, shifts=1),
     # hybrid
     "qwen35": lambda d: {**_plain(d), **_delta_net(d)},
     "qwen35moe": lambda d: {**_plain(d), **_moe(d), **_delta_net(d)},
     "qwen3next": lambda d: {**_plain(d), **_moe(d), **_delta_net(d)},
+    "qwen4exp": _qwen4exp,
     "jamba": lambda d: {**_plain(d), **_ssm(d), **_by_layer(d)},
     "falcon-h1": lambda d: {**_plain(d), **_ssm(d)},
+    "plamo2": lambda d: {**_plain(d), **_ssm(d, groups=0), **_by_layer(d)},
     "granitehybrid": lambda d: {**_plain(d), **_ssm(d), **_by_layer(d)},
     "lfm2": _shortconv,
     "lfm2moe": lambda d: {**_shortconv(d), **_moe(d), "leading_dense_block_count": 1},
     "nemotron_h": _nemotron,
     "nemotron_h_moe": lambda d: {**_nemotron(d), **_moe(d)},
+    "kimi-linear": lambda d: {**_plain(d), **_moe(d), **_by_layer(d), **_latent(d, 16)},
+    "bailingmoe3": lambda d: {**_plain(d), **_moe(d), **_by_layer(d), **_latent(d, 16)},
+    "kimi-k3": lambda d: {
+        **_plain(d),
+        **_moe(d),
+        **_by_layer(d),
+        **_latent(d, 16),
+        "attn_res.block_size": 12,
+        "activation.situ_beta": 4.0,
+        "activation.situ_linear_beta": 25.0,
+    },
+    "glm5-next": lambda d: {
+        **_plain(d),
+        **_moe(d),
+        **_latent(d, 0),
+        **_hyper(8),
+        **_indexer(d),
+    },
     "minimax-01": lambda d: {
         **_plain(d),
         **_moe(d),
         "full_attention_interval": d.interval,
         "residual_scale": 1.0,
     },
+    "deepseek4": _deepseek4,
     # embeddings
     "bert": lambda d: {**_plain(d), "attention.causal": False, "pooling_type": 1},
 }
