@@ -89,6 +89,16 @@ def test_common_prefix_is_the_one_counted_by_hand(data: st.DataObject) -> None:
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("at", [0, 1, 1023, 1024, 1025, 4095])
+def test_common_prefix_of_long_arrays(at: int) -> None:
+    a = np.zeros(4096, np.int32)
+    b = a.copy()
+    assert native.common_prefix(a, b) == len(a)
+    b[at] = 1
+    assert native.common_prefix(a, b) == at
+
+
+@pytest.mark.usefixtures("way")
 def test_common_prefix_of_a_strided_view() -> None:
     assert native.common_prefix(np.arange(20, dtype=np.int32)[::2], np.arange(0, 20, 2, dtype=np.int32)) == 10
 
