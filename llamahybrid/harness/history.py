@@ -1,0 +1,272 @@
+"""What users do to a chat, as data: operations, random histories of them, and how a failing one is shrunk.
+
+A history holds no tokens: text comes from each operation's own seed, so that an operation means the same
+after others were taken away. It prints as Python that can be pasted into a test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+Ending: TypeAlias = Literal["close", "abandon", "stop", "interrupt", "processor error"]
+"""How a request ends: its generator is closed, left hanging half-way, stopped by a criterion, interrupted by
+Ctrl-C between two tokens, or met by an exception inside a logits processor."""
+
+ENDINGS: tuple[Ending, ...] = ("close", "abandon", "stop", "interrupt", "processor error")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The token ids a history may write."""
+
+    size: int
+    openers: tuple[int, ...] = ()
+    """Control tokens: a message starts with one of them."""
+
+    def text(self, count: int, seed: int) -> list[int]:
+        """`count` random tokens, a message opener first where there is one."""
+        rng = random.Random(seed)
+        tokens = [rng.randrange(self.size) for _ in range(count)]
+        if self.openers and tokens:
+            tokens[0] = rng.choice(self.openers)
+        return tokens
+
+
+@dataclass
+class Chat:
+    """What was asked and answered so far."""
+
+    prompt: list[int] = field(default_factory=list)
+    answer: list[int] = field(default_factory=list)
+    earlier: list[list[int]] = field(default_factory=list)
+
+    def asked(self, prompt: list[int], answer: list[int]) -> None:
+        """Note a request."""
+        self.prompt, self.answer = prompt, answer
+        self.earlier.append(prompt)
+
+
+@dataclass(frozen=True)
+class Append:
+    """The chat goes on: everything so far, then a new message."""
+
+    new: int
+    seed: int
+
+    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
+        """The prompt."""
+        return chat.prompt + chat.answer + vocabulary.text(self.new, self.seed)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """As Append, but the first `percent` of the last answer (its thinking) is gone from the history."""
+
+    percent: int
+    new: int
+    seed: int
+
+    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
+        """The prompt."""
+        gone = len(chat.answer) * self.percent // 100
+        return chat.prompt + chat.answer[gone:] + vocabulary.text(self.new, self.seed)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """`new` tokens in the middle of the prompt are written anew; what follows them stays."""
+
+    percent: int
+    new: int
+    seed: int
+
+    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
+        """The prompt."""
+        at = len(chat.prompt) * self.percent // 100
+        return chat.prompt[:at] + vocabulary.text(self.new, self.seed) + chat.prompt[at + self.new :]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Only the first `percent` of everything so far."""
+
+    percent: int
+
+    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
+        """The prompt."""
+        whole = chat.prompt + chat.answer
+        return whole[: len(whole) * self.percent // 100]
+
+
+@dataclass(frozen=True)
+class Again:
+    """The prompt of the request `back` requests ago, exactly (0: the last one, regenerated)."""
+
+    back: int
+
+    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
+        """The prompt."""
+        return list(chat.earlier[max(0, len(chat.earlier) - 1 - self.back)]) if chat.earlier else []
+
+
+@dataclass(frozen=True)
+class Unrelated:
+    """Another user's chat."""
+
+    new: int
+    seed: int
+
+    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
+        """The prompt."""
+        return vocabulary.text(self.new, self.seed)
+
+
+Prompt: TypeAlias = Append | Strip | Edit | Cut | Again | Unrelated
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: `generate(prompt)`, of which `take` tokens are taken."""
+
+    prompt: Prompt
+    take: int
+    end: Ending = "close"
+
+
+@dataclass(frozen=True)
+class Continue:
+    """`generate(new text, reset=False)`: on top of whatever the context holds."""
+
+    new: int
+    seed: int
+    take: int
+
+
+@dataclass(frozen=True)
+class Eval:
+    """`eval(new text)`."""
+
+    new: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Reset:
+    """`reset()`."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """`save_state()` into the one slot a history has."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """`load_state()` of what Save kept (nothing if there is none)."""
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Generators that were left hanging are closed now, requests later."""
+
+
+Operation: TypeAlias = Ask | Continue | Eval | Reset | Save | Load | Collect
+
+
+@dataclass(frozen=True)
+class History:
+    """Operations in the order in which they happen."""
+
+    operations: tuple[Operation, ...]
+
+    def __str__(self) -> str:
+        body = "".join(f"        {operation!r},\n" for operation in self.operations)
+        return f"History(\n    operations=(\n{body}    )\n)"
+
+
+def random_history(seed: int, *, length: int = 8, longest: int = 200) -> History:
+    """A history of `length` operations; messages of 1 to `longest` / 2 tokens, the first prompt longer.
+
+    The same seed gives the same history on every machine.
+    """
+    rng = random.Random(seed)
+    opening = Ask(Unrelated(rng.randint(min(20, longest), longest), rng.randrange(10**6)), rng.randint(1, 12))
+    return History((opening, *(_operation(rng, longest) for _ in range(length - 1))))
+
+
+def _operation(rng: random.Random, longest: int) -> Operation:
+    def new() -> int:
+        return rng.choice((1, 2, rng.randint(3, 30), rng.randint(3, max(3, longest // 2))))
+
+    seed, take = rng.randrange(10**6), rng.choice((1, 2, rng.randint(3, 24)))
+    kind = rng.random()
+    if kind < 0.70:
+        prompts: tuple[Callable[[], Prompt], ...] = (
+            lambda: Append(new(), seed),
+            lambda: Append(new(), seed),
+            lambda: Strip(rng.choice((30, 70, 100)), new(), seed),
+            lambda: Strip(rng.choice((30, 70, 100)), new(), seed),
+            lambda: Edit(rng.randint(0, 95), new(), seed),
+            lambda: Cut(rng.randint(5, 99)),
+            lambda: Again(0),
+            lambda: Again(rng.randint(1, 5)),
+            lambda: Unrelated(max(20, new()), seed),
+        )
+        end = rng.choice(ENDINGS) if rng.random() < 0.4 else "close"
+        return Ask(rng.choice(prompts)(), take, end)
+    choices: tuple[Operation, ...] = (
+        Continue(new(), seed, take),
+        Eval(new(), seed),
+        Reset(),
+        Save(),
+        Save(),
+        Load(),
+        Load(),
+        Collect(),
+    )
+    return rng.choice(choices)
+
+
+def shrink(history: History, fails: Callable[[History], bool], *, attempts: int = 200) -> History:
+    """The shortest history found in `attempts` trials that still fails: fewer, then smaller operations."""
+    best, left = history, attempts
+    progress = True
+    while progress:
+        progress = False
+        for smaller in _smaller(best):
+            if left == 0:
+                return best
+            left -= 1
+            if fails(smaller):
+                best, progress = smaller, True
+                break
+    return best
+
+
+def _smaller(history: History) -> Iterator[History]:
+    operations = history.operations
+    size = len(operations) // 2
+    while size:
+        for start in range(0, len(operations), size):
+            yield History(operations[:start] + operations[start + size :])
+        size //= 2
+    for index, operation in enumerate(operations):
+        for simpler in _simpler(operation):
+            yield History((*operations[:index], simpler, *operations[index + 1 :]))
+
+
+def _simpler(item: Any) -> Iterator[Any]:
+    """The same operation, or prompt, with one thing about it plainer."""
+    if isinstance(item, Ask):
+        if item.end != "close":
+            yield replace(item, end="close")
+        for prompt in _simpler(item.prompt):
+            yield replace(item, prompt=prompt)
+    for name in ("new", "take"):
+        value = getattr(item, name, 0)
+        for less in (1, value // 2):
+            if 0 < less < value:
+                yield replace(item, **{name: less})
