@@ -119,7 +119,8 @@ class PromptCache(BasePromptCache):
                 return False
             if old is not None:
                 self._remove(old)
-            self._live = self._tree.match(view.namespace, view.tokens).entries()
+            whole = match if len(path) == len(view.tokens) else self._tree.match(view.namespace, view.tokens)
+            self._live = whole.entries()
             growth = 4 * (position - match.length)
             if not self._make_room(new_bytes + growth, match, position):
                 self._refused += 1

@@ -15,13 +15,18 @@ MIN_SPACING = 8
 """Cuts nearer than this to one another, or to the restore point, save less than their small batch costs."""
 
 SHORT_SUFFIX = 256
-"""Below this one cut is already about a tenth of the prefill, so one is the limit."""
+"""Below this one cut is the rule, about a tenth of the prefill of 100 tokens; a second one only where both
+were measured to cost no more than `SHORT_SHARE` (it keeps the start of an edited message)."""
+
+SHORT_CUTS = 2
+SHORT_SHARE = 0.10
 
 LONG_SUFFIX = 1000
-"""From here on the cuts may cost `PREFILL_SHARE` of the prefill; between the two, `MEDIUM_CUTS`."""
+"""From here on the cuts may cost `LONG_SHARE` of the prefill; between the two, `MEDIUM_CUTS`."""
 
+LONG_SHARE = 0.03
 MEDIUM_CUTS = 3
-PREFILL_SHARE = 0.03
+
 UNMEASURED_TOKENS_PER_CUT = 500
 """Without measured costs one cut for so many tokens: 2 to 6 cuts on 3,000 tokens stayed within 3 %."""
 
@@ -35,8 +40,8 @@ costs at most a constant factor of d. 64 and 128 serve turns without message sta
 FREE_GRID = 512
 """Batch boundaries are taken for free checkpoints, but no denser than this."""
 
-RECENT_MESSAGES = 4
-"""Message starts worth a cut of their own: an edit or a stripped answer reaches back a few messages."""
+RECENT_STARTS = 8
+"""Boundaries worth a cut of their own: an edit reaches back a few messages, with one to three of them each."""
 
 DECODE_GAPS = ((512, 64), (2048, 256))
 """(tokens generated so far, below which; gap): the schedule at the start of an answer, then `LATE_GAP`."""
@@ -61,8 +66,8 @@ def prefill_cuts(
 
     `boundaries`: ascending positions where a message, or a marked part of one, starts. The prompt's end is
     no cut. In order of worth: the deepest boundary (with a chat template that is where stripped thinking
-    diverges), the branch point `matched`, the first boundary (the system prompt's end), then the ladder and
-    the last messages. Batch boundaries that the prefill passes anyway come on top: they cost no batch.
+    diverges), the branch point `matched`, the first boundary (the system prompt's end), the last messages,
+    then the ladder. Batch boundaries that the prefill passes anyway come on top: they cost no batch.
     """
     paid = _take(
         _candidates(total, matched, boundaries), cached, total, _affordable(total - cached, costs), ()
@@ -107,16 +112,20 @@ def _affordable(left: int, costs: Costs) -> int:
     if left < MIN_SPACING:
         return 0
     if left < SHORT_SUFFIX:
-        return 1
+        return _within(SHORT_SHARE, left, costs, most=SHORT_CUTS, unmeasured=1)
     if left < LONG_SUFFIX:
         return MEDIUM_CUTS
+    return _within(LONG_SHARE, left, costs, most=MAX_CUTS, unmeasured=left // UNMEASURED_TOKENS_PER_CUT)
+
+
+def _within(share: float, left: int, costs: Costs, most: int, unmeasured: int) -> int:
+    """How many cuts cost no more than `share` of the prefill, within 1 and `most`."""
+    count = unmeasured
     if costs.token_seconds and costs.prefill_seconds:
         # A cut adds about one small batch, which takes as long as a token decoded alone.
         each = costs.token_seconds + costs.snapshot_seconds
-        count = int(PREFILL_SHARE * left * costs.prefill_seconds / each)
-    else:
-        count = left // UNMEASURED_TOKENS_PER_CUT
-    return max(1, min(MAX_CUTS, count))
+        count = int(share * left * costs.prefill_seconds / each)
+    return max(1, min(most, count))
 
 
 def _candidates(total: int, matched: int, boundaries: Sequence[int]) -> Iterator[int]:
@@ -125,9 +134,9 @@ def _candidates(total: int, matched: int, boundaries: Sequence[int]) -> Iterator
     yield from inside[-1:]
     yield matched
     yield from inside[:1]
-    rungs = [(total - distance) // grid * grid for distance, grid in LADDER]
-    recent = inside[-2 : -2 - RECENT_MESSAGES : -1]
-    yield from sorted({*rungs, *recent}, reverse=True)
+    yield from inside[-2 : -2 - RECENT_STARTS : -1]
+    for distance, grid in LADDER:
+        yield (total - distance) // grid * grid
 
 
 def _batch_ends(total: int, costs: Costs) -> Iterator[int]:
