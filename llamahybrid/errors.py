@@ -27,8 +27,8 @@ class SnapshotError(LlamaHybridError, ValueError):
     """State bytes are damaged, truncated, or belong to another model, engine or context."""
 
 
-class ContextOverflow(LlamaHybridError, ValueError):
-    """The tokens do not fit into the context window."""
+class ContextOverflow(LlamaHybridError, ValueError, RuntimeError):
+    """The tokens do not fit into the context window (upstream raises either base, depending on where)."""
 
 
 class UnknownArchitecture(LlamaHybridError, ValueError):

@@ -1,0 +1,57 @@
+"""Measured costs of one context on this machine: decode, snapshot, restore."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from ..prompt_cache.base import Costs
+
+WINDOW = 15
+"""Samples a median is taken over: noise on a shared machine comes in bursts of a few."""
+
+LARGE_BATCH = 64
+"""Tokens from which a batch says what prefill costs per token."""
+
+
+class CostMeter:
+    """Medians of recent measurements; zero where nothing was measured yet."""
+
+    def __init__(self, batch_tokens: int) -> None:
+        self._batch_tokens = batch_tokens
+        self._token: deque[float] = deque(maxlen=WINDOW)
+        self._prefill: deque[float] = deque(maxlen=WINDOW)
+        self._snapshot: deque[float] = deque(maxlen=WINDOW)
+        self._restore: deque[float] = deque(maxlen=WINDOW)
+        self._bytes = 0
+
+    def decoded(self, tokens: int, seconds: float) -> None:
+        """A native batch of `tokens` took `seconds`."""
+        if tokens == 1:
+            self._token.append(seconds)
+        elif tokens >= LARGE_BATCH:
+            self._prefill.append(seconds / tokens)
+
+    def saved(self, n_bytes: int, seconds: float) -> None:
+        """A snapshot of `n_bytes` was taken and stored."""
+        self._bytes = n_bytes
+        self._snapshot.append(seconds)
+
+    def restored(self, seconds: float) -> None:
+        """A snapshot was loaded and verified."""
+        self._restore.append(seconds)
+
+    def costs(self) -> Costs:
+        """What is known now."""
+        return Costs(
+            token_seconds=_median(self._token),
+            prefill_seconds=_median(self._prefill),
+            snapshot_seconds=_median(self._snapshot),
+            restore_seconds=_median(self._restore),
+            snapshot_bytes=self._bytes,
+            batch_tokens=self._batch_tokens,
+        )
+
+
+def _median(samples: deque[float]) -> float:
+    return median(samples) if samples else 0.0

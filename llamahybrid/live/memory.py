@@ -1,0 +1,132 @@
+"""MemoryProfile: what one context's memory can do, found out by asking it.
+
+Four tokens are decoded in the fresh context, sizes, positions and one cut are looked at, and the
+memory is cleared again. Nothing is read from a list of architecture names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llama_cpp import llama_cpp
+
+from .native_calls import NativeContext
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+TRIAL_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """What a context's memory can do, and what its positions and sizes must be.
+
+    `position rule`: after tokens [0, n) the memory answers pos_max == n - 1; pos_min is n - 1 where a
+    recurrent state is kept (`keeps_tip_only`), 0 for attention, and follows the window where one is used.
+    `size rule`: `attention_base + attention_per_token * n` bytes is the difference between the full state
+    and the PARTIAL one (plain attention: the full state itself). Duplicated and missing cells do not show
+    in positions; they do show here.
+    """
+
+    has_memory: bool
+    cuttable: bool
+    """A tail may be cut off at any position that `window` allows."""
+    keeps_tip_only: bool
+    """A recurrent state: pos_min == pos_max, and the past cannot be cut back to."""
+    window: int
+    """Tokens of the sliding window whose older cells are thrown away; 0: every cell is kept."""
+    partial_is_partial: bool
+    """PARTIAL snapshots leave something out (attention KV of full layers)."""
+    attention_base: int
+    attention_per_token: int
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Some cuts are impossible without a stored snapshot."""
+        return self.has_memory and (not self.cuttable or self.window > 0)
+
+    @property
+    def needs_attention(self) -> bool:
+        """A snapshot alone is not the whole state: full-attention KV must be live or stored too."""
+        return self.partial_is_partial and self.attention_per_token > 0
+
+    def predicted_size(self, n: int) -> int:
+        """Bytes of attention state that n >= 1 tokens must have (see the size rule)."""
+        return self.attention_base + self.attention_per_token * n
+
+    def position_fault(self, n: int, pos_min: int, pos_max: int) -> str | None:
+        """Why these positions cannot be those of a sound sequence of n tokens; None if they can."""
+        if pos_max != n - 1:
+            return f"last position is {pos_max}, expected {n - 1}"
+        if n == 0:
+            return None
+        if self.keeps_tip_only:
+            return None if pos_min == n - 1 else f"first position is {pos_min}, expected {n - 1}"
+        if self.window:
+            limit = max(0, n - self.window)
+            return None if 0 <= pos_min <= limit else f"first position is {pos_min}, expected at most {limit}"
+        return None if pos_min == 0 else f"first position is {pos_min}, expected 0"
+
+    def cut_floor(self, n: int, pos_min: int) -> int:
+        """Lowest position c to which a sound sequence of n tokens can be cut without a snapshot."""
+        if not self.cuttable:
+            return n
+        if self.window and pos_min > 0:
+            return min(n, pos_min + self.window)
+        return 0
+
+
+NO_MEMORY = MemoryProfile(
+    has_memory=False,
+    cuttable=False,
+    keeps_tip_only=False,
+    window=0,
+    partial_is_partial=False,
+    attention_base=0,
+    attention_per_token=0,
+)
+
+
+def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
+    """Find out what the memory of a fresh context can do; leaves it cleared.
+
+    `swa_full`: the context was made with full-size sliding-window caches.
+    A context that cannot take part (no memory, an encoder, a decode that fails) yields `NO_MEMORY`.
+    """
+    model = ctx.model.model
+    native = NativeContext(ctx)
+    if not native.has_memory or llama_cpp.llama_model_has_encoder(model):
+        return NO_MEMORY
+    half = TRIAL_TOKENS // 2
+    try:
+        native.decode(list(range(half)), 0, "last")
+        first = (native.state_size(partial=False), native.state_size(partial=True))
+        native.decode(list(range(half, TRIAL_TOKENS)), half, "last")
+        second = (native.state_size(partial=False), native.state_size(partial=True))
+        pos_min, pos_max = native.positions()
+        if pos_max != TRIAL_TOKENS - 1:
+            return NO_MEMORY
+        cuttable = native.cut(half) and native.positions()[1] == half - 1
+    except RuntimeError:
+        return NO_MEMORY
+    finally:
+        native.clear()
+        native.reset_counters()
+    keeps_tip_only = pos_min == TRIAL_TOKENS - 1
+    partial_is_partial = first[0] != first[1]
+    sizes = [full - part if partial_is_partial else full for full, part in (first, second)]
+    if keeps_tip_only and not partial_is_partial:
+        sizes = [0, 0]  # recurrent: the snapshot is everything, of constant size
+    per_token = (sizes[1] - sizes[0]) // (TRIAL_TOKENS - half)
+    window = 0 if swa_full else int(llama_cpp.llama_model_n_swa(model))
+    return MemoryProfile(
+        has_memory=True,
+        cuttable=cuttable,
+        keeps_tip_only=keeps_tip_only,
+        window=window if window < native.n_ctx else 0,
+        partial_is_partial=partial_is_partial,
+        attention_base=sizes[0] - per_token * half,
+        attention_per_token=per_token,
+    )

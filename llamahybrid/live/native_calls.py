@@ -1,0 +1,138 @@
+"""NativeContext: the few native calls that read or change one context's memory, sequence 0 only.
+
+Everything is checked by the caller (`LiveSequence`); here are no beliefs, just typed calls without
+Python loops. Hazards that are avoided by construction (sequence -1, ids out of range, empty batches)
+are described in llama.cpp at src/llama-memory-recurrent.cpp:172 and src/llama-kv-cache.cpp:678.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import llama_cpp
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+    from ..prompt_cache.base import Bytes, Logits, Tokens
+
+SEQ = 0
+PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+FULL = 0
+
+Outputs = Literal["none", "last", "all"]
+
+
+class TokenBatch:
+    """A native batch over arrays of our own: what `LlamaContext.decode` takes, without Python loops.
+
+    Sequence ids are left NULL, which the library reads as sequence 0 (src/llama-batch.cpp).
+    """
+
+    def __init__(self, tokens: npt.NDArray[np.int32], first_position: int, outputs: Outputs) -> None:
+        n = len(tokens)
+        self.tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        self.positions = np.arange(first_position, first_position + n, dtype=np.int32)
+        self.outputs = np.full(n, outputs == "all", dtype=np.int8)
+        if outputs == "last":
+            self.outputs[-1] = 1
+        self.batch = llama_cpp.llama_batch(
+            n,
+            self.tokens.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+            None,
+            self.positions.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
+            None,
+            None,
+            self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def n_tokens(self) -> int:
+        """Tokens in the batch."""
+        return len(self.tokens)
+
+
+class NativeContext:
+    """Typed native calls on one context."""
+
+    def __init__(self, ctx: LlamaContext) -> None:
+        self._ctx = ctx
+
+    @property
+    def _pointer(self) -> Any:
+        if self._ctx.ctx is None:
+            raise RuntimeError("the context is closed")
+        return self._ctx.ctx
+
+    @property
+    def has_memory(self) -> bool:
+        """The context keeps anything between batches."""
+        return self._ctx.memory is not None
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens the context takes, as padded by the library."""
+        return int(llama_cpp.llama_n_ctx(self._pointer))
+
+    def decode(self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs) -> None:
+        """Decode through the context object, so that whoever wraps its `decode` sees every batch.
+
+        Raises RuntimeError naming the native result when it is not 0.
+        """
+        self._ctx.decode(TokenBatch(np.asarray(tokens, dtype=np.int32), first_position, outputs))
+
+    def synchronize(self) -> None:
+        """Wait for queued computation."""
+        llama_cpp.llama_synchronize(self._pointer)
+
+    def positions(self) -> tuple[int, int]:
+        """(pos_min, pos_max) of the sequence; (-1, -1) when it is empty."""
+        memory = self._ctx.memory
+        return (
+            int(llama_cpp.llama_memory_seq_pos_min(memory, SEQ)),
+            int(llama_cpp.llama_memory_seq_pos_max(memory, SEQ)),
+        )
+
+    def cut(self, position: int) -> bool:
+        """Remove the tail [position, end); False where the memory cannot."""
+        return bool(llama_cpp.llama_memory_seq_rm(self._ctx.memory, SEQ, position, -1))
+
+    def clear(self) -> None:
+        """Empty the memory and zero its buffers: the only cure for NaN that got into a state."""
+        llama_cpp.llama_memory_clear(self._ctx.memory, True)
+
+    def state_size(self, *, partial: bool) -> int:
+        """Bytes of the sequence's state."""
+        return int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, SEQ, PARTIAL if partial else FULL))
+
+    def save_partial(self, out: Bytes) -> int:
+        """Write the PARTIAL state into `out` (uint8, exactly `state_size` long); returns bytes written."""
+        pointer = out.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        return int(llama_cpp.llama_state_seq_get_data_ext(self._pointer, pointer, out.nbytes, SEQ, PARTIAL))
+
+    def load_partial(self, data: Bytes) -> int:
+        """Read a PARTIAL state; returns bytes read (0 on failure, the destination is then destroyed)."""
+        pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        return int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, pointer, data.nbytes, SEQ, PARTIAL))
+
+    def logits(self, n_vocab: int) -> Logits | None:
+        """The last output row as a view into native memory (valid until the next decode); None if none."""
+        pointer = llama_cpp.llama_get_logits_ith(self._pointer, -1)
+        if not pointer:
+            return None
+        rows: Logits = np.ctypeslib.as_array(pointer, shape=(n_vocab,))
+        return rows
+
+    def counters(self) -> tuple[int, int]:
+        """(prompt tokens, single tokens) decoded by this context, by the library's own count."""
+        self.synchronize()
+        data = llama_cpp.llama_perf_context(self._pointer)
+        return int(data.n_p_eval), int(data.n_eval)
+
+    def reset_counters(self) -> None:
+        """Start the library's counters and timings anew."""
+        self.synchronize()
+        llama_cpp.llama_perf_context_reset(self._pointer)

@@ -1,0 +1,106 @@
+"""One request at a time: epochs, waiting, and requests that a newer one has replaced.
+
+A request belongs to the thread that last advanced it. While it is open, another thread's request waits
+(or gets `Busy`); a new request by the same thread replaces it, because the old generator was evidently
+given up: advancing that one again raises `RequestSuperseded` and touches nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import Busy, RequestSuperseded
+
+
+class Request:
+    """One request's place at the gate."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self.running = 0
+        """Depth of native work being done for it now."""
+        self.superseded = False
+
+
+class RequestGate:
+    """Lets one request in at a time."""
+
+    def __init__(self, wait: bool | float = True) -> None:
+        """`wait`: True waits for the running request, False raises `Busy` at once, seconds do both."""
+        self.wait = wait
+        self._changed = threading.Condition()
+        self._current: Request | None = None
+
+    @property
+    def running_here(self) -> bool:
+        """The calling thread is inside a step of the open request."""
+        current = self._current
+        return current is not None and current.running > 0 and current.owner == threading.get_ident()
+
+    def open(self) -> Request:
+        """Begin a request, replacing one that this thread gave up.
+
+        Raises Busy when another thread's request is open and `wait` does not allow for it.
+        """
+        me = threading.get_ident()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._may_enter(me), self._timeout()):
+                raise Busy("another request is running on this Llama; wait for it, or pass wait=True")
+            if self._current is not None:
+                self._current.superseded = True
+            self._current = Request(me)
+            return self._current
+
+    def close(self, request: Request) -> None:
+        """End a request; harmless for one that was replaced."""
+        with self._changed:
+            if self._current is request:
+                self._current = None
+                self._changed.notify_all()
+
+    @contextmanager
+    def step(self, request: Request) -> Iterator[None]:
+        """A stretch of work for an open request.
+
+        Raises RequestSuperseded when a newer request has replaced it.
+        """
+        with self._changed:
+            if request.superseded or self._current is not request:
+                raise RequestSuperseded("a newer request has replaced this one; start a new request")
+            request.owner = threading.get_ident()
+            request.running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                request.running -= 1
+
+    @contextmanager
+    def hold(self, *, keep_suspended: bool = False) -> Iterator[None]:
+        """A single operation (eval, reset, load_state): part of the running request, or one of its own.
+
+        `keep_suspended`: the operation changes nothing, so a request of this thread that waits to be
+        advanced goes on afterwards.
+        """
+        current = self._current
+        mine = current is not None and current.owner == threading.get_ident()
+        if self.running_here or (keep_suspended and mine):
+            yield
+            return
+        request = self.open()
+        try:
+            with self.step(request):
+                yield
+        finally:
+            self.close(request)
+
+    def _may_enter(self, me: int) -> bool:
+        current = self._current
+        return current is None or (current.owner == me and current.running == 0)
+
+    def _timeout(self) -> float | None:
+        if isinstance(self.wait, bool):
+            return None if self.wait else 0.0
+        return float(self.wait)

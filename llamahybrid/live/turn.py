@@ -1,0 +1,290 @@
+"""One request's work on the live sequence: restore, prefill with checkpoints, decode on schedule, finish.
+
+`Keeper` joins the live sequence to the prompt cache for the life of a context; a `Turn` is one request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import SnapshotError
+from ..prompt_cache.base import Bytes, Logits, Plan, Tokens
+from ..prompt_cache.cache import PromptCache
+from ..prompt_cache.placement import final_due, next_decode_checkpoint
+from ..report import RequestReport
+from .boundaries import Boundaries
+from .cost import CostMeter
+from .native_calls import Outputs
+from .sequence import LiveSequence
+
+logger = logging.getLogger("llamahybrid")
+
+
+@dataclass
+class Turn:
+    """A request from its plan to its end."""
+
+    plan: Plan
+    started: float
+    plan_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    generated: int = 0
+    checkpoints: int = 0
+    prefilling: bool = True
+    next_checkpoint: int = 0
+    last_checkpoint: int = 0
+    staged: list[tuple[int, Bytes]] = field(default_factory=list)
+    """Checkpoints of this prefill, kept back until its logits prove to be numbers."""
+
+    def report(self) -> RequestReport:
+        """The request so far."""
+        return RequestReport(
+            total=self.plan.total,
+            matched=self.plan.matched,
+            cached=self.plan.cached,
+            source=self.plan.source,
+            reason=self.plan.reason,
+            generated=self.generated,
+            checkpoints=self.checkpoints,
+            plan_seconds=self.plan_seconds,
+            restore_seconds=self.restore_seconds,
+            prefill_seconds=self.prefill_seconds,
+            first_token_seconds=self.first_token_seconds,
+        )
+
+    def token(self) -> None:
+        """A token is about to be handed out."""
+        if self.generated == 0:
+            self.first_token_seconds = time.perf_counter() - self.started
+        self.generated += 1
+
+
+class Keeper:
+    """Keeps a context's state worth keeping: plans, restores, takes checkpoints."""
+
+    def __init__(
+        self, live: LiveSequence, cache: PromptCache, boundaries: Boundaries, meter: CostMeter, n_batch: int
+    ) -> None:
+        self.live = live
+        self.cache = cache
+        self.meter = meter
+        self._boundaries = boundaries
+        self._n_batch = n_batch
+        self._warned: set[str] = set()
+        self._undo_bytes: Bytes = np.empty(0, dtype=np.uint8)
+
+    # -- a request's start -----------------------------------------------------------------------
+
+    def begin(self, prompt: Tokens, reuse_limit: int | None = None) -> Turn:
+        """Plan a prompt, shape (n,), and bring the live sequence to the planned restore point, verified.
+
+        What does not prove right is dropped and the next best taken, down to an empty sequence.
+        """
+        turn = Turn(plan=_nothing_planned(len(prompt)), started=time.perf_counter())
+        self.check()
+        boundaries = self._boundaries.find(prompt) if self.live.profile.needs_checkpoints else []
+        while True:
+            clock = time.perf_counter()
+            plan = self._plan(prompt, boundaries, reuse_limit)
+            turn.plan_seconds += time.perf_counter() - clock
+            clock = time.perf_counter()
+            try:
+                applied = self._apply(plan, prompt)
+            finally:
+                self.cache.release(plan)
+            turn.restore_seconds += time.perf_counter() - clock
+            if applied:
+                break
+        turn.plan = plan
+        turn.last_checkpoint = plan.cached
+        return turn
+
+    def check(self) -> None:
+        """Compare memory with what is believed; what was changed by others is not trusted again."""
+        live = self.live
+        if live.touched_outside():
+            fault: str | None = "another caller decoded on this context"
+        else:
+            fault = None if live.is_junk else live.fault()
+        if fault:
+            self.warn(f"context memory was changed behind our back ({fault}); starting from zero")
+            live.distrust()
+            live.empty()
+
+    def warn(self, message: str) -> None:
+        """Log a message once in this object's life."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)
+
+    def _plan(self, prompt: Tokens, boundaries: Sequence[int], reuse_limit: int | None) -> Plan:
+        if not self.live.can_take_logits():
+            reuse_limit = min(len(prompt) - 1, len(prompt) if reuse_limit is None else reuse_limit)
+        return self.cache.plan(prompt, self.live.view(reuse_limit), boundaries, self.meter.costs())
+
+    def _apply(self, plan: Plan, prompt: Tokens) -> bool:
+        """Carry out a plan; False when it did not prove right (its checkpoint is then forgotten)."""
+        clock = time.perf_counter()
+        try:
+            fault = self.live.apply(plan, prompt)
+        except SnapshotError as error:
+            fault = str(error)
+        if fault is None:
+            if plan.checkpoint is not None:
+                self.meter.restored(time.perf_counter() - clock)
+            return True
+        self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
+        if plan.checkpoint is not None:
+            self.cache.drop(plan.checkpoint)
+        self.live.empty()
+        return False
+
+    # -- decoding --------------------------------------------------------------------------------
+
+    def decode(self, turn: Turn | None, tokens: Tokens, outputs: Outputs) -> Iterator[tuple[int, int]]:
+        """Append tokens, cut into native batches, with checkpoints where `turn` planned them.
+
+        Yields (start, end) after each batch while its output rows are live; `outputs` "last" asks for one
+        row at the very end. Raises DecodeError.
+        """
+        live = self.live
+        cuts = turn.plan.cuts if turn is not None and turn.prefilling else ()
+        first, last = live.n, live.n + len(tokens)
+        clock = time.perf_counter()
+        for start, end in itertools.pairwise(self._stops(first, last, cuts)):
+            wanted: Outputs = outputs if outputs == "all" or end == last else "none"
+            live.decode(tokens[start - first : end - first], wanted)
+            if turn is not None and end in cuts:
+                self._stage(turn)
+            yield start, end
+        live.synchronize()
+        seconds = time.perf_counter() - clock
+        if len(tokens) == 1 or last - first <= self._n_batch:
+            self.meter.decoded(len(tokens), seconds)
+        if turn is not None and turn.prefilling:
+            turn.prefill_seconds += seconds
+
+    def _stops(self, first: int, last: int, cuts: Sequence[int]) -> list[int]:
+        """Batch borders: the planned cuts; long stretches on multiples of n_batch, cold and warm alike."""
+        stops = [first, *(c for c in cuts if first < c < last), last]
+        if last - first > self._n_batch:
+            grid = range(first - first % self._n_batch + self._n_batch, last, self._n_batch)
+            stops = sorted({*stops, *grid})
+        return stops
+
+    def prompt_done(self, turn: Turn) -> bool:
+        """The prompt is decoded: keep its checkpoints and its end, with logits.
+
+        False when the logits are not numbers: everything this request rested on is then forgotten.
+        """
+        turn.prefilling = False
+        if self.live.profile.needs_checkpoints:
+            logits = self.live.logits()
+            if logits is not None and not bool(np.isfinite(logits).all()):
+                self._forget_poisoned(turn)
+                return False
+            self.keep_staged(turn)
+            if logits is not None and turn.plan.cached < turn.plan.total:
+                self.checkpoint(turn, logits.copy())
+            turn.next_checkpoint = next_decode_checkpoint(self.live.n, turn.plan.total, self.meter.costs())
+        return True
+
+    def before_token(self, turn: Turn) -> None:
+        """Generated tokens are about to be decoded: checkpoint what is there if the schedule says so."""
+        if self.live.profile.needs_checkpoints and self.live.n >= turn.next_checkpoint:
+            self._checkpoint_if_finite(turn)
+            turn.next_checkpoint = next_decode_checkpoint(self.live.n, turn.plan.total, self.meter.costs())
+
+    def end(self, turn: Turn) -> None:
+        """The request is over, however it ended: keep what can be proven and is worth it."""
+        live = self.live
+        self.keep_staged(turn)
+        if live.is_junk or live.opaque:
+            return
+        if live.profile.needs_checkpoints and not turn.prefilling:
+            since = live.n - max(turn.last_checkpoint, turn.plan.total)
+            if since > 0 and final_due(since, self.meter.costs()):
+                self._checkpoint_if_finite(turn)
+        self.cache.remember(live.fingerprint.hex(), live.tokens.copy())
+
+    def depth(self, prompt: Tokens) -> int:
+        """Tokens of a prompt that a request would not have to decode now; changes nothing."""
+        plan = self.cache.plan(prompt, self.live.view(), (), self.meter.costs())
+        self.cache.release(plan)
+        return plan.cached
+
+    # -- taking drafts back ----------------------------------------------------------------------
+
+    def undo(self) -> tuple[int, Bytes] | None:
+        """The tip's state, to be given to `take_back` when what is decoded next turns out to be unwanted."""
+        record = self.live.snapshot(self._undo_buffer)
+        return None if record is None else (self.live.n, record)
+
+    def take_back(self, undo: tuple[int, Bytes] | None, n: int) -> bool:
+        """Go back to the state of `undo` if that lies within the first n tokens; False if not proven."""
+        if undo is None or undo[0] > n:
+            return False
+        position, record = undo
+        return self.live.restore(record, self.live.tokens[:position].copy()) is None
+
+    def _undo_buffer(self, n_bytes: int) -> Bytes:
+        if self._undo_bytes.nbytes != n_bytes:
+            self._undo_bytes = np.empty(n_bytes, dtype=np.uint8)
+        return self._undo_bytes
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def checkpoint(self, turn: Turn | None, logits: Logits | None = None) -> bool:
+        """Take and store a checkpoint at the tip; False if it cannot be vouched for or does not fit."""
+        clock = time.perf_counter()
+        record = self.live.snapshot(self.cache.buffer)
+        if record is None:
+            return False
+        position = self.live.n
+        kept = self.cache.admit(self.live.view(), position, record, logits)
+        self.meter.saved(record.nbytes, time.perf_counter() - clock)
+        if turn is not None and kept:
+            turn.last_checkpoint = position
+            turn.checkpoints += 1
+        return kept
+
+    def _checkpoint_if_finite(self, turn: Turn) -> None:
+        logits = self.live.logits()
+        if logits is not None and bool(np.isfinite(logits).all()):
+            self.checkpoint(turn)
+
+    def _stage(self, turn: Turn) -> None:
+        clock = time.perf_counter()
+        record = self.live.snapshot(self.cache.buffer)
+        if record is not None:
+            turn.staged.append((self.live.n, record))
+            self.meter.saved(record.nbytes, time.perf_counter() - clock)
+
+    def keep_staged(self, turn: Turn) -> None:
+        """Hand this prefill's checkpoints to the cache."""
+        if turn.staged:
+            view = self.live.view()
+            for position, record in turn.staged:
+                if position <= len(view.tokens):
+                    turn.checkpoints += self.cache.admit(view, position, record)
+                    turn.last_checkpoint = position
+            turn.staged.clear()
+
+    def _forget_poisoned(self, turn: Turn) -> None:
+        turn.staged.clear()
+        if turn.plan.checkpoint is not None:
+            self.cache.drop(turn.plan.checkpoint)
+        self.warn("the model's logits are not finite numbers; memory is zeroed and nothing of it kept")
+        self.live.taint()
+
+
+def _nothing_planned(total: int) -> Plan:
+    return Plan(total=total, matched=0, cached=0, source="none", checkpoint=None, logits=None)

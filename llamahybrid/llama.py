@@ -1,0 +1,358 @@
+"""Llama: the drop-in for `llama_cpp.Llama` whose prompts reuse what was decoded before.
+
+Thin: plan, restore, then upstream's own `generate()`, whose `eval()` calls come back here and are cut
+where checkpoints are due. With `prompt_cache=False`, for embeddings, encoders and vocabularies without a
+model, everything is upstream's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp import llama_cpp as native
+
+from .errors import ContextOverflow, DecodeError
+from .live.boundaries import Boundaries
+from .live.context import GuardedContext
+from .live.cost import CostMeter
+from .live.fingerprint import fingerprint
+from .live.memory import probe
+from .live.native_calls import Outputs
+from .live.sequence import LiveSequence, common_prefix
+from .live.stop import RequestGate
+from .live.turn import Keeper, Turn
+from .prompt_cache import PromptCache
+from .prompt_cache.base import Bytes, Tokens
+from .report import RequestReport
+from .upstream_state import UsefulStates, adopt_state, check_state, seal_state
+
+_GENERATE = inspect.signature(llama_cpp.Llama.generate)
+
+
+class Llama(llama_cpp.Llama):  # type: ignore[misc]
+    """`llama_cpp.Llama` that decodes only what is new, for every kind of context memory.
+
+    Takes every argument that upstream takes, and:
+
+    `prompt_cache`: True keeps checkpoints in RAM within the default budget, a `PromptCache` uses that one,
+    False is upstream's behaviour.
+    `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
+
+    `on_request`, if set, is called with the `RequestReport` of every finished request.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        prompt_cache: bool | PromptCache = True,
+        wait: bool | float = True,
+        **kwargs: Any,
+    ) -> None:
+        self._prompt_cache_argument = prompt_cache
+        self._keeper: Keeper | None = None
+        self._turn: Turn | None = None
+        self._active: Turn | None = None
+        self._undo: tuple[int, Bytes] | None = None
+        self._score_rows = 0
+        self._handoff = False
+        self._upstream_cache: Any = None
+        self._gate = RequestGate(wait)
+        self.on_request: Callable[[RequestReport], None] | None = None
+        super().__init__(model_path, **kwargs)
+        if prompt_cache is not False and not kwargs.get("vocab_only") and not self.context_params.embeddings:
+            self._keep(prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache())
+
+    def _keep(self, cache: PromptCache) -> None:
+        """Start keeping state: probe the memory, guard the context, repair upstream's array sizes."""
+        profile = probe(self._ctx, bool(self.context_params.swa_full))
+        if not profile.has_memory:
+            return
+        guarded = GuardedContext.guard(self._ctx)
+        mark = fingerprint(self.model_path, self.context_params, self.lora_path, self.lora_scale)
+        live = LiveSequence(guarded, profile, fingerprint=mark, capacity=self._n_ctx, n_vocab=self._n_vocab)
+        boundaries = Boundaries(self._model.vocab, self._n_vocab)
+        self._keeper = Keeper(live, cache, boundaries, CostMeter(self.n_batch), self.n_batch)
+        guarded.live = live
+        # The library pads n_ctx to a multiple of 256 and takes that many tokens (llama.py:483).
+        self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
+        if self._logits_all:
+            self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
+
+    # -- what happened ---------------------------------------------------------------------------
+
+    @property
+    def prompt_cache(self) -> PromptCache | None:
+        """The cache this model keeps its checkpoints in; None where upstream's behaviour was asked for."""
+        return self._keeper.cache if self._keeper else None
+
+    @property
+    def last_request(self) -> RequestReport | None:
+        """What the last request (or the running one, so far) decoded, reused and why."""
+        return self._turn.report() if self._turn else None
+
+    # -- generating ------------------------------------------------------------------------------
+
+    def generate(
+        self, tokens: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Generate token ids from a prompt; parameters and results as `llama_cpp.Llama.generate`.
+
+        Raises ContextOverflow when the prompt does not fit, DecodeError when the library fails,
+        RequestSuperseded when advanced after a newer request began, Busy (see `wait`).
+        """
+        if self._keeper is None:
+            yield from super().generate(tokens, *args, **kwargs)
+            return
+        options = dict(_GENERATE.bind(self, tokens, *args, **kwargs).arguments)
+        del options["self"], options["tokens"]
+        reset = options.pop("reset", True)
+        yield from self._driven(lambda: self._generate(self._checked(tokens), reset, options))
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
+        completion = super()._create_completion(*args, **kwargs)
+        if self._keeper is None:
+            yield from completion
+            return
+        for item in self._driven(lambda: completion):
+            if item.get("usage") and self._turn is not None:
+                item["usage"]["prompt_tokens_details"] = {"cached_tokens": self._turn.plan.cached}
+            yield item
+
+    def _driven(self, start: Callable[[], Generator[Any, Any, None]]) -> Generator[Any, Any, None]:
+        """Run a generator as a request at the gate; as part of the running one when called inside it."""
+        if self._gate.running_here:
+            yield from start()
+            return
+        request = self._gate.open()
+        inner = start()
+        try:
+            sent = None
+            while True:
+                with self._gate.step(request):
+                    try:
+                        item = inner.send(sent)
+                    except StopIteration:
+                        return
+                sent = yield item
+        finally:
+            if not request.superseded:
+                with self._gate.step(request):
+                    inner.close()
+            self._gate.close(request)
+
+    def _generate(
+        self, prompt: Tokens, reset: bool, options: dict[str, Any]
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """`generate` inside its request."""
+        turn, rest = self._begin(prompt, reset)
+        try:
+            inner = super().generate(rest.tolist(), reset=False, **options)
+            sent: Sequence[int] | None = None
+            while True:
+                try:
+                    token = inner.send(sent)
+                except StopIteration:
+                    return
+                turn.token()
+                sent = yield token
+        finally:
+            if self._active is turn:
+                self._retire()
+
+    def _begin(self, prompt: Tokens, reset: bool) -> tuple[Turn, Tokens]:
+        """Open a turn: plan the prompt and bring context memory to the restore point; what is left of it.
+
+        `reset` False: the prompt continues the `n_tokens` that are there.
+        """
+        assert self._keeper is not None
+        live = self._keeper.live
+        self._retire()
+        self._notice_native()
+        there = np.asarray(self.input_ids[: self.n_tokens], dtype=np.int32)
+        if not reset:
+            prompt = np.concatenate([there, prompt])
+        if live.n and live.opaque and (self._handoff or not reset) and live.holds(prompt[: live.n]):
+            prompt = np.concatenate([live.tokens, prompt[live.n :]])
+        self._handoff = False
+        if len(prompt) == 0:
+            raise ContextOverflow("the prompt is empty: there is nothing to sample from")
+        self._fits(len(prompt))
+        limit = min(self._score_rows, common_prefix(live.tokens, prompt)) if self._logits_all else None
+        self._turn = self._active = self._keeper.begin(prompt, limit)
+        self._settle(prompt[: live.n])
+        return self._active, prompt[live.n :]
+
+    def _retire(self) -> None:
+        """End the turn that is open, keeping its progress."""
+        turn, self._active, self._undo = self._active, None, None
+        if turn is None or self._keeper is None or self._ctx.ctx is None:
+            return
+        self._keeper.end(turn)
+        if self.on_request is not None:
+            self.on_request(turn.report())
+
+    # -- decoding --------------------------------------------------------------------------------
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Decode tokens behind the `n_tokens` that are there, in native batches of at most `n_batch`.
+
+        Raises ContextOverflow before anything is decoded when they do not fit, DecodeError when the
+        library fails; the state is sound either way.
+        """
+        if self._keeper is None:
+            super().eval(tokens)
+            return
+        inside = self._gate.running_here
+        with self._gate.hold():
+            if not inside:
+                self._retire()
+            if self._active is None:
+                self._notice_native()
+                self._keeper.check()
+            work = np.concatenate([self._align(), self._checked(tokens)])
+            self._fits(self._keeper.live.n + len(work))
+            turn = self._active
+            if turn is not None and not turn.prefilling:
+                self._keeper.before_token(turn)
+                if len(work) > 1 and not self._keeper.live.profile.cuttable:
+                    self._undo = self._keeper.undo()
+            self._decode(work, turn)
+            if turn is not None and turn.prefilling and not self._keeper.prompt_done(turn):
+                prompt = self.input_ids[: self.n_tokens].astype(np.int32)
+                self._keeper.live.empty()
+                self._decode(prompt, turn)
+
+    def _decode(self, work: Tokens, turn: Turn | None) -> None:
+        """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""
+        assert self._keeper is not None
+        first = self._keeper.live.n
+        drafted = turn is not None and not turn.prefilling and len(work) > 1
+        outputs: Outputs = "all" if self._logits_all or drafted else "last"
+        for start, end in self._keeper.decode(turn, work, outputs) if len(work) else ():
+            self._settle(work[start - first : end - first], start)
+            if self._logits_all:
+                rows = native.llama_get_logits(self._ctx.ctx)
+                self.scores[start:end] = np.ctypeslib.as_array(rows, shape=(end - start, self._n_vocab))
+                if self._score_rows >= start:
+                    self._score_rows = end
+
+    def _settle(self, ids: Tokens, start: int = 0) -> None:
+        """Upstream's arrays say what the live sequence says: [start, ...) is `ids`, opaque ones left alone."""
+        end = start + len(ids)
+        np.copyto(self.input_ids[start:end], ids, where=ids >= 0)
+        self.n_tokens = end
+        self._score_rows = min(self._score_rows, end) if start == 0 else self._score_rows
+        assert self._keeper is not None
+        self._requires_eval = not self._keeper.live.tip_logits
+
+    def _align(self) -> Tokens:
+        """Make context memory a prefix of `input_ids[:n_tokens]`; what of it is still to be decoded."""
+        assert self._keeper is not None
+        live = self._keeper.live
+        target = np.asarray(self.input_ids[: self.n_tokens], dtype=np.int32)
+        n = len(target)
+        if n == 0:
+            live.cut(0)
+        elif not live.holds(target):
+            ahead = live.n > n and live.starts_with(target)
+            if not (ahead and (live.cut(n) or self._keeper.take_back(self._undo, n))):
+                if live.opaque:
+                    raise DecodeError(
+                        0, "natively decoded content is gone from context memory; decode it again"
+                    )
+                self._keeper.begin(target)
+        self._score_rows = min(self._score_rows, live.n)
+        return target[live.n :]
+
+    def _notice_native(self) -> None:
+        """Take note of content that a chat handler decoded natively and counted in `n_tokens`."""
+        assert self._keeper is not None
+        live = self._keeper.live
+        if self.n_tokens > live.n and live.touched_outside() and live.adopt_native(self.n_tokens):
+            self._handoff = True
+            self._score_rows = 0
+
+    def _checked(self, tokens: Sequence[int]) -> Tokens:
+        """The ids as an array. Raises DecodeError, as the library would, for one outside the vocabulary."""
+        ids = np.asarray(tokens, dtype=np.int64).reshape(-1)
+        if ids.size and (ids.min() < 0 or ids.max() >= self._n_vocab):
+            raise DecodeError(-1, f"token ids must lie in [0, {self._n_vocab}); llama_decode would return -1")
+        return ids.astype(np.int32)
+
+    def _fits(self, n: int) -> None:
+        if n > self._n_ctx:
+            raise ContextOverflow(f"{n} tokens do not fit into the context window of {self._n_ctx}")
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget the current sequence; what the prompt cache knows stays."""
+        if self._keeper is None:
+            super().reset()
+            return
+        with self._gate.hold():
+            self.n_tokens = 0
+            self._requires_eval = True
+            if not self._keeper.live.profile.cuttable:
+                self._keeper.live.empty()
+
+    def save_state(self) -> llama_cpp.LlamaState:
+        """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
+        if self._keeper is None:
+            return super().save_state()
+        with self._gate.hold(keep_suspended=True):
+            self._decode(self._align(), None)
+            return seal_state(super().save_state(), self._keeper.live)
+
+    def load_state(self, state: llama_cpp.LlamaState) -> None:
+        """Make a saved state the current one; works for states that upstream saved, too.
+
+        Raises SnapshotError (nothing changed) when a sealed state is damaged or of another model, and
+        RuntimeError when the library does not take it.
+        """
+        if self._keeper is None:
+            super().load_state(state)
+            return
+        with self._gate.hold():
+            self._retire()
+            live = self._keeper.live
+            check_state(state, live)
+            live.distrust()
+            super().load_state(state)
+            self.input_ids = np.resize(state.input_ids, self._n_ctx).astype(np.intc)
+            self._score_rows = self.n_tokens if self._logits_all else 0
+            if adopt_state(state, live) and live.n:
+                logits = live.logits()
+                self._requires_eval = logits is None
+                if live.profile.needs_checkpoints:
+                    self._keeper.checkpoint(None, None if logits is None else logits.copy())
+
+    @property
+    def cache(self) -> Any:
+        """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
+        return self._upstream_cache
+
+    @cache.setter
+    def cache(self, cache: Any) -> None:
+        wanted = cache is not None and self._keeper is not None
+        self._upstream_cache = UsefulStates(cache, self._depth, self._cuttable) if wanted else cache
+
+    def _depth(self, tokens: Tokens) -> int:
+        """Tokens of a prompt that a request would not have to decode now."""
+        assert self._keeper is not None
+        return self._keeper.depth(tokens)
+
+    @property
+    def _cuttable(self) -> bool:
+        assert self._keeper is not None
+        return not self._keeper.live.profile.needs_checkpoints
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "prompt_cache": self._prompt_cache_argument, "wait": self._gate.wait}

@@ -1,0 +1,35 @@
+"""What a request did, as handed out in `llm.last_request` and `usage`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .prompt_cache.base import Source
+
+
+@dataclass(frozen=True)
+class RequestReport:
+    """One request. Tokens: total = cached + left; matched is the longest prefix known to anything."""
+
+    total: int
+    """Tokens of the prompt."""
+    matched: int
+    cached: int
+    """Prompt tokens that were not decoded again."""
+    source: Source
+    """Where the restore point came from: the live sequence, RAM, disk, or nothing."""
+    reason: str
+    generated: int = 0
+    """Tokens handed out so far."""
+    checkpoints: int = 0
+    """Checkpoints taken by this request."""
+    plan_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    """From the request's start to its first token."""
+
+    @property
+    def left(self) -> int:
+        """Prompt tokens that had to be decoded."""
+        return self.total - self.cached

@@ -1,0 +1,108 @@
+"""Upstream's whole-state interfaces made safe: `save_state`, `load_state` and `set_cache`.
+
+A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip;
+one that upstream saved is taken as upstream takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import xxhash
+from llama_cpp.llama_cache import BaseLlamaCache
+
+from .errors import SnapshotError
+from .live.sequence import LiveSequence, common_prefix
+from .prompt_cache.base import Logits, Tokens
+
+SEAL = "llamahybrid"
+
+
+@dataclass(frozen=True)
+class StateSeal:
+    """What rides along with a `LlamaState`."""
+
+    fingerprint: bytes
+    checksum: int
+    """xxh3-64 of the native bytes."""
+    tokens: Tokens
+    """Ids of the sequence, shape (n_tokens,); negative where content was decoded natively."""
+    logits: Logits | None
+
+
+def seal_state(state: llama_cpp.LlamaState, live: LiveSequence) -> llama_cpp.LlamaState:
+    """Attach the seal to a state just saved from `live`."""
+    logits = live.logits()
+    checksum = xxhash.xxh3_64_intdigest(state.llama_state)
+    kept = None if logits is None else logits.copy()
+    setattr(state, SEAL, StateSeal(live.fingerprint, checksum, live.tokens.copy(), kept))
+    return state
+
+
+def check_state(state: llama_cpp.LlamaState, live: LiveSequence) -> None:
+    """Raise SnapshotError for a sealed state that is damaged or of another model or context shape."""
+    if state.llama_state_size != len(state.llama_state):
+        raise SnapshotError(f"state is truncated: {len(state.llama_state)} of {state.llama_state_size} bytes")
+    if not 0 <= state.n_tokens <= min(live.capacity, len(state.input_ids)):
+        raise SnapshotError(f"state of {state.n_tokens} tokens does not fit a context of {live.capacity}")
+    seal: StateSeal | None = getattr(state, SEAL, None)
+    if seal is None:
+        return
+    if seal.fingerprint != live.fingerprint:
+        raise SnapshotError("state belongs to another model, engine or context shape")
+    if seal.checksum != xxhash.xxh3_64_intdigest(state.llama_state) or len(seal.tokens) != state.n_tokens:
+        raise SnapshotError("state is damaged")
+
+
+def adopt_state(state: llama_cpp.LlamaState, live: LiveSequence) -> bool:
+    """Let `live` believe a state the library has loaded; False if memory does not bear it out."""
+    seal: StateSeal | None = getattr(state, SEAL, None)
+    ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
+    if live.adopt_tokens(ids) is not None:
+        return False
+    if seal is not None and seal.logits is not None:
+        live.put_logits(seal.logits)
+    return True
+
+
+class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
+    """A user's `LlamaRAMCache` or `LlamaDiskCache`, asked only for states that save decoding here.
+
+    Upstream loads the state with the longest common prefix even where it cannot be cut back to it, which
+    wipes live memory and then decodes everything (llama.py:1370).
+    """
+
+    def __init__(self, inner: Any, depth: Callable[[Tokens], int], cuttable: bool) -> None:
+        """`depth(prompt)`: tokens already at hand; `cuttable`: a loaded state can be cut anywhere."""
+        super().__init__(inner.capacity_bytes)
+        self.inner = inner
+        self._depth = depth
+        self._cuttable = cuttable
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes in the user's cache."""
+        return int(self.inner.cache_size)
+
+    def __getitem__(self, key: Sequence[int]) -> llama_cpp.LlamaState:
+        """The state to load for a prompt. Raises KeyError where none would help."""
+        prompt = np.asarray(key, dtype=np.int32)
+        found = self.inner._find_longest_prefix_key(tuple(key))
+        if found is None:
+            raise KeyError("Key not found")
+        common = common_prefix(np.asarray(found, dtype=np.int32), prompt)
+        # A key names the answer's last token too, which was sampled but not decoded.
+        serves = common if self._cuttable or common >= len(found) - 1 else 0
+        if serves <= self._depth(prompt):
+            raise KeyError("live state and checkpoints already serve this prompt as well")
+        return self.inner[key]
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return key in self.inner
+
+    def __setitem__(self, key: Sequence[int], value: llama_cpp.LlamaState) -> None:
+        self.inner[key] = value
