@@ -1,7 +1,7 @@
-"""Random-weight GGUF models of any architecture, from the loaded library alone and the same bytes every time.
+"""Random-weight GGUF models of any architecture, from the loaded library alone, the same bytes every time.
 
-The library is asked which tensors an architecture has; each is filled from (seed, tensor name), scaled so that
-logits are finite and well apart, depend on tokens far back, and rarely end a text.
+The library is asked which tensors an architecture has; each is filled from (seed, tensor name), scaled so
+that logits are finite and well apart, depend on tokens far back, and rarely end a text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import numpy as np
 
 from llamahybrid.errors import UnknownArchitecture
 from llamahybrid.tiny_native import Floats, Gguf, Shape
-from llamahybrid.tiny_specs import ABSENT, SPECS, Dims
-from llamahybrid.tiny_vocab import VocabName, Vocabulary, vocabulary
+from llamahybrid.tiny_specs import ABSENT, ENCODERS, SPECS, Dims
+from llamahybrid.tiny_vocab import VOCABULARIES, VocabName, Vocabulary, vocabulary
+
+__all__ = ["VOCABULARIES", "architectures", "decoders", "impossible", "make"]
 
 
 @dataclass(frozen=True)
 class _Fill:
-    """How tensors whose name matches are drawn: mean + spread * noise, the last two optional steps applied."""
+    """How tensors whose name matches are drawn: mean + spread * noise."""
 
     name: str
     mean: float = 0.0
@@ -33,6 +35,9 @@ class _Fill:
     decay: bool = False
     """Store -exp(value): a negative number."""
 
+
+_EMBEDDING = 0.05
+"""Spread of token embeddings: small beside what a layer adds."""
 
 _FILLS = (
     # state that forgets slowly: a token still counts a hundred tokens on
@@ -44,24 +49,43 @@ _FILLS = (
     _Fill(r"time_mix_(decay_)?[wavg][12]\.", 0.0, 0.5, fan_in=True),
     _Fill(r"ssm_d(\.|$)", 1.0, 0.3),
     # attention that picks tokens out, near or far, in place of an average
-    _Fill(r"attn_[qk]_norm", 2.5, 0.1),
+    _Fill(r"attn_[qk]_norm", 1.6, 0.1),
     _Fill(r"post_ffw_norm", 0.3, 0.02),
     _Fill(r"bias", 0.0, 0.1),
     _Fill(r"norm", 1.0, 0.05),
     _Fill(r"conv1d|shortconv\.conv", 0.0, 0.5),
-    _Fill(r"token_embd\.", 0.0, 0.05),
+    _Fill(r"token_embd\.", 0.0, _EMBEDDING),
     _Fill(r"output\.weight", 0.0, 2.0, fan_in=True),
     # a token's own features count less than what the model remembers
     _Fill(r"ffn_down|shortconv|channel_mix", 0.0, 1.0, fan_in=True),
     _Fill(r"ffn_(up|gate)", 0.0, 1.5, fan_in=True),
     _Fill(r"hc_|sinks|scale|time_mix_(first|r_k|v0)", 0.0, 0.3),
+    _Fill(r"attn_(q|kv)_|attn_[kv]_b", 0.0, 1.3, fan_in=True),  # latent attention: two matrices in a row
     _Fill(r"", 0.0, 2.5, fan_in=True),
 )
 
 
 def architectures() -> tuple[str, ...]:
-    """Architectures `make` can make."""
+    """Architectures `make` knows, as llama.cpp names them."""
     return tuple(SPECS)
+
+
+def decoders() -> tuple[str, ...]:
+    """Those that generate text: all but the embedding models."""
+    return tuple(arch for arch in SPECS if arch not in ENCODERS)
+
+
+def impossible() -> dict[str, str]:
+    """Architectures that the loaded library refuses to make, with its own reason (another version may)."""
+    words = vocabulary("tiny")
+    reasons: dict[str, str] = {}
+    for arch in SPECS:
+        try:
+            with Gguf() as gguf:
+                _shapes(gguf, arch, _dims(words), words)
+        except UnknownArchitecture as error:
+            reasons[arch] = str(error)
+    return reasons
 
 
 def make(
@@ -86,18 +110,30 @@ def make(
     if arch not in SPECS:
         raise UnknownArchitecture(f"{arch!r} is none of the architectures tiny can make: {', '.join(SPECS)}")
     words = vocabulary(vocab)
-    dims = Dims(layers or 4, embd or 64, heads or 2, len(words.likely), window, context)
+    dims = _dims(words, layers, embd, heads, window, context)
     if params is not None:
-        dims = _grown(arch, dims, words, params, fixed=(layers, embd, heads))
-    wide = np.float16 if params is not None else np.float32
+        dims = _grown(arch, dims, words, params, layers, embd, heads)
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(out.name + f".{os.getpid()}.part")
+    part = out.with_name(f"{out.name}.{os.getpid()}.part")
     with Gguf() as gguf:
-        for shape in _shapes(gguf, arch, dims, words):
-            gguf.add(shape, _weights(shape, seed, words, wide))
+        shapes = _shapes(gguf, arch, dims, words)
+        tied = all(shape.name != "output.weight" for shape in shapes)
+        for shape in shapes:
+            gguf.add(shape, _weights(shape, seed, words, params is not None, tied))
         gguf.write(part)
     part.replace(out)
     return out
+
+
+def _dims(
+    words: Vocabulary,
+    layers: int | None = None,
+    embd: int | None = None,
+    heads: int | None = None,
+    window: int | None = None,
+    context: int = 512,
+) -> Dims:
+    return Dims(layers or 4, embd or 64, heads or 2, len(words.likely), window, context)
 
 
 def _shapes(gguf: Gguf, arch: str, dims: Dims, words: Vocabulary) -> list[Shape]:
@@ -111,30 +147,48 @@ def _shapes(gguf: Gguf, arch: str, dims: Dims, words: Vocabulary) -> list[Shape]
 
 
 def _grown(
-    arch: str, dims: Dims, words: Vocabulary, params: int, fixed: tuple[int | None, int | None, int | None]
+    arch: str,
+    dims: Dims,
+    words: Vocabulary,
+    params: int,
+    layers: int | None,
+    embd: int | None,
+    heads: int | None,
 ) -> Dims:
-    """Dims with about `params` weights: the widest multiple of 64 that stays below, never under one."""
-    layers, embd, heads = fixed
-    best = dims
-    for width in [embd] if embd else range(64, 8192, 64):
-        grown = replace(dims, layers=layers or 12, embd=width, heads=heads or max(1, width // 64))
+    """The largest dims with at most `params` weights: wider by 64s, or deeper if the width is given."""
+    if layers and embd:
+        raise ValueError("params chooses the width or the depth: leave embd or layers open")
+
+    def at(step: int) -> Dims:
+        width = embd or 64 * step
+        depth = layers or (step if embd else 12)
+        return replace(dims, layers=depth, embd=width, heads=heads or max(1, width // 64))
+
+    def fits(step: int) -> bool:
         with Gguf() as gguf:
-            size = sum(shape.size for shape in _shapes(gguf, arch, grown, words))
-        if size > params and width > 64:
-            break
-        best = grown
-    return best
+            return sum(shape.size for shape in _shapes(gguf, arch, at(step), words)) <= params
+
+    low = 4 if embd else 1  # fewer layers would not hold every kind
+    high = 2 * low
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return at(low)
 
 
-def _weights(shape: Shape, seed: int, words: Vocabulary, wide: type[np.float32] | type[np.float16]) -> Floats:
-    """Values of one tensor, flat in ggml order."""
+def _weights(shape: Shape, seed: int, words: Vocabulary, half: bool, tied: bool) -> Floats:
+    """Values of one tensor, flat in ggml order; `tied`: the embedding is the output matrix too."""
     fill = next(fill for fill in _FILLS if re.search(fill.name, shape.name))
     rng = np.random.default_rng([seed, zlib.crc32(shape.name.encode())])
     values = rng.standard_normal(shape.size, dtype=np.float32)
     values *= np.float32(fill.spread / (math.sqrt(shape.ne[0]) if fill.fan_in else 1.0))
     values += np.float32(fill.mean)
     if fill.decay:
-        values = -np.exp(values)
+        np.negative(np.exp(values, out=values), out=values)
     if shape.name in ("token_embd.weight", "output.weight"):
         values.reshape(-1, shape.ne[0])[~words.likely] *= np.float32(0.05)
-    return values.astype(wide) if fill.fan_in and len(shape.ne) > 1 else values
+    if shape.name == "output_norm.weight" and tied:
+        values *= np.float32(2.0 / (_EMBEDDING * math.sqrt(shape.ne[0])))  # logits as wide as an own matrix's
+    return values.astype(np.float16) if half and fill.fan_in and len(shape.ne) > 1 else values

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Value: TypeAlias = "bool | int | float | str | list[int] | list[float] | list[str] | npt.NDArray[Any]"
+Value: TypeAlias = "bool | int | float | str | list[int] | list[str] | npt.NDArray[Any]"
 """A GGUF value: whole numbers become u32 (an array says its own type), fractions f32."""
 
 Floats: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.float16]"
@@ -82,15 +82,15 @@ def quiet() -> Iterator[list[str]]:
     """Collect the library's warnings and errors in place of printing them; the old callback comes back."""
     lines: list[str] = []
 
-    @_LogCallback
     def keep(level: int, text: bytes, _: int | None) -> None:
         if level in (_WARN, _ERROR):
             lines.append(text.decode(errors="replace").strip())
 
+    keeper = _LogCallback(keep)
     callback, data = _p(), _p()
     _native("llama_log_get", None, ctypes.POINTER(_p), ctypes.POINTER(_p))(callback, data)
     restore = _native("llama_log_set", None, _p, _p)
-    restore(ctypes.cast(keep, _p), None)
+    restore(ctypes.cast(keeper, _p), None)
     try:
         yield lines
     finally:
@@ -126,24 +126,25 @@ class Gguf:
             self._set(key.encode(), value)
 
     def _set(self, key: bytes, value: Value) -> None:
-        for kind, suffix, native in (
+        # bool comes first: it is an int too
+        for python, suffix, native in (
             (bool, "bool", ctypes.c_bool),
             (int, "u32", ctypes.c_uint32),
             (float, "f32", ctypes.c_float),
         ):
-            if isinstance(value, kind):
-                return _native(f"gguf_set_val_{suffix}", None, _p, _s, native)(self._gguf, key, value)
+            if isinstance(value, python):
+                _native(f"gguf_set_val_{suffix}", None, _p, _s, native)(self._gguf, key, value)
+                return
         if isinstance(value, str):
-            return _native("gguf_set_val_str", None, _p, _s, _s)(self._gguf, key, value.encode())
-        if isinstance(value, list) and (not value or isinstance(value[0], str)):
+            _native("gguf_set_val_str", None, _p, _s, _s)(self._gguf, key, value.encode())
+        elif isinstance(value, list) and (not value or isinstance(value[0], str)):
             texts = (_s * len(value))(*(str(text).encode() for text in value))
             put = _native("gguf_set_arr_str", None, _p, _s, ctypes.POINTER(_s), _size)
-            return put(self._gguf, key, texts, len(value))
-        if isinstance(value, list):
-            value = np.asarray(value, np.float32 if isinstance(value[0], float) else np.uint32)
-        assert isinstance(value, np.ndarray)
-        put = _native("gguf_set_arr_data", None, _p, _s, ctypes.c_int, _p, _size)
-        put(self._gguf, key, _ARRAYS[value.dtype], value.ctypes.data, value.size)
+            put(self._gguf, key, texts, len(value))
+        else:
+            array = np.ascontiguousarray(value, None if isinstance(value, np.ndarray) else np.uint32)
+            put = _native("gguf_set_arr_data", None, _p, _s, ctypes.c_int, _p, _size)
+            put(self._gguf, key, _ARRAYS[array.dtype], array.ctypes.data, array.size)
 
     def read(self, prefix: str) -> dict[str, Value]:
         """All metadata whose key starts with `prefix`."""
@@ -177,7 +178,6 @@ class Gguf:
         name_of = _native("ggml_get_name", _s, _p)
         rank_of = _native("ggml_n_dims", ctypes.c_int, _p)
 
-        @_TensorCallback
         def note(tensor: int, _: int | None) -> None:
             head = _TensorHead.from_address(tensor)
             name = name_of(tensor).decode()
@@ -188,7 +188,7 @@ class Gguf:
         init = _native("llama_model_init_from_user", _p, _p, _TensorCallback, _p, type(params))
         llama_cpp.llama_backend_init()
         with quiet() as log:
-            model = init(self._gguf, note, None, params)
+            model = init(self._gguf, _TensorCallback(note), None, params)
             if model:
                 _native("llama_model_free", None, _p)(model)
         if not model:

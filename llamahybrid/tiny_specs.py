@@ -1,7 +1,7 @@
 """Hyper-parameters per architecture: the smallest that keep what makes the architecture's memory special.
 
-Keys are GGUF metadata without the architecture's prefix; what each loader asks for is in `load_arch_hparams` of
-src/models/*.cpp of llama.cpp, a set that works in `get_gguf_ctx` of its tests/test-llama-archs.cpp.
+Keys are GGUF metadata without the architecture's prefix; what each loader asks for is in `load_arch_hparams`
+of src/models/*.cpp of llama.cpp, a set that works in `get_gguf_ctx` of its tests/test-llama-archs.cpp.
 Every hybrid has recurrent and attention layers, every sliding-window model windowed and full ones.
 """
 
@@ -150,7 +150,7 @@ def _indexer(d: Dims) -> Hparams:
     return {
         "attention.indexer.head_count": d.heads,
         "attention.indexer.key_length": d.head,
-        "attention.indexer.top_k": 131072,  # everything: a real choice of top k is not stable in floating point
+        "attention.indexer.top_k": 131072,  # all: choosing by a floating-point rank is not stable
         "attention.indexer.block_size": 4,
         "attention.indexer.kpool": 4,
         "attention.indexer.kpool_select_tail": True,
@@ -174,7 +174,7 @@ def _rwkv(d: Dims, shifts: int = 2) -> Hparams:
         **_plain(d),
         "attention.head_count": 0,
         "attention.head_count_kv": 0,
-        "wkv.head_size": d.head,
+        "wkv.head_size": 64,  # the CPU kernel of RWKV 7 works in steps of up to 64 floats without a remainder
         "token_shift_count": shifts,
         "time_mix_extra_dim": 16,
         "time_decay_extra_dim": 16,
@@ -214,7 +214,7 @@ def _deepseek4(d: Dims) -> Hparams:
         **_hyper(8),
         **_indexer(d),
         "attention.head_count_kv": 1,
-        "attention.indexer.key_length": 128,  # rotated in blocks of 64, and by its size told from the main cache
+        "attention.indexer.key_length": 128,  # in blocks of 64, and another than the main cache's
         "attention.key_length": max(64, d.head),
         "attention.value_length": max(64, d.head),
         "rope.dimension_count": d.head // 2,
@@ -232,6 +232,9 @@ def _deepseek4(d: Dims) -> Hparams:
 
 ABSENT: dict[str, tuple[str, ...]] = {"rwkv6qwen2": ("time_mix_first",)}
 """Tensors the loader takes as optional whose presence would make another architecture of it."""
+
+ENCODERS = ("bert",)
+"""Architectures that embed text and cannot generate any."""
 
 SPECS: dict[str, Callable[[Dims], Hparams]] = {
     # plain attention
@@ -289,5 +292,10 @@ SPECS: dict[str, Callable[[Dims], Hparams]] = {
     },
     "deepseek4": _deepseek4,
     # embeddings
-    "bert": lambda d: {**_plain(d), "attention.causal": False, "pooling_type": 1},
+    "bert": lambda d: {
+        **_plain(d),
+        "context_length": min(d.context, 512),
+        "attention.causal": False,
+        "pooling_type": 1,  # mean
+    },
 }

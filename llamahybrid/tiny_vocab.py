@@ -1,9 +1,9 @@
-"""Vocabularies for tiny models: one of our own that any text round-trips through, and real ones from the sdist."""
+"""Vocabularies for tiny models: one of our own that any text survives, and real ones from the sdist."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,9 @@ import numpy.typing as npt
 from llamahybrid.tiny_native import Gguf, Value
 
 VocabName: TypeAlias = Literal["tiny", "qwen35", "llama-spm", "bert-bge"]
+VOCABULARIES: tuple[VocabName, ...] = get_args(VocabName)
 
-_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6  # llama_token_type of llama.h
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # llama_token_type of llama.h
 
 _SPECIAL = {
     "<|endoftext|>": _CONTROL,
@@ -30,7 +31,6 @@ CHAT_TEMPLATE = """\
 {%- else -%}{%- for part in message.content or [] -%}{{ part.text or '' }}{%- endfor -%}{%- endif -%}
 {%- endmacro -%}
 {%- set turn = namespace(query=-1) -%}
-{%- for message in messages if message.role == 'user' -%}{%- set turn.query = messages.index(message) -%}{%- endfor -%}
 {%- for message in messages -%}
 {%- if message.role == 'user' -%}{%- set turn.query = loop.index0 -%}{%- endif -%}
 {%- endfor -%}
@@ -67,7 +67,7 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif -%}
 """
-"""ChatML as Qwen3 uses it: an answer starts inside <think>, thinking leaves the history with the next question."""
+"""ChatML as Qwen3 uses it: an answer starts inside <think>, and thinking leaves the history later on."""
 
 
 @dataclass(frozen=True)
