@@ -1,0 +1,69 @@
+"""Every test here runs one probe against two libraries: it must fail on stock and pass on patched.
+
+Stock is the library that llama-cpp-python brought along; patched is the folder that `LLAMAHYBRID_TEST_LIB`
+names (without it only the stock half runs, which proves that each test can fail).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+HERE = Path(__file__).parent
+PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
+
+Probe: TypeAlias = Callable[[str], Any]
+Run: TypeAlias = Callable[[Probe, Path], Any]
+
+
+class Died(AssertionError):
+    """The child process was killed by the library it ran."""
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """A child's environment that loads the libraries in `folder`, or stock ones when it is empty."""
+    kept = {k: v for k, v in os.environ.items() if k not in {"LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"}}
+    kept |= {"GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if folder:
+        kept |= {"LLAMA_CPP_LIB_PATH": folder, "MTMD_CPP_LIB": str(Path(folder) / "libmtmd.so")}
+    return kept
+
+
+def _run(folder: str, probe: Probe, model: Path) -> Any:
+    child = subprocess.run(
+        [sys.executable, HERE / "capi.py", probe.__module__.rpartition(".")[2], probe.__name__, model],
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if child.returncode < 0:
+        raise Died(f"{probe.__name__} died of signal {-child.returncode}: {child.stderr[-400:]}")
+    if child.returncode:
+        raise RuntimeError(f"{probe.__name__} failed: {child.stderr[-2000:]}")
+    return json.loads(child.stdout)
+
+
+_STOCK = pytest.param(
+    "",
+    id="stock",
+    marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="what the patch is for"),
+)
+
+
+@pytest.fixture(params=[_STOCK, pytest.param(PATCHED, id="patched")] if PATCHED else [_STOCK])
+def run(request: pytest.FixtureRequest) -> Run:
+    """`run(probe, model)`: what the probe returns in a process of its own with this library."""
+
+    def call(probe: Probe, model: Path) -> Any:
+        return _run(request.param, probe, model)
+
+    return call
