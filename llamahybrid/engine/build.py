@@ -6,11 +6,13 @@ comes out is kept in the cache folder under a key made of everything that shapes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -108,6 +110,7 @@ def _build(source: Path, out: Path, progress: Progress, log: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,  # so that an end can reach pip, ninja and the compilers alike
     )
     with log.open("w") as record, process:
         try:
@@ -117,7 +120,7 @@ def _build(source: Path, out: Path, progress: Progress, log: Path) -> None:
                 if step := read_step(line):
                     progress(*step)
         except BaseException:
-            process.terminate()
+            _end(process)
             raise
     if process.returncode or not list(out.glob("*.whl")):
         raise EngineError(
@@ -125,6 +128,14 @@ def _build(source: Path, out: Path, progress: Progress, log: Path) -> None:
             f"CMAKE_ARGS that fit this machine; the whole log is {log}. Its end:\n{''.join(tail)}"
         )
     log.unlink()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if sys.platform == "win32":
+        process.terminate()
+    else:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # ended by itself meanwhile
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 def _cpu() -> str:

@@ -165,5 +165,5 @@ def _sha256(path: Path) -> str:
 def scratch(parent: Path) -> Iterator[Path]:
     """A private folder beside the final place, so that the last step is one atomic rename."""
     parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
