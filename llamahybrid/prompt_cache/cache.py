@@ -45,6 +45,7 @@ class PromptCache(BasePromptCache):
         self._tree = Tree()
         self._pool = BufferPool()
         self._live: list[Entry] = []  # checkpoints on the path last seen live, shallowest first
+        self._boundaries: dict[str, frozenset[int]] = {}  # of the last prompt, by namespace
         self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
         self._doomed: set[Entry] = set()  # out of the tree, but pinned
         self._hits = self._misses = self._saved = self._evictions = self._refused = 0
@@ -65,6 +66,7 @@ class PromptCache(BasePromptCache):
         total = len(tokens)
         live_lcp = common_prefix(tokens, view.tokens)
         with self._lock:
+            self._boundaries[view.namespace] = frozenset(boundaries)
             match = self._tree.match(view.namespace, tokens)
             self._tree.touch(match)
             self._live = match.entries()
@@ -127,7 +129,8 @@ class PromptCache(BasePromptCache):
                 return False
             checkpoint = Checkpoint(view.namespace, position, owned(snapshot), kept)
             checkpoint.snapshot.flags.writeable = False
-            entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint)
+            marked = position in self._boundaries.get(view.namespace, ())
+            entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint, marked)
             self._live = sorted([*self._live, entry], key=lambda e: e.position)
             return True
 

@@ -11,8 +11,9 @@ from itertools import pairwise
 
 from llamahybrid.prompt_cache.tree import Entry, Match, Node, Tree
 
-PROMPT_END_WORTH = 4.0
-"""A prompt's end serves a regenerated answer without any decoding: worth more than its place alone."""
+LIKELY_WORTH = 4.0
+"""Histories diverge at message starts far more often than elsewhere, and a regenerated answer starts at a
+prompt's end: such places are worth more than their distance alone says."""
 
 
 def off_path_victim(tree: Tree, path: Match | None, live: Sequence[Entry]) -> Entry | Node | None:
@@ -45,7 +46,7 @@ def ladder_victim(live: Sequence[Entry], incoming: int | None) -> Entry | None:
     def loss(entry: Entry) -> float:
         """Tokens decoded again without the entry, relative to what a divergence there costs anyway."""
         gap = after[entry.position] - before[entry.position]
-        worth = PROMPT_END_WORTH if entry.checkpoint.logits is not None else 1.0
+        worth = LIKELY_WORTH if entry.marked or entry.checkpoint.logits is not None else 1.0
         return worth * gap / (tip - entry.position)
 
     middle = [e for e in free if positions[0] < e.position < tip]

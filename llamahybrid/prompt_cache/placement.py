@@ -41,7 +41,7 @@ FREE_GRID = 512
 """Batch boundaries are taken for free checkpoints, but no denser than this."""
 
 RECENT_STARTS = 8
-"""Boundaries worth a cut of their own: an edit reaches back a few messages, with one to three of them each."""
+"""Boundaries worth a cut of their own: an edit reaches back a few messages, each with up to three of them."""
 
 DECODE_GAPS = ((512, 64), (2048, 256))
 """(tokens generated so far, below which; gap): the schedule at the start of an answer, then `LATE_GAP`."""

@@ -31,6 +31,8 @@ class Entry:
     checkpoint: Checkpoint
     node: Node | None
     """The node whose edge covers the position; None once it was taken out of the tree."""
+    marked: bool = False
+    """A message, or a marked part of one, starts here."""
     pins: int = 0
     last_used: int = 0
 
@@ -149,10 +151,10 @@ class Tree:
         self.touch(match)
         return match
 
-    def attach(self, match: Match, checkpoint: Checkpoint) -> Entry:
+    def attach(self, match: Match, checkpoint: Checkpoint, marked: bool = False) -> Entry:
         """Index a checkpoint on an inserted path; its place must be free."""
         node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
-        entry = Entry(checkpoint, node)
+        entry = Entry(checkpoint, node, marked)
         node.entries[checkpoint.position] = entry
         self._entries[entry] = None
         self.entry_bytes += entry.nbytes
