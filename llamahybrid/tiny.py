@@ -36,8 +36,11 @@ class _Fill:
     """Store -exp(value): a negative number."""
 
 
-_EMBEDDING = 0.05
+_EMBEDDING = 0.1
 """Spread of token embeddings: small beside what a layer adds."""
+
+_TIED = 0.02
+"""The same where it is the output matrix too: smaller, or each token predicts itself."""
 
 _FILLS = (
     # state that forgets slowly: a token still counts a hundred tokens on
@@ -49,18 +52,22 @@ _FILLS = (
     _Fill(r"time_mix_(decay_)?[wavg][12]\.", 0.0, 0.5, fan_in=True),
     _Fill(r"ssm_d(\.|$)", 1.0, 0.3),
     # attention that picks tokens out, near or far, in place of an average
-    _Fill(r"attn_[qk]_norm", 1.6, 0.1),
-    _Fill(r"post_ffw_norm", 0.3, 0.02),
+    _Fill(r"attn_[qk]_norm", 2.0, 0.1),
+    _Fill(r"post_attention_norm", 0.25, 0.02),
+    _Fill(r"post_ffw_norm", 0.2, 0.02),
+    # through RoPE these make a head look back by certain distances, so that greedy text does not repeat itself
+    _Fill(r"attn_[qk]\.bias", 0.0, 2.0),
     _Fill(r"bias", 0.0, 0.1),
     _Fill(r"norm", 1.0, 0.05),
     _Fill(r"conv1d|shortconv\.conv", 0.0, 0.5),
     _Fill(r"token_embd\.", 0.0, _EMBEDDING),
-    _Fill(r"output\.weight", 0.0, 2.0, fan_in=True),
+    _Fill(r"^output\.", 0.0, 2.0, fan_in=True),
     # a token's own features count less than what the model remembers
     _Fill(r"ffn_down|shortconv|channel_mix", 0.0, 1.0, fan_in=True),
     _Fill(r"ffn_(up|gate)", 0.0, 1.5, fan_in=True),
     _Fill(r"hc_|sinks|scale|time_mix_(first|r_k|v0)", 0.0, 0.3),
     _Fill(r"attn_(q|kv)_|attn_[kv]_b", 0.0, 1.3, fan_in=True),  # latent attention: two matrices in a row
+    _Fill(r"attn_[qk]\.", 0.0, 2.5, fan_in=True),
     _Fill(r"", 0.0, 2.5, fan_in=True),
 )
 
@@ -187,8 +194,10 @@ def _weights(shape: Shape, seed: int, words: Vocabulary, half: bool, tied: bool)
     values += np.float32(fill.mean)
     if fill.decay:
         np.negative(np.exp(values, out=values), out=values)
+    if shape.name == "token_embd.weight" and tied:
+        values *= np.float32(_TIED / _EMBEDDING)
     if shape.name in ("token_embd.weight", "output.weight"):
         values.reshape(-1, shape.ne[0])[~words.likely] *= np.float32(0.05)
     if shape.name == "output_norm.weight" and tied:
-        values *= np.float32(2.0 / (_EMBEDDING * math.sqrt(shape.ne[0])))  # logits as wide as an own matrix's
+        values *= np.float32(2.0 / (_TIED * math.sqrt(shape.ne[0])))  # logits as wide as an own matrix's
     return values.astype(np.float16) if half and fill.fan_in and len(shape.ne) > 1 else values
