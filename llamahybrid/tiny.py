@@ -55,7 +55,7 @@ _FILLS = (
     _Fill(r"attn_[qk]_norm", 2.0, 0.1),
     _Fill(r"post_attention_norm", 0.25, 0.02),
     _Fill(r"post_ffw_norm", 0.2, 0.02),
-    # through RoPE these make a head look back by certain distances, so that greedy text does not repeat itself
+    # through RoPE these make heads look back by certain distances, so that greedy text wanders
     _Fill(r"attn_[qk]\.bias", 0.0, 2.0),
     _Fill(r"bias", 0.0, 0.1),
     _Fill(r"norm", 1.0, 0.05),
@@ -162,7 +162,7 @@ def _grown(
     embd: int | None,
     heads: int | None,
 ) -> Dims:
-    """The largest dims with at most `params` weights: wider by 64s, or deeper if the width is given."""
+    """The dims nearest to `params` weights: wider by 64s, or deeper if the width is given."""
     if layers and embd:
         raise ValueError("params chooses the width or the depth: leave embd or layers open")
 
@@ -171,18 +171,18 @@ def _grown(
         depth = layers or (step if embd else 12)
         return replace(dims, layers=depth, embd=width, heads=heads or max(1, width // 64))
 
-    def fits(step: int) -> bool:
+    def excess(step: int) -> int:
         with Gguf() as gguf:
-            return sum(shape.size for shape in _shapes(gguf, arch, at(step), words)) <= params
+            return sum(shape.size for shape in _shapes(gguf, arch, at(step), words)) - params
 
     low = 4 if embd else 1  # fewer layers would not hold every kind
     high = 2 * low
-    while fits(high):
+    while excess(high) < 0:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return at(low)
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return at(min(low, high, key=lambda step: abs(excess(step))))
 
 
 def _weights(shape: Shape, seed: int, words: Vocabulary, half: bool, tied: bool) -> Floats:
