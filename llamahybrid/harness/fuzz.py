@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from llamahybrid import tiny
-from llamahybrid.harness.differential import SETTINGS, Factory, Mismatch, Setting, Verdict, check
+from llamahybrid.harness.differential import Factory, Mismatch, Setting, Verdict, check, settings_for
 from llamahybrid.harness.history import random_history
 
 OURS = "llamahybrid.llama:Llama"
@@ -40,11 +40,12 @@ def generative() -> tuple[str, ...]:
     return tuple(arch for arch in tiny.architectures() if arch != "bert")
 
 
-def trials(architectures: tuple[str, ...], seed: int) -> Iterator[tuple[int, str, Setting]]:
+def trials(models: dict[str, Path], seed: int) -> Iterator[tuple[int, str, Setting]]:
     """Endless (seed, architecture, setting): each seed meets every architecture, settings take turns."""
+    settings = {arch: settings_for(model) for arch, model in models.items()}
     for number in itertools.count():
-        for index, arch in enumerate(architectures):
-            yield seed + number, arch, SETTINGS[(number + index) % len(SETTINGS)]
+        for index, arch in enumerate(models):
+            yield seed + number, arch, settings[arch][(number + index) % len(settings[arch])]
 
 
 def campaign(
@@ -59,7 +60,7 @@ def campaign(
         models = {arch: tiny.make(arch, Path(folder, f"{arch}.gguf")) for arch in architectures}
         start = time.monotonic()
         bar = progress.add_task("fuzz", total=seconds)
-        for last_seed, arch, setting in trials(architectures, seed):
+        for last_seed, arch, setting in trials(models, seed):
             passed = time.monotonic() - start
             if passed >= seconds:
                 break
