@@ -246,6 +246,13 @@ SPECS: dict[str, Callable[[Dims], Hparams]] = {
     "gemma3n": lambda d: {**_plain(d), **_window(d)},
     "gpt-oss": lambda d: {**_plain(d), **_moe(d), **_window(d)},
     "cohere2": lambda d: {**_plain(d), **_window(d), "logit_scale": 1.0},
+    "smallthinker": lambda d: {**_plain(d), **_moe(d), **_window(d)},
+    "step35": lambda d: {
+        **_plain(d),
+        **_moe(d),
+        **_window(d),
+        "attention.sliding_window_pattern": d.attention(0, 1),
+    },
     # recurrent
     "mamba": lambda d: {**_plain(d), **_ssm(d)},
     "mamba2": lambda d: {**_plain(d), **_ssm(d)},

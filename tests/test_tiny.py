@@ -39,7 +39,7 @@ HYBRID = [
     "minimax-01",
 ]
 RECURRENT = ["mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"]
-WINDOWED = ["gemma2", "gemma3", "gemma3n", "gpt-oss", "cohere2"]
+WINDOWED = ["gemma2", "gemma3", "gemma3n", "gpt-oss", "cohere2", "smallthinker", "step35"]
 PLAIN = ["llama", "qwen3"]
 
 CHAT = [
