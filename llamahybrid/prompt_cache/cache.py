@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,8 +29,9 @@ from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
 class PromptCache(BasePromptCache):
     """Checkpoints in RAM, indexed by a radix tree of tokens.
 
-    `ram_bytes`: budget for snapshots, logits, token arrays and idle buffers, counted exactly; None: an
-    eighth of physical memory, within 256 MiB and 8 GiB. May be shared by threads and by several models.
+    `ram_bytes`: budget for snapshots, logits, token arrays, and buffers idle or handed out, counted exactly;
+    None: an eighth of physical memory, within 256 MiB and 8 GiB. Only what is pinned or handed out at one
+    time can be more than that. May be shared by threads and by several models.
 
     A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
     used again once its entry is gone. What a `Plan` names is safe until `release(plan)`.
@@ -47,6 +49,7 @@ class PromptCache(BasePromptCache):
         self._live: list[Entry] = []  # checkpoints on the path last seen live, shallowest first
         self._boundaries: dict[str, frozenset[int]] = {}  # of the last prompt, by namespace
         self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
+        self._lent: dict[int, weakref.ref[Bytes]] = {}  # buffers handed out and not yet admitted, by id
         self._doomed: set[Entry] = set()  # out of the tree, but pinned
         self._hits = self._misses = self._saved = self._evictions = self._refused = 0
 
@@ -73,7 +76,9 @@ class PromptCache(BasePromptCache):
             matched = max(live_lcp, match.length)
             choice = choose(total, live_lcp, view, self._live)
             cached = choice.position
-            cuts = prefill_cuts(total, cached, matched, boundaries, costs) if view.needs_checkpoints else ()
+            cuts: tuple[int, ...] = ()
+            if view.needs_checkpoints:
+                cuts = prefill_cuts(total, cached, matched, boundaries, costs, self._most_cuts(costs))
             plan = Plan(
                 total=total,
                 matched=matched,
@@ -124,9 +129,11 @@ class PromptCache(BasePromptCache):
             whole = match if len(path) == len(view.tokens) else self._tree.match(view.namespace, view.tokens)
             self._live = whole.entries()
             growth = 4 * (position - match.length)
-            if not self._make_room(new_bytes + growth, match, position):
+            counted = snapshot.nbytes if self._is_lent(snapshot) else 0
+            if not self._make_room(new_bytes - counted + growth, match, position):
                 self._refused += 1
                 return False
+            self._lent.pop(id(snapshot), None)
             checkpoint = Checkpoint(view.namespace, position, owned(snapshot), kept)
             checkpoint.snapshot.flags.writeable = False
             marked = position in self._boundaries.get(view.namespace, ())
@@ -145,20 +152,24 @@ class PromptCache(BasePromptCache):
     def buffer(self, n_bytes: int) -> Bytes:
         """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
 
-        Not wanted after all: `recycle` it. Until then it is the caller's and not counted, but room for it
-        is made now, so that the buffer of what goes is the one handed out.
+        It counts toward the budget until it is admitted, recycled or collected.
         """
+        if n_bytes > self._limit:
+            return np.empty(n_bytes, np.uint8)  # to be refused by `admit`: nothing should go for it
         with self._lock:
-            if n_bytes <= self._limit:
-                self._make_room(n_bytes, reuse=n_bytes)
+            self._make_room(n_bytes, reuse=n_bytes)
             buffer = self._pool.take(n_bytes)
-        return np.empty(n_bytes, np.uint8) if buffer is None else buffer
+            if buffer is None:
+                buffer = np.empty(n_bytes, np.uint8)
+            self._lent[id(buffer)] = weakref.ref(buffer)
+            return buffer
 
     def recycle(self, buffer: Bytes) -> None:
         """Give back a buffer that was not admitted. Raises ValueError for one that belongs to the cache."""
         with self._lock:
             if not buffer.flags.writeable:
                 raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
+            self._lent.pop(id(buffer), None)
             if buffer.base is None and self._used() + buffer.nbytes <= self._limit:
                 self._pool.put(buffer)
 
@@ -211,12 +222,27 @@ class PromptCache(BasePromptCache):
             snapshots = [e.checkpoint.snapshot for e in stored]
             assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
             assert not any(self._pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
-            assert self._used() <= self._limit or held, "over budget"
+            assert self._used() <= self._limit or held or self._lent_bytes(), "over budget"
 
     def _used(self) -> int:
         """Bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self._doomed)
-        return self._tree.token_bytes + self._tree.entry_bytes + doomed + self._pool.nbytes
+        stored = self._tree.token_bytes + self._tree.entry_bytes
+        return stored + doomed + self._pool.nbytes + self._lent_bytes()
+
+    def _lent_bytes(self) -> int:
+        """Bytes of buffers handed out; those that were collected are forgotten here."""
+        buffers = {key: ref() for key, ref in self._lent.items()}
+        self._lent = {key: self._lent[key] for key, buffer in buffers.items() if buffer is not None}
+        return sum(buffer.nbytes for buffer in buffers.values() if buffer is not None)
+
+    def _is_lent(self, buffer: Bytes) -> bool:
+        ref = self._lent.get(id(buffer))
+        return ref is not None and ref() is buffer
+
+    def _most_cuts(self, costs: Costs) -> int:
+        """Cuts whose snapshots fill half the budget: the other half keeps what is known already."""
+        return max(1, self._limit // (2 * max(1, costs.snapshot_bytes)))
 
     def _pinned_bytes(self) -> int:
         return sum(e.nbytes for e in {entry for _, entry in self._plans.values()})

@@ -60,23 +60,28 @@ UNMEASURED = Costs()
 
 
 def prefill_cuts(
-    total: int, cached: int, matched: int, boundaries: Sequence[int], costs: Costs
+    total: int,
+    cached: int,
+    matched: int,
+    boundaries: Sequence[int],
+    costs: Costs,
+    most: int | None = None,
 ) -> tuple[int, ...]:
-    """Where to cut the prefill of tokens [cached, total) and take a checkpoint; ascending.
+    """Where to cut the prefill of tokens [cached, total) and take a checkpoint; ascending, at most `most`.
 
     `boundaries`: ascending positions where a message, or a marked part of one, starts. The prompt's end is
     no cut. In order of worth: the deepest boundary (with a chat template that is where stripped thinking
     diverges), the branch point `matched`, the first boundary (the system prompt's end), the last messages,
     then the ladder. Batch boundaries that the prefill passes anyway come on top: they cost no batch.
     """
+    left = total - cached
+    room = left if most is None else most
     paid = _take(
-        _candidates(total, matched, boundaries), cached, total, _affordable(total - cached, costs), ()
+        _candidates(total, matched, boundaries), cached, total, min(room, _affordable(left, costs)), ()
     )
-    free = (
-        _take(_batch_ends(total, costs), cached, total, MAX_CUTS, paid)
-        if total - cached >= LONG_SUFFIX
-        else ()
-    )
+    free: tuple[int, ...] = ()
+    if left >= LONG_SUFFIX:
+        free = _take(_batch_ends(total, costs), cached, total, room - len(paid), paid)
     return tuple(sorted(paid + free))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -126,8 +127,8 @@ def test_positions_outside_the_live_sequence_are_an_error() -> None:
 def test_other_conversations_go_first_the_longest_unused_before_others() -> None:
     cache = PromptCache(4 * SIZE + 200)
     old, used, live = [1] * 10, [2] * 10, [3] * 10
-    fill(cache, old, 10)
     fill(cache, used, 10)
+    fill(cache, old, 10)
     fill(cache, live, 5)
     assert kept(cache, used, 10) == [10]
     fill(cache, live, 8, 10)
@@ -169,6 +170,108 @@ def test_pinned_snapshots_stay_until_released() -> None:
     assert (cache.stats().entries, cache.stats().bytes_ram) == (0, SIZE)
     fill(cache, [8, 8], 1, 2)
     assert set(plan.checkpoint.snapshot.tolist()) == {3}
+
+
+def test_a_pinned_checkpoint_on_the_live_path_is_not_thinned_out() -> None:
+    cache = PromptCache(2 * SIZE + 4 * 40)
+    path = list(range(40))
+    fill(cache, path, 10, 20)
+    plan = cache.plan(np.array([*path[:10], -1], np.int32), view(path), (), NO_COSTS)
+    fill(cache, path, 30, 40)
+    cache.release(plan)
+    assert kept(cache, path, 10, 20, 30, 40) == [10, 40]
+
+
+def test_room_is_made_for_the_tokens_of_a_new_path_too() -> None:
+    cache = PromptCache(2 * SIZE + 4 * 10)
+    fill(cache, [1] * 10, 10)
+    fill(cache, [2] * 10, 10)
+    assert cache.stats().bytes_ram <= cache.ram_bytes
+
+
+def test_two_plans_pin_twice() -> None:
+    cache = PromptCache(1 << 20)
+    fill(cache, [1, 2, 3], 3)
+    one, two = (cache.plan(np.array([1, 2, 3, 4], np.int32), view([0]), (), NO_COSTS) for _ in range(2))
+    cache.clear()
+    cache.release(one)
+    cache.release(one)
+    cache.check_integrity()
+    assert cache.stats().bytes_ram == SIZE
+    cache.release(two)
+    assert cache.stats().extra["idle_bytes"] == SIZE
+
+
+def test_a_budget_shrunk_under_a_pin_holds_once_it_is_released() -> None:
+    cache = PromptCache(1 << 20)
+    fill(cache, [1, 2, 3], 3)
+    plan = cache.plan(np.array([1, 2, 3, 4], np.int32), view([0]), (), NO_COSTS)
+    cache.ram_bytes = 100
+    assert cache.stats().entries == 1
+    cache.release(plan)
+    assert cache.stats().bytes_ram <= 100
+
+
+def test_what_pins_leave_no_room_for_is_refused_and_evicts_nothing() -> None:
+    cache = PromptCache(4 * SIZE)
+    fill(cache, [1, 2], 2, size=2 * SIZE)
+    fill(cache, [3, 4], 2)
+    plan = cache.plan(np.array([1, 2, 4], np.int32), view([0]), (), NO_COSTS)
+    assert not cache.admit(view([5, 6]), 2, np.zeros(2 * SIZE, np.uint8))
+    assert kept(cache, [3, 4], 2) == [2]
+    cache.release(plan)
+    assert cache.admit(view([5, 6]), 2, np.zeros(2 * SIZE, np.uint8))
+
+
+def test_buffers_handed_out_count_until_admitted_recycled_or_collected() -> None:
+    cache = PromptCache(4 * SIZE)
+    taken = [cache.buffer(SIZE) for _ in range(3)]
+    assert cache.stats().bytes_ram == 3 * SIZE
+    fill(cache, [1, 2], 2)
+    assert cache.stats().entries == 0 or cache.stats().bytes_ram <= 4 * SIZE
+    cache.clear()
+    assert cache.admit(view([1, 2]), 2, taken[0])
+    assert cache.stats().bytes_ram == 3 * SIZE + 8
+    cache.recycle(taken.pop())
+    assert cache.stats().extra["idle_bytes"] == SIZE
+    taken.clear()
+    assert cache.stats().bytes_ram == 2 * SIZE + 8
+
+
+def test_a_buffer_too_large_for_the_budget_is_not_kept_idle() -> None:
+    cache = PromptCache(SIZE)
+    cache.recycle(cache.buffer(2 * SIZE))
+    assert cache.stats().bytes_ram == 0
+
+
+def test_cuts_of_one_prompt_fill_half_the_budget_at_most() -> None:
+    cache = PromptCache(8 * SIZE)
+    prompt = np.arange(9000, dtype=np.int32)
+    boundaries = range(500, 9000, 500)
+    plan = cache.plan(prompt, view([]), boundaries, Costs(snapshot_bytes=SIZE))
+    assert len(plan.cuts) == 4
+    assert 8500 in plan.cuts
+    assert len(cache.plan(prompt, view([]), boundaries, Costs(snapshot_bytes=100 * SIZE)).cuts) == 1
+
+
+def test_making_room_spares_the_tokens_of_the_path_itself() -> None:
+    cache = PromptCache(2300)
+    path = list(range(400))
+    cache.remember("m", np.array(path, np.int32))
+    fill(cache, [9] * 10, 10)
+    assert cache.admit(view(path[:200]), 200, np.zeros(SIZE, np.uint8))
+    assert cache.stats().bytes_ram == SIZE + 4 * 210
+    cache.check_integrity()
+
+
+def test_a_path_asked_for_again_outlives_one_that_was_not() -> None:
+    cache = PromptCache(4 * 250)
+    for token in (1, 2):
+        cache.remember("m", np.full(100, token, np.int32))
+    cache.plan(np.full(100, 1, np.int32), view([]), (), NO_COSTS)
+    cache.remember("m", np.full(100, 3, np.int32))
+    matched = [cache.plan(np.full(100, t, np.int32), view([]), (), NO_COSTS).matched for t in (1, 2, 3)]
+    assert matched == [100, 0, 100]
 
 
 def test_remembered_paths_go_with_age_and_never_cost_a_live_checkpoint() -> None:
@@ -231,11 +334,14 @@ def test_two_threads_share_one_cache() -> None:
         except BaseException as error:
             errors.append(error)
 
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that a missing lock shows
     threads = [threading.Thread(target=chat, args=(seed,)) for seed in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    sys.setswitchinterval(interval)
     assert errors == []
     assert cache.stats().bytes_ram <= 6000
     assert cache.stats().hits > 0
