@@ -243,7 +243,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                     self._score_rows = end
 
     def _settle(self, ids: Tokens, start: int = 0) -> None:
-        """Upstream's arrays say what the live sequence says: [start, ...) is `ids`, opaque ones left alone."""
+        """Upstream's arrays say what the live sequence says: [start, ...) is `ids`, opaque ones left out."""
         end = start + len(ids)
         np.copyto(self.input_ids[start:end], ids, where=ids >= 0)
         self.n_tokens = end

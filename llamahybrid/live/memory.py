@@ -1,11 +1,12 @@
 """MemoryProfile: what one context's memory can do, found out by asking it.
 
-Four tokens are decoded in the fresh context, sizes, positions and one cut are looked at, and the
+Eight tokens are decoded in the fresh context, sizes, positions and one cut are looked at, and the
 memory is cleared again. Nothing is read from a list of architecture names.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ from .native_calls import NativeContext
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
-TRIAL_TOKENS = 4
+TRIAL = (2, 4, 8)
+"""Tokens in memory at which the trial looks at sizes: two points make a line, the third proves it."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,14 @@ class MemoryProfile:
     """PARTIAL snapshots leave something out (attention KV of full layers)."""
     attention_base: int
     attention_per_token: int
+    linear: bool = True
+    """The size rule holds, as far as seen (see `LiveSequence.learn_size_rule`). Where it does not, a restore
+    cannot be verified and only the tip is reused."""
 
     @property
     def needs_checkpoints(self) -> bool:
         """Some cuts are impossible without a stored snapshot."""
-        return self.has_memory and (not self.cuttable or self.window > 0)
+        return self.has_memory and self.linear and (not self.cuttable or self.window > 0)
 
     @property
     def needs_attention(self) -> bool:
@@ -99,27 +104,28 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
     native = NativeContext(ctx)
     if not native.has_memory or llama_cpp.llama_model_has_encoder(model):
         return NO_MEMORY
-    half = TRIAL_TOKENS // 2
+    sizes: list[tuple[int, int]] = []
     try:
-        native.decode(list(range(half)), 0, "last")
-        first = (native.state_size(partial=False), native.state_size(partial=True))
-        native.decode(list(range(half, TRIAL_TOKENS)), half, "last")
-        second = (native.state_size(partial=False), native.state_size(partial=True))
+        for start, end in itertools.pairwise((0, *TRIAL)):
+            native.decode(list(range(end - start)), start, "last")
+            sizes.append((native.state_size(partial=False), native.state_size(partial=True)))
         pos_min, pos_max = native.positions()
-        if pos_max != TRIAL_TOKENS - 1:
+        if pos_max != TRIAL[-1] - 1:
             return NO_MEMORY
-        cuttable = native.cut(half) and native.positions()[1] == half - 1
+        cuttable = native.cut(TRIAL[0]) and native.positions()[1] == TRIAL[0] - 1
     except RuntimeError:
         return NO_MEMORY
     finally:
         native.clear()
         native.reset_counters()
-    keeps_tip_only = pos_min == TRIAL_TOKENS - 1
-    partial_is_partial = first[0] != first[1]
-    sizes = [full - part if partial_is_partial else full for full, part in (first, second)]
-    if keeps_tip_only and not partial_is_partial:
-        sizes = [0, 0]  # recurrent: the snapshot is everything, of constant size
-    per_token = (sizes[1] - sizes[0]) // (TRIAL_TOKENS - half)
+    keeps_tip_only = pos_min == TRIAL[-1] - 1
+    partial_is_partial = sizes[0][0] != sizes[0][1]
+    if partial_is_partial:
+        attention = [full - part for full, part in sizes]
+    else:  # a recurrent snapshot is everything, of constant size; one of plain attention is the KV
+        attention = [0 if keeps_tip_only else full for full, _ in sizes]
+    per_token = (attention[1] - attention[0]) // (TRIAL[1] - TRIAL[0])
+    base = attention[0] - per_token * TRIAL[0]
     window = 0 if swa_full else int(llama_cpp.llama_model_n_swa(model))
     return MemoryProfile(
         has_memory=True,
@@ -127,6 +133,7 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
         keeps_tip_only=keeps_tip_only,
         window=window if window < native.n_ctx else 0,
         partial_is_partial=partial_is_partial,
-        attention_base=sizes[0] - per_token * half,
+        attention_base=base,
         attention_per_token=per_token,
+        linear=base >= 0 and attention == [base + per_token * n for n in TRIAL],
     )

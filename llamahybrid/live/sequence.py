@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +55,8 @@ class LiveSequence:
         self._n = 0
         self._extra_bytes = 0
         self._tainted = False
+        self._grown = True
+        self._grown = True  # by our own decodes alone, since it was empty
         self._counters = self._native.counters() if profile.has_memory else (0, 0)
 
     # -- what is believed ------------------------------------------------------------------------
@@ -121,9 +124,25 @@ class LiveSequence:
         fault = self.profile.position_fault(self._n, *self._native.positions())
         if fault or not deep or self._n == 0:
             return fault
+        if not self.profile.linear:
+            return None
         size = self._attention_bytes()
         expected = self.profile.predicted_size(self._n) + self._extra_bytes
         return None if size == expected else f"state has {size} bytes, expected {expected}"
+
+    def learn_size_rule(self) -> bool:
+        """Look at the size rule after a prefill; False when memory is not what it should be.
+
+        A sequence that grew by our own decodes alone and breaks the rule refutes it (compressed attention,
+        src/llama-kv-cache-dsv4.cpp): restores cannot be verified there, and only the tip is reused.
+        """
+        fault = self.fault()
+        if fault is None:
+            return True
+        if not self._grown or self.fault(deep=False) is not None:
+            return False
+        self.profile = replace(self.profile, linear=False)
+        return True
 
     def touched_outside(self) -> bool:
         """Someone decoded on this context, or reset its counters, since our last operation."""
@@ -146,6 +165,7 @@ class LiveSequence:
         for i in range(self._n, n):
             self._ids[i] = next(_unknown_ids)
         self._n = n
+        self._grown = False
         self._extra_bytes = self._attention_bytes() - self.profile.predicted_size(n)
         self.tip_logits = False
         self.recount()
@@ -157,6 +177,7 @@ class LiveSequence:
         Ids below zero stand for opaque content, whose cells are taken as they are.
         """
         self._set(ids)
+        self._grown = False
         self._extra_bytes = 0
         if self.opaque:
             self._extra_bytes = self._attention_bytes() - self.profile.predicted_size(self._n)
@@ -217,6 +238,7 @@ class LiveSequence:
         self._n = 0
         self._extra_bytes = 0
         self._tainted = False
+        self._grown = True
         self.tip_logits = False
         self.recount()
 
@@ -248,8 +270,13 @@ class LiveSequence:
         payload = record[HEADER_BYTES:]
         if self._native.save_partial(payload) != payload.nbytes:
             return None
-        pos_min, pos_max = self._native.positions()
-        seal(record, fingerprint=self.fingerprint, tokens=self.tokens, pos_min=pos_min, pos_max=pos_max)
+        seal(
+            record,
+            fingerprint=self.fingerprint,
+            tokens=self.tokens,
+            positions=self._native.positions(),
+            attention_bytes=self._attention_bytes(),
+        )
         return record
 
     def restore(self, record: Bytes, tokens: Tokens) -> str | None:
@@ -260,6 +287,10 @@ class LiveSequence:
 
         Raises SnapshotError, with nothing changed, when the record may not be used here.
         """
+        if not self.profile.linear:
+            raise SnapshotError(
+                "a restore cannot be verified in this memory: its size follows no rule we know"
+            )
         info = open_snapshot(record, fingerprint=self.fingerprint, tokens=tokens)
         position = info.position
         if self.profile.needs_attention and common_prefix(self.tokens, tokens) < position:
@@ -273,10 +304,13 @@ class LiveSequence:
             self._mark_junk()
             return f"the library refused to cut at {position} after a restore"
         self._set(tokens)
+        self._grown = False
         self._extra_bytes = 0
         fault = self.fault()
         if fault is None and self._native.state_size(partial=True) != info.payload.nbytes:
             fault = "the restored state has another size than its snapshot"
+        if fault is None and self._attention_bytes() != info.attention_bytes:
+            fault = f"attention has {self._attention_bytes()} bytes, {info.attention_bytes} when saved"
         if fault:
             self._mark_junk()
         return fault

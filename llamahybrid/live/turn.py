@@ -183,18 +183,27 @@ class Keeper:
     def prompt_done(self, turn: Turn) -> bool:
         """The prompt is decoded: keep its checkpoints and its end, with logits.
 
-        False when the logits are not numbers: everything this request rested on is then forgotten.
+        False when the logits are not numbers, or memory is not what it should be: everything this request
+        rested on is then forgotten, and the prompt must be decoded from zero.
         """
         turn.prefilling = False
-        if self.live.profile.needs_checkpoints:
-            logits = self.live.logits()
-            if logits is not None and not bool(np.isfinite(logits).all()):
-                self._forget_poisoned(turn)
-                return False
-            self.keep_staged(turn)
-            if logits is not None and turn.plan.cached < turn.plan.total:
-                self.checkpoint(turn, logits.copy())
-            turn.next_checkpoint = next_decode_checkpoint(self.live.n, turn.plan.total, self.meter.costs())
+        live = self.live
+        if not live.profile.needs_checkpoints:
+            return True
+        logits = live.logits()
+        if logits is not None and not bool(np.isfinite(logits).all()):
+            self._forget(turn, "the model's logits are not finite numbers")
+            return False
+        if not live.learn_size_rule():
+            self._forget(turn, "memory holds other cells than were decoded")
+            return False
+        if not live.profile.needs_checkpoints:  # learnt just now: this memory cannot be verified
+            turn.staged.clear()
+            return True
+        self.keep_staged(turn)
+        if logits is not None and turn.plan.cached < turn.plan.total:
+            self.checkpoint(turn, logits.copy())
+        turn.next_checkpoint = next_decode_checkpoint(live.n, turn.plan.total, self.meter.costs())
         return True
 
     def before_token(self, turn: Turn) -> None:
@@ -278,11 +287,11 @@ class Keeper:
                     turn.last_checkpoint = position
             turn.staged.clear()
 
-    def _forget_poisoned(self, turn: Turn) -> None:
+    def _forget(self, turn: Turn, cause: str) -> None:
         turn.staged.clear()
         if turn.plan.checkpoint is not None:
             self.cache.drop(turn.plan.checkpoint)
-        self.warn("the model's logits are not finite numbers; memory is zeroed and nothing of it kept")
+        self.warn(f"{cause}; memory is zeroed and nothing of it kept")
         self.live.taint()
 
 
