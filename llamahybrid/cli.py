@@ -66,7 +66,45 @@ def tiny(
             context=context,
             seed=seed,
         )
-    except LlamaHybridError as error:
+    except (LlamaHybridError, ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     typer.echo(f"{path}: {path.stat().st_size:,} bytes")
+
+
+@app.command()
+def chat(
+    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
+    system: Annotated[str, typer.Option(help="system prompt")] = "",
+    n_ctx: Annotated[int, typer.Option(min=64, help="context length")] = 8192,
+    max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
+    keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
+    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+) -> None:
+    """Chat in the terminal; a line after each turn says what had to be decoded."""
+    from llamahybrid import terminal_chat
+
+    terminal_chat.chat(
+        model,
+        system=system,
+        n_ctx=n_ctx,
+        max_tokens=max_tokens,
+        keep_thinking=keep_thinking,
+        n_gpu_layers=n_gpu_layers,
+    )
+
+
+@app.command()
+def probe(
+    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
+    scenario: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
+    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    json: Annotated[bool, typer.Option(help="print JSON, not tables")] = False,
+) -> None:
+    """Run every scenario on stock llama-cpp-python and on ours, and compare tokens, time and texts."""
+    from llamahybrid.harness import probe as probing
+
+    try:
+        probing.probe(model, scenario or (), {"n_gpu_layers": n_gpu_layers}, as_json=json)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -1,0 +1,1 @@
+"""How anyone proves it: native counters, conversations to measure, the least possible work, and tables."""

@@ -1,0 +1,41 @@
+"""The least possible work: what an infinite, perfect cache would still have to decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamahybrid.harness.conversation import Record
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix of two token lists."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(differs[0]) if len(differs) else n
+
+
+def least_decodes(records: Sequence[Record]) -> list[int]:
+    """Least tokens each request of one conversation could decode.
+
+    A request needs its prompt without the longest prefix ever evaluated before, at least the one token whose
+    logits it samples from (none if this very prompt was sampled from before), and each sampled token but the
+    last, which is never decoded.
+    """
+    evaluated: list[tuple[int, ...]] = []
+    sampled: set[tuple[int, ...]] = set()
+    least = []
+    for record in records:
+        known = max((common_prefix(record.prompt, tokens) for tokens in evaluated), default=0)
+        rest = 0 if record.prompt in sampled else max(1, len(record.prompt) - known)
+        least.append(rest + max(0, len(record.generated) - 1))
+        evaluated.append(record.prompt + record.generated[:-1])
+        sampled.add(record.prompt)
+    return least
+
+
+def oracle_ratio(records: Sequence[Record], first: int = 0) -> float:
+    """Tokens decoded over the least possible, from request number `first` on."""
+    least = sum(least_decodes(records)[first:])
+    return sum(record.decoded for record in records[first:]) / least

@@ -1,0 +1,68 @@
+"""Words and message marks of any vocabulary, and text for any chat template; the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import llama_cpp
+
+_TEXT = (
+    *("river", "stone", "garden", "winter", "letter", "market", "silver", "harbour", "engine", "forest"),
+    *("window", "morning", "number", "bridge", "paper", "summer", "valley", "island", "yellow", "answer"),
+)
+
+
+class Speech:
+    """Makes prompts out of the ordinary and the control tokens of `llm`'s vocabulary.
+
+    A message is [mark, role, newline, words...], as chat templates have it; the mark is a control token, so
+    that message starts can be found. Thinking starts with a mark of its own.
+    """
+
+    def __init__(self, llm: llama_cpp.Llama, seed: int = 0) -> None:
+        vocab = llama_cpp.llama_model_get_vocab(llm.model)
+        special = {llm.token_bos(), llm.token_eos(), llm.token_nl()}
+        self._random = random.Random(seed)
+        self._words: list[int] = []
+        marks: list[int] = []
+        for token in range(llm.n_vocab()):
+            attr = llama_cpp.llama_vocab_get_attr(vocab, token)
+            if attr & llama_cpp.LLAMA_TOKEN_ATTR_NORMAL:
+                self._words.append(token)
+            elif attr & (
+                llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+            ) and not (token in special or llama_cpp.llama_vocab_is_eog(vocab, token)):
+                marks.append(token)
+        self._ordinary = frozenset(self._words)
+        opening = next(iter(_spelled(llm, "<|im_start|>") + marks))
+        self._think = next(mark for mark in _spelled(llm, "<think>") + marks if mark != opening)
+        self._roles = {role: [opening, *self._words[i : i + 2]] for i, role in enumerate(("system", "user"))}
+        self._reply = [opening, *self._words[2:4]]
+
+    def words(self, n: int) -> list[int]:
+        """`n` ordinary tokens."""
+        return self._random.choices(self._words, k=n)
+
+    def message(self, n: int, role: str = "user") -> list[int]:
+        """A message of `n` tokens (at least 3) with its mark and role."""
+        head = self._roles[role]
+        return head + self.words(n - len(head))
+
+    def reply(self, thinking: bool = False) -> list[int]:
+        """What a template puts last to make the model answer: 3 tokens, 5 if it is told to think."""
+        return [*self._reply, self._think, self._reply[-1]] if thinking else list(self._reply)
+
+    def spoken(self, tokens: Sequence[int]) -> list[int]:
+        """The ordinary tokens among `tokens`: what is left of an answer once it was shown as text."""
+        return [token for token in tokens if token in self._ordinary]
+
+    def sentence(self, n: int) -> str:
+        """A text of `n` words."""
+        return " ".join(self._random.choices(_TEXT, k=n))
+
+
+def _spelled(llm: llama_cpp.Llama, text: str) -> list[int]:
+    """The one token that spells `text`, or nothing if the vocabulary has no such token."""
+    tokens: list[int] = llm.tokenize(text.encode(), add_bos=False, special=True)
+    return tokens if len(tokens) == 1 else []
