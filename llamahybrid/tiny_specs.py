@@ -170,6 +170,8 @@ def _nemotron(d: Dims) -> Hparams:
 
 
 def _rwkv(d: Dims, shifts: int = 2) -> Hparams:
+    if d.embd % 64:
+        raise ValueError(f"RWKV heads are 64 wide here: embd {d.embd} is no multiple of that")
     return {
         **_plain(d),
         "attention.head_count": 0,
@@ -207,6 +209,8 @@ def _qwen4exp(d: Dims) -> Hparams:
 
 
 def _deepseek4(d: Dims) -> Hparams:
+    if d.layers < 4:
+        raise ValueError("deepseek4 needs four layers, one for each way of compressing")
     ratios = [(0, 0, 4, 128)[i % 4] for i in range(d.layers)]
     return {
         **_plain(d),

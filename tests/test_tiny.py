@@ -5,18 +5,21 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import TinyModel
 from typer.testing import CliRunner
 
 from llamahybrid import UnknownArchitecture, tiny
 from llamahybrid.cli import app
 from llamahybrid.tiny_native import Gguf, quiet
+
+TinyModel: TypeAlias = Callable[..., Path]
 
 HYBRID = [
     "jamba",
@@ -201,6 +204,24 @@ def test_params_are_met(arch: str, tiny_model: TinyModel) -> None:
 def test_params_need_room_to_choose() -> None:
     with pytest.raises(ValueError, match="leave embd or layers open"):
         tiny.make("llama", Path("unwritten"), params=10**6, embd=64, layers=4)
+
+
+@pytest.mark.parametrize(
+    ("arch", "sizes"),
+    [
+        ("llama", {"embd": 100}),
+        ("llama", {"heads": 3}),
+        ("rwkv7", {"embd": 96, "heads": 3}),
+        ("qwen35", {"layers": 1}),
+        ("deepseek4", {"layers": 3}),
+    ],
+)
+def test_sizes_that_would_kill_the_process_are_refused(
+    arch: str, sizes: dict[str, int], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"multiple of|layers|two or more"):
+        tiny.make(arch, tmp_path / "x.gguf", **sizes)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("vocab", ["qwen35", "llama-spm", "bert-bge"])
