@@ -53,6 +53,10 @@ class PromptCache(BasePromptCache):
         self._doomed: set[Entry] = set()  # out of the tree, but pinned
         self._hits = self._misses = self._saved = self._evictions = self._refused = 0
 
+    def __reduce__(self) -> tuple[type[PromptCache], tuple[int]]:
+        """Pickles as an empty cache with the same budget: state belongs to the process that made it."""
+        return type(self), (self._limit,)
+
     @property
     def ram_bytes(self) -> int:
         """The budget; setting it evicts what no longer fits (pinned entries go when released)."""
@@ -69,7 +73,8 @@ class PromptCache(BasePromptCache):
         total = len(tokens)
         live_lcp = common_prefix(tokens, view.tokens)
         with self._lock:
-            self._boundaries[view.namespace] = frozenset(boundaries)
+            if boundaries:
+                self._boundaries[view.namespace] = frozenset(boundaries)
             match = self._tree.match(view.namespace, tokens)
             self._tree.touch(match)
             self._live = match.entries()

@@ -70,5 +70,9 @@ class BufferPool:
 
 
 def owned(snapshot: Bytes) -> Bytes:
-    """`snapshot` itself if it owns exactly its memory, else a copy: a view would hold uncounted bytes."""
-    return snapshot if snapshot.base is None and snapshot.flags.c_contiguous else snapshot.copy()
+    """`snapshot` itself if it owns exactly its memory and nobody else keeps it, else a copy.
+
+    A view would hold uncounted bytes; a read-only array may be in the cache already.
+    """
+    flags = snapshot.flags
+    return snapshot if flags.owndata and flags.writeable and flags.c_contiguous else snapshot.copy()

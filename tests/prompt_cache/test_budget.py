@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 from collections.abc import Sequence
@@ -72,6 +73,26 @@ def test_a_view_is_copied_so_that_it_holds_no_uncounted_memory() -> None:
     assert plan.checkpoint is not None
     assert plan.checkpoint.snapshot.base is None
     assert not plan.checkpoint.snapshot.any()
+
+
+def test_one_array_admitted_twice_is_kept_twice() -> None:
+    cache = PromptCache(1 << 20)
+    snapshot = np.full(SIZE, 5, np.uint8)
+    for position in (1, 2, 2):
+        cache.admit(view([1, 2]), position, snapshot)
+        cache.check_integrity()
+    fill(cache, [3, 4], 1, 2)
+    for tokens in ([1, 9], [1, 2, 9]):
+        plan = cache.plan(np.array(tokens, np.int32), view([0]), (), NO_COSTS)
+        assert plan.checkpoint is not None
+        assert set(plan.checkpoint.snapshot.tolist()) == {5}
+
+
+def test_a_pickled_cache_is_empty_with_the_same_budget() -> None:
+    cache = PromptCache(12345)
+    fill(cache, [1, 2], 2)
+    copy = pickle.loads(pickle.dumps(cache))
+    assert (copy.ram_bytes, copy.stats().entries) == (12345, 0)
 
 
 def test_stored_logits_are_a_copy() -> None:

@@ -128,10 +128,11 @@ def test_decoding_is_checkpointed_at_least_by_the_schedule(frontier: int) -> Non
 @given(frontier=st.integers(0, 5000), micros=st.integers(1, 5000))
 def test_snapshots_take_at_most_one_percent_beyond_the_schedule(frontier: int, micros: int) -> None:
     costs = Costs(token_seconds=1e-2, snapshot_seconds=micros * 1e-6)
-    count = len(_decode_checkpoints(3000, frontier, costs))
-    schedule = len(_decode_checkpoints(3000, frontier, UNMEASURED))
-    assert count <= schedule + 1 or count * costs.snapshot_seconds <= 0.0102 * 3000 * costs.token_seconds
-    assert count >= schedule - 1
+    extra = set(_decode_checkpoints(3000, frontier, costs)[1:-1])
+    schedule = set(_decode_checkpoints(3000, frontier, UNMEASURED)[1:-1])
+    # One more than whole gaps fit, because the grid is absolute.
+    assert extra == schedule or (len(extra) - 1) * costs.snapshot_seconds <= 0.01 * 3000 * costs.token_seconds
+    assert schedule <= extra
 
 
 def test_cheap_snapshots_come_every_sixteen_tokens_on_the_grid() -> None:
