@@ -67,7 +67,6 @@ _FILLS = (
     _Fill(r"ffn_(up|gate)", 0.0, 1.5, fan_in=True),
     _Fill(r"hc_|sinks|scale|time_mix_(first|r_k|v0)", 0.0, 0.3),
     _Fill(r"attn_(q|kv)_|attn_[kv]_b", 0.0, 1.3, fan_in=True),  # latent attention: two matrices in a row
-    _Fill(r"attn_[qk]\.", 0.0, 2.5, fan_in=True),
     _Fill(r"", 0.0, 2.5, fan_in=True),
 )
 
@@ -130,13 +129,16 @@ def make(
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f"{out.name}.{os.getpid()}.part")
-    with Gguf() as gguf:
-        shapes = _shapes(gguf, arch, dims, words)
-        tied = all(shape.name != "output.weight" for shape in shapes)
-        for shape in shapes:
-            gguf.add(shape, _weights(shape, seed, words, params is not None, tied))
-        gguf.write(part)
-    part.replace(out)
+    try:
+        with Gguf() as gguf:
+            shapes = _shapes(gguf, arch, dims, words)
+            tied = all(shape.name != "output.weight" for shape in shapes)
+            for shape in shapes:
+                gguf.add(shape, _weights(shape, seed, words, params is not None, tied))
+            gguf.write(part)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
     return out
 
 
