@@ -37,6 +37,10 @@ LADDER = ((64, 64), (128, 128), (512, 512), (2048, 512), (8192, 512))
 """(tokens before the prompt's end, grid): gaps grow with the distance, so that a divergence d tokens back
 costs at most a constant factor of d. 64 and 128 serve turns without message starts; 1.34 -> 1.014 decoded."""
 
+TURN_END = (4, 16)
+"""(tokens before the prompt's end, grid) of the first cut where no message starts are known: what asks for an
+answer is a few tokens long, and the next history often differs there."""
+
 FREE_GRID = 512
 """Batch boundaries are taken for free checkpoints, but no denser than this."""
 
@@ -136,7 +140,8 @@ def _within(share: float, left: int, costs: Costs, most: int, unmeasured: int) -
 def _candidates(total: int, matched: int, boundaries: Sequence[int]) -> Iterator[int]:
     """Positions worth a cut, the best first."""
     inside = [b for b in boundaries if 0 < b < total]
-    yield from inside[-1:]
+    distance, grid = TURN_END
+    yield inside[-1] if inside else (total - distance) // grid * grid
     yield matched
     yield from inside[:1]
     yield from inside[-2 : -2 - RECENT_STARTS : -1]

@@ -276,7 +276,7 @@ def test_cuts_of_one_prompt_fill_half_the_budget_at_most() -> None:
 
 
 def test_making_room_spares_the_tokens_of_the_path_itself() -> None:
-    cache = PromptCache(2300)
+    cache = PromptCache(2700)
     path = list(range(400))
     cache.remember("m", np.array(path, np.int32))
     fill(cache, [9] * 10, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,14 @@ def test_chats_decode_only_what_is_new(name: str, kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_histories_that_keep_part_of_a_long_answer(kind: Kind) -> None:
     assert oracle_ratio(shortened_answer, kind) <= 1.2
+
+
+def test_raw_prompts_without_message_starts_stay_near() -> None:
+    def raw(seed: int) -> Iterator[Turn]:
+        for turn in WORKLOADS["thinking_stripped"](seed):
+            yield replace(turn, boundaries=[])
+
+    assert oracle_ratio(raw, "hybrid") <= 1.06
 
 
 def test_a_budget_of_a_few_snapshots_keeps_the_places_where_histories_diverge() -> None:
