@@ -31,6 +31,8 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
 
     def decode(self, batch: Any) -> None:
         """Decode a batch; raises DecodeError with the library's result when it is not 0."""
+        if self.ctx is None:
+            raise RuntimeError("the model is closed")  # the library would crash
         code = int(llama_cpp.llama_decode(self.ctx, batch.batch))
         if code != 0:
             raise DecodeError(code, f"llama_decode returned {code}")

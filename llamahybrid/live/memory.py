@@ -38,7 +38,9 @@ class MemoryProfile:
     keeps_tip_only: bool
     """A recurrent state: pos_min == pos_max, and the past cannot be cut back to."""
     window: int
-    """Tokens of the sliding window whose older cells are thrown away; 0: every cell is kept."""
+    """Tokens of the model's sliding window; 0: it has none."""
+    prunes: bool
+    """Cells behind the window are thrown away. Otherwise only a saved state leaves them out."""
     partial_is_partial: bool
     """PARTIAL snapshots leave something out (attention KV of full layers)."""
     attention_base: int
@@ -50,7 +52,7 @@ class MemoryProfile:
     @property
     def needs_checkpoints(self) -> bool:
         """Some cuts are impossible without a stored snapshot."""
-        return self.has_memory and self.linear and (not self.cuttable or self.window > 0)
+        return self.has_memory and self.linear and (not self.cuttable or self.prunes)
 
     @property
     def needs_attention(self) -> bool:
@@ -88,6 +90,7 @@ NO_MEMORY = MemoryProfile(
     cuttable=False,
     keeps_tip_only=False,
     window=0,
+    prunes=False,
     partial_is_partial=False,
     attention_base=0,
     attention_per_token=0,
@@ -126,12 +129,13 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
         attention = [0 if keeps_tip_only else full for full, _ in sizes]
     per_token = (attention[1] - attention[0]) // (TRIAL[1] - TRIAL[0])
     base = attention[0] - per_token * TRIAL[0]
-    window = 0 if swa_full else int(llama_cpp.llama_model_n_swa(model))
+    window = int(llama_cpp.llama_model_n_swa(model))
     return MemoryProfile(
         has_memory=True,
         cuttable=cuttable,
         keeps_tip_only=keeps_tip_only,
-        window=window if window < native.n_ctx else 0,
+        window=window,
+        prunes=not swa_full and 0 < window < native.n_ctx,
         partial_is_partial=partial_is_partial,
         attention_base=base,
         attention_per_token=per_token,

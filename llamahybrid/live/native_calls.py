@@ -126,11 +126,14 @@ class NativeContext:
         rows: Logits = np.ctypeslib.as_array(pointer, shape=(n_vocab,))
         return rows
 
-    def counters(self) -> tuple[int, int]:
-        """(prompt tokens, single tokens) decoded by this context, by the library's own count."""
+    def counters(self) -> tuple[float, ...]:
+        """Tokens and milliseconds decoded by this context, in batches and singly, by the library's count.
+
+        Time is told too because each count reads max(1, n) (src/llama-context.cpp:3470).
+        """
         self.synchronize()
         data = llama_cpp.llama_perf_context(self._pointer)
-        return int(data.n_p_eval), int(data.n_eval)
+        return data.n_p_eval, data.n_eval, data.t_p_eval_ms, data.t_eval_ms
 
     def reset_counters(self) -> None:
         """Start the library's counters and timings anew."""

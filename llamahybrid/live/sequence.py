@@ -57,7 +57,7 @@ class LiveSequence:
         self._tainted = False
         self._grown = True
         self._grown = True  # by our own decodes alone, since it was empty
-        self._counters = self._native.counters() if profile.has_memory else (0, 0)
+        self._counters = self._native.counters()
 
     # -- what is believed ------------------------------------------------------------------------
 
@@ -202,6 +202,7 @@ class LiveSequence:
             self._after_failure(error.code)
             raise
         except BaseException:
+            self.recount()
             self._mark_junk()  # interrupted: whether the batch finished cannot be told
             raise
         self._ids[self._n : end] = tokens

@@ -1,0 +1,150 @@
+"""The live sequence notices whatever memory does that it did not order, and keeps only what is proven."""
+
+import ctypes
+
+import llama_cpp
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as native
+
+from llamahybrid import Llama
+from llamahybrid.errors import DecodeError, SnapshotError
+from llamahybrid.live.sequence import common_prefix
+
+PROMPT = [(7 * i + 1) % 200 for i in range(60)]
+
+
+def ids(tokens):
+    return np.array(tokens, dtype=np.int32)
+
+
+@pytest.fixture
+def llm(tiny_model):
+    return Llama(str(tiny_model("qwen35")), n_ctx=256, n_threads=1, verbose=False)
+
+
+@pytest.fixture
+def live(llm):
+    llm.eval(PROMPT)
+    return llm._keeper.live
+
+
+def test_common_prefix():
+    assert common_prefix(ids([1, 2, 3]), ids([1, 2, 4])) == 2
+    assert common_prefix(ids([1, 2]), ids([1, 2, 4])) == 2
+    assert common_prefix(ids([]), ids([1])) == 0
+
+
+def test_a_sound_sequence_has_no_fault(live):
+    assert live.fault() is None
+    assert live.holds(ids(PROMPT))
+    assert not live.touched_outside()
+
+
+def test_a_hole_in_attention_shows_in_the_size(live):
+    assert native.llama_memory_seq_rm(live._native._ctx.memory, 0, 2, 5)  # llama.cpp says yes, and is wrong
+    assert live.fault(deep=False) is None
+    assert "bytes" in live.fault()
+
+
+def test_lost_attention_shows_in_the_positions(llm, live):
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    memory = live._native._ctx.memory
+    native.llama_memory_seq_rm(memory, 0, -1, -1)
+    assert live.fault() is not None
+    live.distrust()
+    with pytest.raises(SnapshotError, match="not live"):
+        live.restore(record, ids(PROMPT))
+
+
+def test_a_decode_by_others_is_noticed(live):
+    batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(5), 1)
+    assert llama_cpp.llama_decode(live._native._ctx.ctx, batch) == 0
+    assert live.touched_outside()
+
+
+def test_a_restore_goes_back_to_the_very_logits(llm, live):
+    before = live.logits().copy()
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    llm.eval([3, 4, 5])
+    after = live.logits().copy()
+    assert live.restore(record, ids(PROMPT)) is None
+    assert live.n == len(PROMPT)
+    assert live.logits() is None, "logits of another position are not the tip's"
+    llm.n_tokens = len(PROMPT)
+    llm.eval([3, 4, 5])
+    assert np.array_equal(live.logits(), after)
+    assert not np.array_equal(before, after)
+
+
+def test_a_short_read_is_a_fault(llm, live, monkeypatch):
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    llm.eval([3, 4])
+    monkeypatch.setattr(live._native, "load_partial", lambda data: data.nbytes - 1)
+    assert "read" in live.restore(record, ids(PROMPT))
+    assert live.is_junk
+
+
+def test_a_refused_cut_is_a_fault(llm, live, monkeypatch):
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    llm.eval([3, 4])
+    monkeypatch.setattr(live._native, "cut", lambda position: False)
+    assert "refused" in live.restore(record, ids(PROMPT))
+
+
+def test_a_restore_over_attention_with_a_hole_is_a_fault(llm, live):
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    llm.eval([3, 4])
+    native.llama_memory_seq_rm(live._native._ctx.memory, 0, 2, 5)
+    assert "bytes" in live.restore(record, ids(PROMPT))
+
+
+def test_recurrent_memory_refuses_a_cut(live):
+    assert not live.cut(30)
+    assert live.holds(ids(PROMPT))
+    assert live.fault() is None
+
+
+def test_a_snapshot_is_refused_when_memory_is_not_as_believed(live):
+    native.llama_memory_seq_rm(live._native._ctx.memory, 0, 2, 5)
+    assert live.snapshot(lambda n: np.empty(n, dtype=np.uint8)) is None
+
+
+def test_a_failed_decode_leaves_nothing_at_the_tip_to_build_on(live, monkeypatch):
+    def fail(*_):
+        raise DecodeError(2, "llama_decode returned 2")
+
+    monkeypatch.setattr(live._native, "decode", fail)
+    with pytest.raises(DecodeError):
+        live.decode(ids([1]), "last")
+    assert live.is_junk
+    assert common_prefix(live.tokens, ids(PROMPT)) == len(PROMPT), "attention before the batch is still good"
+
+
+def test_a_refused_batch_changes_nothing(live, monkeypatch):
+    def refuse(*_):
+        raise DecodeError(1, "llama_decode returned 1")
+
+    monkeypatch.setattr(live._native, "decode", refuse)
+    with pytest.raises(DecodeError):
+        live.decode(ids([1]), "last")
+    assert live.holds(ids(PROMPT))
+
+
+def test_memory_that_cannot_be_verified_is_never_restored(tiny_model):
+    llm = Llama(str(tiny_model("deepseek4")), n_ctx=256, n_threads=1, verbose=False)
+    llm.eval(PROMPT)
+    live = llm._keeper.live
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    with pytest.raises(SnapshotError, match="cannot be verified"):
+        live.restore(record, ids(PROMPT))
+
+
+def test_a_cut_behind_the_window_is_refused(tiny_model):
+    llm = Llama(str(tiny_model("gemma3")), n_ctx=1024, n_batch=32, n_threads=1, verbose=False, swa_full=False)
+    llm.eval([(7 * i + 1) % 200 for i in range(600)])
+    live = llm._keeper.live
+    assert live.view().cut_floor > 100
+    assert not live.cut(100)
+    assert not llm._ctx.kv_cache_seq_rm(0, 100, -1)
+    assert live.fault() is None
