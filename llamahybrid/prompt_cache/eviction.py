@@ -32,13 +32,14 @@ def off_path_victim(tree: Tree, path: Match | None, live: Sequence[Entry]) -> En
 def ladder_victim(live: Sequence[Entry], incoming: int | None) -> Entry | None:
     """The checkpoint of the live path that is missed least.
 
-    `live`: the path's checkpoints, shallowest first. `incoming`: position of the one room is made for. The
-    first one (a system prompt's end: shared by every later chat) and the deepest go last, in this order.
+    `live`: the path's checkpoints, shallowest first. `incoming`: position of the one room is made for; None:
+    it is going to be the deepest. The first one (a system prompt's end: every later chat shares it) goes
+    last, the deepest before it.
     """
     free = [e for e in live if not e.pins]
     if not free:
         return None
-    positions = sorted({e.position for e in live} | ({incoming} if incoming else set()))
+    positions = sorted({*(e.position for e in live), incoming or live[-1].position + 1})
     tip = positions[-1]
     before = dict(zip(positions, [0, *positions], strict=False))
     after = dict(pairwise(positions))

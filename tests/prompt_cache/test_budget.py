@@ -171,6 +171,22 @@ def test_on_the_live_path_gaps_grow_with_the_distance_and_both_ends_stay() -> No
     assert gaps[-1] == min(gaps)
 
 
+def test_with_room_for_two_the_first_and_the_newest_stay() -> None:
+    cache = PromptCache(2 * SIZE + 4 * 50)
+    path = list(range(50))
+    fill(cache, path, 10, 20, 30, 40, 50)
+    assert kept(cache, path, 10, 20, 30, 40, 50) == [10, 50]
+
+
+def test_distances_are_measured_from_the_checkpoint_that_comes_in() -> None:
+    """Seen from 400, losing 180 leaves a gap of 100 at distance 220; losing 100 one of 170 at 300."""
+    cache = PromptCache(4 * SIZE + 4 * 400)
+    path = list(range(400))
+    fill(cache, path, 10, 100, 180, 200)
+    assert cache.admit(view(path), 400, np.full(SIZE, 400 % 251, np.uint8))
+    assert kept(cache, path, 10, 100, 180, 200, 400) == [10, 100, 200, 400]
+
+
 def test_prompt_ends_outlive_what_lies_around_them() -> None:
     cache = PromptCache(6 * SIZE + 4 * 2000 + 40)
     path = list(range(2000))
@@ -293,6 +309,15 @@ def test_a_path_asked_for_again_outlives_one_that_was_not() -> None:
     cache.remember("m", np.full(100, 3, np.int32))
     matched = [cache.plan(np.full(100, t, np.int32), view([]), (), NO_COSTS).matched for t in (1, 2, 3)]
     assert matched == [100, 0, 100]
+
+
+def test_an_older_checkpoint_goes_before_a_younger_remembered_path() -> None:
+    cache = PromptCache(2 * SIZE + 4 * 120)
+    fill(cache, [1] * 10, 10)
+    cache.remember("m", np.full(100, 2, np.int32))
+    fill(cache, [3] * 10, 5, 10)
+    assert kept(cache, [1] * 10, 10) == []
+    assert cache.plan(np.full(100, 2, np.int32), view([]), (), NO_COSTS).matched == 100
 
 
 def test_remembered_paths_go_with_age_and_never_cost_a_live_checkpoint() -> None:
