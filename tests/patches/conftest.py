@@ -59,11 +59,17 @@ _STOCK = pytest.param(
 )
 
 
-@pytest.fixture(params=[_STOCK, pytest.param(PATCHED, id="patched")] if PATCHED else [_STOCK])
+_PATCHED = [pytest.param(PATCHED, id="patched")] if PATCHED else []
+
+
+@pytest.fixture(params=[_STOCK, *_PATCHED])
 def run(request: pytest.FixtureRequest) -> Run:
     """`run(probe, model)`: what the probe returns in a process of its own with this library."""
 
-    def call(probe: Probe, model: Path) -> Any:
-        return _run(request.param, probe, model)
+    return lambda probe, model: _run(request.param, probe, model)
 
-    return call
+
+@pytest.fixture(params=[pytest.param("", id="stock"), *_PATCHED])
+def run_both(request: pytest.FixtureRequest) -> Run:
+    """`run` for what stock does right too, and a patch must not break."""
+    return lambda probe, model: _run(request.param, probe, model)
