@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import SnapshotError
 from ..prompt_cache.base import Bytes, Logits, Plan, Tokens
 from ..prompt_cache.cache import PromptCache
-from ..prompt_cache.placement import final_due, next_decode_checkpoint
+from ..prompt_cache.placement import final_due, next_decode_checkpoint, tip_due
 from ..report import RequestReport
 from .boundaries import Boundaries
 from .cost import CostMeter
@@ -90,6 +90,7 @@ class Keeper:
         """
         turn = Turn(plan=_nothing_planned(len(prompt)), started=time.perf_counter())
         self.check()
+        tip = self.live.n
         boundaries = self._boundaries.find(prompt) if self.live.profile.needs_checkpoints else []
         while True:
             clock = time.perf_counter()
@@ -105,6 +106,13 @@ class Keeper:
                 break
         turn.plan = plan
         turn.last_checkpoint = plan.cached
+        if (
+            plan.source == "live"
+            and plan.cached == tip
+            and self.live.profile.needs_checkpoints
+            and tip_due(plan.left)
+        ):
+            self.checkpoint(turn)
         return turn
 
     def check(self) -> None:

@@ -109,6 +109,14 @@ def final_due(generated: int, costs: Costs = UNMEASURED) -> bool:
     return generated >= (FINAL_TOKENS if cheap is None else min(FINAL_TOKENS, cheap))
 
 
+def tip_due(left: int) -> bool:
+    """Whether the live tip gets a checkpoint before `left` more prompt tokens are decoded behind it.
+
+    There a turn begins: an edited message diverges from it. It is a restore point without a batch of its own.
+    """
+    return left >= MIN_SPACING
+
+
 def _cheap_gap(costs: Costs) -> int | None:
     """Tokens between snapshots that keep them within `DECODE_SHARE`; None while not measured."""
     if not costs.token_seconds or not costs.snapshot_seconds:
@@ -118,8 +126,6 @@ def _cheap_gap(costs: Costs) -> int | None:
 
 def _affordable(left: int, costs: Costs) -> int:
     """How many cuts a prefill of `left` tokens may have."""
-    if left < MIN_SPACING:
-        return 0
     if left < SHORT_SUFFIX:
         return _within(SHORT_SHARE, left, costs, most=SHORT_CUTS, unmeasured=1)
     if left < LONG_SUFFIX:

@@ -110,7 +110,7 @@ class Tree:
         return iter(self._entries)
 
     def oldest_nodes(self) -> Iterator[Node]:
-        """Nodes, the longest unused first; on one path the leaf comes before its ancestors."""
+        """Nodes, the longest unused first."""
         return iter(self._nodes)
 
     def match(self, namespace: str, tokens: Tokens) -> Match:
@@ -132,7 +132,7 @@ class Tree:
     def touch(self, match: Match) -> None:
         """Mark a matched path as used now."""
         self._clock += 1
-        for node in reversed(match.path):
+        for node in match.path:
             node.last_used = self._clock
             self._nodes.move_to_end(node)
 
