@@ -1,0 +1,160 @@
+"""Ours against fresh stock: random histories on every architecture, fixed ones where memory is peculiar."""
+
+from contextlib import closing
+from itertools import islice
+
+import llama_cpp
+import numpy as np
+import pytest
+
+import llamahybrid
+from llamahybrid.harness.differential import (
+    SETTINGS,
+    Mismatch,
+    Reference,
+    Setting,
+    Verdict,
+    check,
+    difference,
+    run,
+    settings_for,
+)
+from llamahybrid.harness.fuzz import generative
+from llamahybrid.harness.history import (
+    Again,
+    Append,
+    Ask,
+    Continue,
+    Cut,
+    Edit,
+    Eval,
+    History,
+    Load,
+    Reset,
+    Save,
+    Strip,
+    Unrelated,
+    random_history,
+)
+from llamahybrid.tiny_native import Gguf, Shape
+
+HISTORIES = 8
+SETTING = {setting.name: setting for setting in SETTINGS}
+
+# One of each memory class: attention, sliding window, recurrent, hybrid with and without M-RoPE.
+CLASSES = ("llama", "gemma3", "mamba", "jamba", "qwen35")
+
+EVERYTHING = History(
+    operations=(
+        Ask(Unrelated(new=120, seed=1), take=8),
+        Ask(Append(new=12, seed=2), take=12),
+        Ask(Strip(percent=70, new=9, seed=3), take=6),
+        Ask(Edit(percent=40, new=5, seed=4), take=6, end="stop"),
+        Save(),
+        Ask(Again(back=0), take=3, end="abandon"),
+        Ask(Cut(percent=60), take=5, end="interrupt"),
+        Ask(Again(back=4), take=2, end="processor error"),
+        Load(),
+        Continue(new=7, seed=5, take=3),
+        Eval(new=6, seed=6),
+        Ask(Append(new=2, seed=7), take=4),
+        Reset(),
+        Ask(Again(back=2), take=4),
+    )
+)
+
+BEHIND_THE_WINDOW = History(
+    operations=(
+        Ask(Unrelated(new=400, seed=1), take=20),
+        Ask(Cut(percent=50), take=6),
+        Ask(Again(back=1), take=2),
+        Ask(Edit(percent=20, new=4, seed=2), take=6),
+        Ask(Strip(percent=100, new=3, seed=3), take=30),
+        Save(),
+        Ask(Strip(percent=70, new=3, seed=4), take=4),
+        Load(),
+        Ask(Cut(percent=30), take=4),
+    )
+)
+
+
+@pytest.mark.parametrize("arch", generative())
+def test_random_histories(tiny_model, record_property, arch):
+    """Even seeds with the default setting, odd ones with the others in turn."""
+    total, start = Verdict(), generative().index(arch)
+    default, *others = settings_for(tiny_model(arch))
+    for seed in range(HISTORIES):
+        setting = default if seed % 2 == 0 else others[(start + seed // 2) % len(others)]
+        number = 1000 * (1 + start) + seed
+        total.add(check(random_history(number), llamahybrid.Llama, tiny_model(arch), setting))
+    assert total.requests >= HISTORIES
+    record_property("requests", total.requests)
+    record_property("bit_equal", total.bit_equal)
+    record_property("worst", total.worst)
+    record_property("ties", [f"{tie.margin:.1e} at {tie.position}" for tie in total.ties])
+
+
+def test_there_are_enough_random_histories():
+    assert HISTORIES * len(generative()) >= 200
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("arch", CLASSES)
+def test_everything_once(tiny_model, arch, setting):
+    check(EVERYTHING, llamahybrid.Llama, tiny_model(arch), setting)
+
+
+@pytest.mark.parametrize("arch", ["gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "lfm2"])
+def test_cuts_behind_the_window(tiny_model, arch):
+    model = tiny_model(arch, window=16)
+    check(BEHIND_THE_WINDOW, llamahybrid.Llama, model, SETTING["window"])
+
+
+def test_stock_cannot_cut_behind_the_window(tiny_model):
+    """The test above sees what it is there to see."""
+    model, setting = tiny_model("gemma2", window=16), SETTING["window"]
+    with closing(Reference(model, setting)) as reference, pytest.raises(Mismatch, match="of the range apart"):
+        run(BEHIND_THE_WINDOW, llama_cpp.Llama, model, reference, setting)
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """`adapter(arch)`: a LoRA adapter of rank 4 on the first layer's `ffn_down`."""
+
+    def make(arch: str):
+        path = tmp_path_factory.mktemp("lora") / f"{arch}.gguf"
+        rng = np.random.default_rng(1)
+        embd, ff, rank = 64, 128, 4
+        with Gguf() as gguf:
+            gguf.set({"general.type": "adapter", "general.architecture": arch, "adapter.type": "lora"})
+            gguf.set({"adapter.lora.alpha": 8.0})
+            for side, ne in (("a", (ff, rank)), ("b", (rank, embd))):
+                data = rng.standard_normal(ne[0] * ne[1]).astype(np.float32) * np.float32(0.3)
+                gguf.add(Shape(f"blk.0.ffn_down.weight.lora_{side}", ne), data)
+            gguf.write(path)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_lora(tiny_model, adapter, reference, arch):
+    model = tiny_model(arch)
+    setting = Setting("lora", {"lora_path": str(adapter(arch)), "lora_scale": 1.0})
+    prompt = list(range(40, 80))
+    plain, adapted = reference(model).logits(prompt), reference(model, setting).logits(prompt)
+    assert difference(plain, adapted) > 0.01, "the adapter does nothing, so the test would prove nothing"
+    check(EVERYTHING, llamahybrid.Llama, model, setting)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_context_is_as_long_as_the_library_made_it(tiny_model, opened, reference, arch):
+    """n_ctx=300 is padded to 512 natively; upstream decodes a longer prompt and then raises."""
+    setting, model = SETTING["odd context"], tiny_model(arch)
+    llm = opened(model, setting)
+    expected = reference(model, setting)
+    prompt = expected.vocabulary.text(310, seed=1)
+    for changed in (prompt, [*prompt[:200], *prompt[210:], *prompt[:20]]):
+        answer = list(islice(llm.generate(changed, temp=0.0), 5))
+        assert answer == expected.logits(changed, answer)[:-1].argmax(axis=1).tolist()
+        assert llm.n_tokens == len(changed) + 4
