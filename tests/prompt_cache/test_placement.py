@@ -146,3 +146,8 @@ def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:
     dear = Costs(token_seconds=1e-2, snapshot_seconds=1.0)
     assert (final_due(1, cheap), final_due(0, cheap)) == (True, False)
     assert (final_due(63, dear), final_due(64, dear)) == (False, True)
+
+
+def test_the_system_prompts_end_is_cut_however_many_messages_follow() -> None:
+    for total in (600, 3000):
+        assert 120 in prefill_cuts(total, 0, 0, range(120, total, 60), UNMEASURED)
