@@ -89,6 +89,11 @@ class Plan:
     reason: str = ""
     """One sentence for `last_request.reason`."""
 
+    @property
+    def left(self) -> int:
+        """Prompt tokens that have to be decoded."""
+        return self.total - self.cached
+
 
 @dataclass(frozen=True)
 class CacheStats:
