@@ -150,4 +150,6 @@ def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:
 
 def test_the_system_prompts_end_is_cut_however_many_messages_follow() -> None:
     for total in (600, 3000):
-        assert 120 in prefill_cuts(total, 0, 0, range(120, total, 60), UNMEASURED)
+        starts = range(120, total, 60)
+        assert 120 in prefill_cuts(total, 0, 0, starts, UNMEASURED)
+        assert 120 in prefill_cuts(total, 0, 0, [0, *starts, total], UNMEASURED), "the ends are no starts"
