@@ -18,6 +18,7 @@ from llamahybrid.harness.workloads import long_prompt
 from llamahybrid.tiny import make
 
 ARCHITECTURES = ("qwen35", "jamba", "falcon-h1", "lfm2", "mamba2", "rwkv7", "gemma3", "llama")
+ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
 
 
 def cell(comparison: Comparison) -> str:
@@ -36,9 +37,7 @@ def main(architectures: list[str]) -> None:
         columns = []
         for arch in architectures:
             model = make(arch, Path(folder) / f"{arch}.gguf")
-            comparer = Comparer(
-                model, {"swa_full": False}, lambda text, arch=arch: status.update(f"{arch}: {text}")
-            )
+            comparer = Comparer(model, {"swa_full": False, **ONE_THREAD}, status.update)
             columns.append([cell(comparer.run(workload)) for workload in workloads])
     for workload, *cells in zip(workloads, *columns, strict=True):
         table.add_row(workload.name, *cells)

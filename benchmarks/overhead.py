@@ -1,11 +1,13 @@
 """What keeping checkpoints costs where nothing can be reused: ratios to stock, measured in one run.
 
 A Qwen3.5-architecture model of about 100M parameters; stock and ours take turns, and the ratio is that of the
-medians. Run: python benchmarks/overhead.py [rounds]
+medians. Run: python benchmarks/overhead.py [--rounds N] [--cpu-time]
+On a busy machine --cpu-time compares CPU seconds of one thread instead of wall time.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import statistics
 import sys
@@ -26,6 +28,8 @@ from llamahybrid import Llama
 from llamahybrid.harness.speech import Speech
 from llamahybrid.harness.tables import machine, milliseconds
 from llamahybrid.tiny import make
+
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -54,18 +58,20 @@ def take(llm: llama_cpp.Llama, prompt: list[int], tokens: int) -> None:
     stream.close()
 
 
-def seconds(llm: llama_cpp.Llama, speech: Speech, case: Case) -> float:
+def seconds(llm: llama_cpp.Llama, speech: Speech, case: Case, clock: Clock) -> float:
     """Time of one round on a prompt nobody has seen."""
     prompt = speech.message(case.prompt)
     if case.prepared:
         take(llm, prompt[: case.prepared], 1)
     gc.collect()
-    started = time.perf_counter()
+    started = clock()
     take(llm, prompt, case.generated)
-    return time.perf_counter() - started
+    return clock() - started
 
 
-def measure(makers: list[Callable[[], llama_cpp.Llama]], rounds: int) -> dict[Case, list[list[float]]]:
+def measure(
+    makers: list[Callable[[], llama_cpp.Llama]], rounds: int, clock: Clock
+) -> dict[Case, list[list[float]]]:
     """Seconds by case, implementation and round, interleaved so that a busy machine slows both alike."""
     times: dict[Case, list[list[float]]] = {case: [[], []] for case in CASES}
     with closing(makers[0]()) as stock, closing(makers[1]()) as ours, Progress(transient=True) as progress:
@@ -76,22 +82,30 @@ def measure(makers: list[Callable[[], llama_cpp.Llama]], rounds: int) -> dict[Ca
         for turn in range(rounds):
             for case in CASES:
                 for side in (0, 1) if turn % 2 else (1, 0):
-                    times[case][side].append(seconds((stock, ours)[side], speech, case))
+                    times[case][side].append(seconds((stock, ours)[side], speech, case, clock))
                 progress.advance(task)
     return times
 
 
-def main(rounds: int) -> int:
+def main(rounds: int, cpu_time: bool) -> int:
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         model = make("qwen35", Path(folder) / "model.gguf", params=100_000_000)
         size = model.stat().st_size
+        count = {"n_threads": 1, "n_threads_batch": 1} if cpu_time else {}
 
         def maker(llama: Callable[..., llama_cpp.Llama]) -> Callable[[], llama_cpp.Llama]:
-            return lambda: llama(model_path=str(model), n_ctx=4096, verbose=False)
+            return lambda: llama(model_path=str(model), n_ctx=4096, verbose=False, **count)
 
-        times = measure([maker(llama_cpp.Llama), maker(Llama)], rounds)
-    table = Table("case", title=f"qwen35, {size / 2e6:.0f}M parameters, medians of {rounds} rounds")
+        times = measure(
+            [maker(llama_cpp.Llama), maker(Llama)],
+            rounds,
+            time.process_time if cpu_time else time.perf_counter,
+        )
+    table = Table(
+        "case",
+        title=f"qwen35, {size / 2e6:.0f}M parameters, medians of {rounds} rounds{', CPU time' * cpu_time}",
+    )
     for head in ("stock ms", "ours ms", "ratio", "target", "holds"):
         table.add_column(head, justify="right")
     missed = 0
@@ -108,4 +122,8 @@ def main(rounds: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 7))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cpu-time", action="store_true")
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.rounds, arguments.cpu_time))
