@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 import llamahybrid
+
+# isort: split
+import llama_cpp
+
 from llamahybrid.harness.differential import SETTINGS, Reference, Setting
 
 
@@ -33,3 +37,17 @@ def reference() -> Iterator[Callable[..., Reference]]:
             return stack.enter_context(closing(Reference(model, setting)))
 
         yield open_one
+
+
+class Forgetful(llama_cpp.Llama):
+    """Says that memory was cut, and leaves it as it was: what a failed cut looks like when nobody checks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ctx.kv_cache_seq_rm = lambda seq, start, end: True
+
+
+@pytest.fixture
+def forgetful() -> type[Forgetful]:
+    """A `Llama` whose answers go wrong, to prove that the runner sees it."""
+    return Forgetful

@@ -104,7 +104,9 @@ def test_everything_once(tiny_model, arch, setting):
     check(EVERYTHING, llamahybrid.Llama, tiny_model(arch), setting)
 
 
-@pytest.mark.parametrize("arch", ["gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "lfm2"])
+@pytest.mark.parametrize(
+    "arch", ["gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "smallthinker", "step35", "lfm2"]
+)
 def test_cuts_behind_the_window(tiny_model, arch):
     model = tiny_model(arch, window=16)
     check(BEHIND_THE_WINDOW, llamahybrid.Llama, model, SETTING["window"])

@@ -18,14 +18,6 @@ from llamahybrid.harness.history import (
 )
 
 
-class Forgetful(llama_cpp.Llama):
-    """Says that memory was cut, and leaves it as it was: what a failed cut looks like when nobody checks."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._ctx.kv_cache_seq_rm = lambda seq, start, end: True
-
-
 class Miscounting(llama_cpp.Llama):
     """Counts one token more than it decoded."""
 
@@ -41,7 +33,7 @@ def test_stock_itself_passes(tiny_model, arch):
     assert verdict.bit_equal >= 1
 
 
-def test_a_cut_that_did_not_happen_is_found_and_shrunk(tiny_model):
+def test_a_cut_that_did_not_happen_is_found_and_shrunk(tiny_model, forgetful):
     history = History(
         (
             Ask(Unrelated(new=60, seed=1), take=6),
@@ -52,7 +44,7 @@ def test_a_cut_that_did_not_happen_is_found_and_shrunk(tiny_model):
         )
     )
     with pytest.raises(Mismatch) as caught:
-        check(history, Forgetful, tiny_model("mamba"))
+        check(history, forgetful, tiny_model("mamba"))
     assert "operation 1" in str(caught.value)
     printed = str(caught.value).partition("\nHistory(")[2]
     assert printed.count("Ask(") == 2

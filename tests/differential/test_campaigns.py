@@ -1,0 +1,64 @@
+"""`make fuzz` and `make soak` in small: they pass where they should, and fail where they must."""
+
+import io
+
+import llama_cpp
+from rich.console import Console
+
+import llamahybrid
+from llamahybrid.harness.fuzz import campaign, generative, trials
+from llamahybrid.harness.soak import WARM_UP, soak
+
+LEAK = 4 << 20
+
+
+class Leaky(llama_cpp.Llama):
+    """Keeps a few megabytes of every request."""
+
+    def generate(self, *args, **kwargs):
+        self.__dict__.setdefault("kept", []).append(b"x" * LEAK)
+        return super().generate(*args, **kwargs)
+
+
+def run_campaign(factory, seconds):
+    out = io.StringIO()
+    passed = campaign(("mamba",), seconds, 1, factory, 10, Console(file=out, width=120))
+    return passed, out.getvalue()
+
+
+def test_a_campaign_prints_its_seeds_and_the_worst_difference():
+    passed, printed = run_campaign(llamahybrid.Llama, seconds=1)
+    assert passed
+    assert "seeds 1 to" in printed
+    assert "worst difference" in printed
+
+
+def test_a_campaign_ends_at_a_mismatch_and_prints_a_short_history(forgetful):
+    passed, printed = run_campaign(forgetful, seconds=600)
+    assert not passed
+    assert "seed " in printed
+    assert "History(" in printed
+    assert printed.count("Ask(") <= 3
+
+
+def test_every_architecture_meets_every_setting_that_suits_it(tiny_model):
+    models = {arch: tiny_model(arch) for arch in ("llama", "gpt-oss")}
+    turns = [turn for turn, _ in zip(trials(models, 5), range(14), strict=False)]
+    assert len({(arch, setting.name) for _, arch, setting in turns}) == 7 + 5
+    assert {seed for seed, _, _ in turns} == set(range(5, 12))
+
+
+def test_encoders_are_left_out():
+    assert "bert" not in generative()
+    assert {"llama", "gemma3", "mamba", "qwen35"} <= set(generative())
+
+
+def test_a_soak_counts_what_the_cache_does_not_hold(tiny_model):
+    result = soak(tiny_model("mamba"), llamahybrid.Llama, seconds=0, seed=1)
+    assert result.histories == WARM_UP + 1
+    assert result.verdict.requests > result.histories
+    assert result.growth < LEAK
+
+
+def test_a_soak_sees_a_leak(tiny_model):
+    assert soak(tiny_model("mamba"), Leaky, seconds=0, seed=1).growth >= LEAK
