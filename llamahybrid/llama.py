@@ -299,6 +299,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         with self._gate.hold():
             self.n_tokens = 0
             self._requires_eval = True
+            self._handoff = False
             if not self._keeper.live.profile.cuttable:
                 self._keeper.live.empty()
 

@@ -47,15 +47,21 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         """Remove [p0, p1) of a sequence; False, with nothing changed, where that cannot be exact.
 
         Stock says yes to cuts behind a sliding window and to holes in hybrid memory, and is wrong
-        afterwards (src/llama-kv-cache-iswa.cpp, src/llama-memory-hybrid.cpp).
+        afterwards (src/llama-kv-cache-iswa.cpp, src/llama-memory-hybrid.cpp). A hole in plain attention is
+        right (context shifting), but what lies where is then no longer known.
         """
         live = self.live
         if live is None or seq_id > 0:
             return bool(super().kv_cache_seq_rm(seq_id, p0, p1))
         start = max(p0, 0)
+        if start >= live.n or 0 <= p1 <= start:
+            return True  # an empty range
         if 0 <= p1 < live.n:
-            return start >= p1
-        return start >= live.n or live.cut(start)
+            removed = live.profile.cuttable and bool(super().kv_cache_seq_rm(seq_id, p0, p1))
+            if removed:
+                live.distrust()
+            return removed
+        return live.cut(start)
 
     def kv_cache_seq_cp(self, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> None:
         """Copy a sequence; one that lands on the live sequence makes it unknown."""

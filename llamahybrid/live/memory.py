@@ -110,7 +110,8 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
     sizes: list[tuple[int, int]] = []
     try:
         for start, end in itertools.pairwise((0, *TRIAL)):
-            native.decode(list(range(end - start)), start, "last")
+            for position in range(start, end):  # one by one: no batch is larger than any n_batch
+                native.decode([position], position, "last")
             sizes.append((native.state_size(partial=False), native.state_size(partial=True)))
         pos_min, pos_max = native.positions()
         if pos_max != TRIAL[-1] - 1:

@@ -296,13 +296,11 @@ class LiveSequence:
         position = info.position
         if self.profile.needs_attention and common_prefix(self.tokens, tokens) < position:
             raise SnapshotError(f"attention of [0, {position}) is not live")
+        self._mark_junk()  # until proven, even if we are interrupted on the way
         loaded = self._native.load_partial(info.payload)
-        self.tip_logits = False
         if loaded != info.payload.nbytes:
-            self._mark_junk()
             return f"the library read {loaded} of {info.payload.nbytes} snapshot bytes"
         if not self._native.cut(position):
-            self._mark_junk()
             return f"the library refused to cut at {position} after a restore"
         self._set(tokens)
         self._grown = False

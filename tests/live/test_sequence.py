@@ -148,3 +148,34 @@ def test_a_cut_behind_the_window_is_refused(tiny_model):
     assert not live.cut(100)
     assert not llm._ctx.kv_cache_seq_rm(0, 100, -1)
     assert live.fault() is None
+
+
+def test_holes_are_refused_in_hybrid_memory_and_noted_in_plain_attention(tiny_model):
+    hybrid = Llama(str(tiny_model("qwen35")), n_ctx=256, n_threads=1, verbose=False)
+    hybrid.eval(PROMPT)
+    assert not hybrid._ctx.kv_cache_seq_rm(0, 2, 5)
+    assert hybrid._keeper.live.fault() is None
+    plain = Llama(str(tiny_model("llama")), n_ctx=256, n_threads=1, verbose=False)
+    plain.eval(PROMPT)
+    assert plain._ctx.kv_cache_seq_rm(0, 2, 5)
+    assert plain._keeper.live.is_junk
+
+
+@pytest.mark.parametrize("n_batch", [1, 3])
+def test_the_trial_fits_into_any_batch(tiny_model, n_batch):
+    llm = Llama(str(tiny_model("qwen35")), n_ctx=256, n_batch=n_batch, n_threads=1, verbose=False)
+    llm.eval(PROMPT)
+    assert llm._keeper.live.fault() is None
+
+
+def test_an_interrupted_restore_leaves_nothing_to_build_on(llm, live, monkeypatch):
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    llm.eval([3, 4])
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live._native, "cut", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        live.restore(record, ids(PROMPT))
+    assert live.is_junk
