@@ -80,6 +80,7 @@ def chat(
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
     keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
 ) -> None:
     """Chat in the terminal; a line after each turn says what had to be decoded."""
     from llamahybrid import terminal_chat
@@ -90,7 +91,7 @@ def chat(
         n_ctx=n_ctx,
         max_tokens=max_tokens,
         keep_thinking=keep_thinking,
-        n_gpu_layers=n_gpu_layers,
+        options={"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads},
     )
 
 
@@ -99,12 +100,14 @@ def probe(
     model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
     scenario: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
     json: Annotated[bool, typer.Option(help="print JSON, not tables")] = False,
 ) -> None:
     """Run every scenario on stock llama-cpp-python and on ours, and compare tokens, time and texts."""
     from llamahybrid.harness import probe as probing
 
+    options = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
     try:
-        probing.probe(model, scenario or (), {"n_gpu_layers": n_gpu_layers}, as_json=json)
+        probing.probe(model, scenario or (), options, as_json=json)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,12 +108,12 @@ def chat(
     n_ctx: int = 8192,
     max_tokens: int = 512,
     keep_thinking: bool = False,
-    n_gpu_layers: int = 0,
+    options: Mapping[str, Any] | None = None,
     console: Console | None = None,
 ) -> None:
-    """Chat with `model`, one typed line a turn."""
+    """Chat with `model`, one typed line a turn; `options` go to `Llama`."""
     console = console or Console()
-    llm = Llama(str(model), n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, verbose=False)
+    llm = Llama(str(model), n_ctx=n_ctx, verbose=False, **(options or {}))
     try:
         TerminalChat(llm, console, system, max_tokens, keep_thinking).run(typed_lines(console))
     finally:

@@ -28,7 +28,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 def run(*arguments: str, typed: str = "") -> str:
-    result = CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, [*arguments, "--threads", "1"], input=typed, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return result.stdout
 
