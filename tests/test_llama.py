@@ -165,14 +165,15 @@ def test_the_same_model_in_another_context_shares_the_cache(open_model, fresh):
     assert second.last_request.cached == len(PROMPT)
 
 
-def test_a_damaged_checkpoint_is_dropped_and_decoded_again(open_model, fresh, caplog):
-    llm = open_model()
+@pytest.mark.parametrize("arch", [HYBRID, "mamba"])
+def test_a_damaged_checkpoint_is_dropped_and_decoded_again(open_model, fresh, caplog, arch):
+    llm = open_model(arch)
     take(llm, PROMPT)
     for entry in llm.prompt_cache._tree.oldest_entries():
         entry.checkpoint.snapshot.flags.writeable = True
         entry.checkpoint.snapshot[-1] ^= 1
         entry.checkpoint.snapshot.flags.writeable = False
-    assert take(llm, PROMPT) == fresh(PROMPT)
+    assert take(llm, PROMPT) == fresh(PROMPT, arch=arch)
     assert llm.last_request.cached == 0
     assert "damaged" in caplog.text
 
@@ -193,6 +194,47 @@ def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, 
     assert take(llm, longer) == fresh(longer)
     assert take(llm, OTHER) == fresh(OTHER), "NaN stayed in memory"
     llm.prompt_cache.check_integrity()
+
+
+def test_an_answer_that_is_no_number_makes_no_checkpoints(open_model, monkeypatch):
+    llm = open_model()
+    take(llm, PROMPT, 2)
+    stored = llm.prompt_cache.stats().entries
+    nothing = np.full(llm.n_vocab(), np.nan, dtype=np.float32)
+    generator = llm.generate([*PROMPT, 4], temp=0.0)
+    next(generator)
+    stored = llm.prompt_cache.stats().entries
+    monkeypatch.setattr(llm._keeper.live, "logits", lambda: nothing)
+    list(itertools.islice(generator, 130))
+    generator.close()
+    assert llm.prompt_cache.stats().entries == stored
+
+
+def test_cells_that_went_missing_in_a_prefill_are_found_out(open_model, fresh, monkeypatch, caplog):
+    llm = open_model()
+    take(llm, PROMPT, 2)
+    live, decode = llm._keeper.live, llm._keeper.live.decode
+
+    def lossy(tokens, outputs):
+        decode(tokens, outputs)
+        llama_cpp.llama_memory_seq_rm(llm._ctx.memory, 0, 2, 5)
+        monkeypatch.setattr(live, "decode", decode)
+
+    monkeypatch.setattr(live, "decode", lossy)
+    assert take(llm, PROMPT + OTHER) == fresh(PROMPT + OTHER)
+    assert "other cells" in caplog.text
+
+
+def test_stored_logits_wait_for_an_output_row(open_model, fresh):
+    llm = open_model()
+    take(llm, PROMPT, 2)
+    llm._keeper.live.decode(np.array([1], dtype=np.int32), "none")
+    assert not llm._keeper.live.can_take_logits()
+    stored = llm.prompt_cache.stats().entries
+    assert take(llm, PROMPT) == fresh(PROMPT)
+    assert llm.prompt_cache.stats().entries >= stored, "a checkpoint was dropped for want of an output row"
+    assert take(llm, PROMPT) == fresh(PROMPT)
+    assert llm.last_request.cached == len(PROMPT)
 
 
 # -- what is survived ------------------------------------------------------------------------------

@@ -276,7 +276,6 @@ class LiveSequence:
             fingerprint=self.fingerprint,
             tokens=self.tokens,
             positions=self._native.positions(),
-            attention_bytes=self._attention_bytes(),
         )
         return record
 
@@ -308,8 +307,6 @@ class LiveSequence:
         fault = self.fault()
         if fault is None and self._native.state_size(partial=True) != info.payload.nbytes:
             fault = "the restored state has another size than its snapshot"
-        if fault is None and self._attention_bytes() != info.attention_bytes:
-            fault = f"attention has {self._attention_bytes()} bytes, {info.attention_bytes} when saved"
         if fault:
             self._mark_junk()
         return fault

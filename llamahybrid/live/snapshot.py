@@ -3,8 +3,8 @@
 Layout, little endian, 96 bytes, then the payload:
 
     magic 8s | version u16 | reserved u16 | position u32 | fingerprint 16s | tokens xxh3-128 16s
-    pos_min i32 | pos_max i32 | attention bytes u64 | payload bytes u64 | payload xxh3-64 u64
-    reserved 8s | header xxh3-64 u64
+    pos_min i32 | pos_max i32 | payload bytes u64 | payload xxh3-64 u64 | reserved 16s
+    header xxh3-64 u64
 
 A blob that does not pass `open_snapshot` never reaches native code, which asserts or corrupts on bad
 input (src/llama-memory-recurrent.cpp:1035, src/llama-context.cpp:3229).
@@ -23,7 +23,7 @@ from ..prompt_cache.base import Bytes, Tokens
 
 MAGIC = b"LLHSNAP\0"
 VERSION = 1
-_BODY = struct.Struct("<8sHHI16s16siiQQQ8x")
+_BODY = struct.Struct("<8sHHI16s16siiQQ16x")
 _SEAL = struct.Struct("<Q")
 HEADER_BYTES = _BODY.size + _SEAL.size
 
@@ -36,8 +36,6 @@ class SnapshotInfo:
     """Tokens [0, position) were decoded when the state was saved."""
     pos_min: int
     pos_max: int
-    attention_bytes: int
-    """Bytes of state that the snapshot leaves out, when it was saved: they must be there again."""
     payload: Bytes
     """A view of the library's bytes, shape (n,)."""
 
@@ -47,14 +45,12 @@ def tokens_digest(tokens: Tokens) -> bytes:
     return xxhash.xxh3_128_digest(np.ascontiguousarray(tokens, dtype="<i4").data)
 
 
-def seal(
-    record: Bytes, *, fingerprint: bytes, tokens: Tokens, positions: tuple[int, int], attention_bytes: int
-) -> None:
+def seal(record: Bytes, *, fingerprint: bytes, tokens: Tokens, positions: tuple[int, int]) -> None:
     """Fill in the header of `record`, whose payload already lies behind HEADER_BYTES.
 
     `fingerprint`: 16 bytes naming model, engine and the context parameters that shape the state.
-    `tokens`: the whole prefix the state belongs to, shape (position,). `positions`: (pos_min, pos_max) and
-    `attention_bytes`: state left out, as they were when it was saved.
+    `tokens`: the whole prefix the state belongs to, shape (position,). `positions`: (pos_min, pos_max)
+    when it was saved.
     """
     payload = record[HEADER_BYTES:]
     body = _BODY.pack(
@@ -65,7 +61,6 @@ def seal(
         fingerprint,
         tokens_digest(tokens),
         *positions,
-        attention_bytes,
         payload.nbytes,
         xxhash.xxh3_64_intdigest(payload.data),
     )
@@ -85,9 +80,7 @@ def open_snapshot(record: Bytes, *, fingerprint: bytes, tokens: Tokens) -> Snaps
     (sealed,) = _SEAL.unpack(record[_BODY.size : HEADER_BYTES].tobytes())
     if sealed != xxhash.xxh3_64_intdigest(body):
         raise SnapshotError("snapshot header is damaged")
-    magic, version, _, position, owner, digest, pos_min, pos_max, attention, size, checksum = _BODY.unpack(
-        body
-    )
+    magic, version, _, position, owner, digest, pos_min, pos_max, size, checksum = _BODY.unpack(body)
     if magic != MAGIC or version != VERSION:
         raise SnapshotError(f"not a snapshot of format {VERSION}")
     if owner != fingerprint:
@@ -99,4 +92,4 @@ def open_snapshot(record: Bytes, *, fingerprint: bytes, tokens: Tokens) -> Snaps
         raise SnapshotError(f"snapshot is truncated: {payload.nbytes} of {size} payload bytes")
     if xxhash.xxh3_64_intdigest(payload.data) != checksum:
         raise SnapshotError("snapshot payload is damaged")
-    return SnapshotInfo(position, pos_min, pos_max, attention, payload)
+    return SnapshotInfo(position, pos_min, pos_max, payload)

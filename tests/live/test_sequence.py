@@ -179,3 +179,48 @@ def test_an_interrupted_restore_leaves_nothing_to_build_on(llm, live, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         live.restore(record, ids(PROMPT))
     assert live.is_junk
+
+
+def test_a_decode_that_left_other_memory_than_ordered_is_an_error(live, monkeypatch):
+    monkeypatch.setattr(live._native, "positions", lambda: (5, 5))
+    with pytest.raises(DecodeError, match="not what it should be"):
+        live.decode(ids([1]), "last")
+    assert live.is_junk
+
+
+def test_a_state_of_another_size_than_its_snapshot_is_a_fault(tiny_model, monkeypatch):
+    llm = Llama(str(tiny_model("mamba")), n_ctx=256, n_threads=1, verbose=False)
+    llm.eval(PROMPT)
+    live = llm._keeper.live
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    monkeypatch.setattr(live._native, "state_size", lambda partial: 12)
+    assert "another size" in live.restore(record, ids(PROMPT))
+
+
+@pytest.fixture
+def decoded_natively(llm, live):
+    """Two tokens decoded by other code; the last position is 61."""
+    for token in (5, 6):
+        batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(token), 1)
+        assert llama_cpp.llama_decode(llm.ctx, batch) == 0
+    return live
+
+
+def test_native_content_is_adopted_and_never_saved(decoded_natively):
+    live = decoded_natively
+    assert live.adopt_native(len(PROMPT) + 2)
+    assert live.opaque
+    assert live.fault() is None
+    assert (live.tokens[-2:] < 0).all()
+    assert live.tokens[-1] != live.tokens[-2]
+    assert live.snapshot(lambda n: np.empty(n, dtype=np.uint8)) is None
+
+
+@pytest.mark.parametrize("n", [61, 63, 10_000])
+def test_native_content_that_is_not_there_is_not_adopted(decoded_natively, n):
+    assert not decoded_natively.adopt_native(n)
+
+
+def test_nothing_is_adopted_behind_junk(decoded_natively):
+    decoded_natively.distrust()
+    assert not decoded_natively.adopt_native(len(PROMPT) + 2)

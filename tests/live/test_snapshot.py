@@ -15,14 +15,14 @@ TOKENS = np.arange(7, dtype=np.int32)
 def sealed(payload=b"state of seven tokens"):
     record = np.zeros(HEADER_BYTES + len(payload), dtype=np.uint8)
     record[HEADER_BYTES:] = np.frombuffer(payload, dtype=np.uint8)
-    seal(record, fingerprint=OWNER, tokens=TOKENS, positions=(6, 6), attention_bytes=99)
+    seal(record, fingerprint=OWNER, tokens=TOKENS, positions=(6, 6))
     return record
 
 
 def test_a_sealed_record_opens_with_what_was_put_in():
     info = open_snapshot(sealed(), fingerprint=OWNER, tokens=TOKENS)
     assert info.payload.tobytes() == b"state of seven tokens"
-    assert (info.position, info.pos_min, info.pos_max, info.attention_bytes) == (7, 6, 6, 99)
+    assert (info.position, info.pos_min, info.pos_max) == (7, 6, 6)
 
 
 @given(data=st.data())
