@@ -118,16 +118,15 @@ def test_a_plain_model_makes_no_checkpoints(open_model):
 @pytest.mark.parametrize("arch", KINDS)
 def test_logprobs_of_a_restored_prefix_are_those_of_a_fresh_context(open_model, arch):
     ours, stock = open_model(arch, logits_all=True), open_model(arch, llama_cpp.Llama, logits_all=True)
-    asked = dict(max_tokens=4, temperature=0.0, logprobs=2, seed=1)
+    asked = dict(max_tokens=4, temperature=0.0, logprobs=2, seed=1, echo=True)
     ours.create_completion("Once upon a time there was a king", **asked)
-    ours.create_completion("Once upon a day", **asked)
-    mine = ours.create_completion("Once upon a time there", **asked)["choices"][0]
-    reference = stock.create_completion("Once upon a time there", **asked)["choices"][0]
+    ours.create_completion("Never before", **asked)
+    mine = ours.create_completion("Once upon a time there was a king and", **asked)["choices"][0]
+    reference = stock.create_completion("Once upon a time there was a king and", **asked)["choices"][0]
     assert mine["text"] == reference["text"]
     assert mine["logprobs"]["tokens"] == reference["logprobs"]["tokens"]
-    assert np.allclose(
-        mine["logprobs"]["token_logprobs"], reference["logprobs"]["token_logprobs"], atol=1e-3, rtol=0
-    )
+    numbers, expected = (side["logprobs"]["token_logprobs"][1:] for side in (mine, reference))
+    assert np.allclose(numbers, expected, atol=1e-3, rtol=0)
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -267,10 +266,13 @@ def test_an_old_generator_cannot_touch_a_newer_request(open_model, fresh):
 
 def test_a_replaced_request_keeps_its_progress(open_model):
     llm = open_model()
+    seen = []
+    llm.on_request = seen.append
     old = llm.generate(PROMPT, temp=0.0)
     next(old)
     take(llm, [*PROMPT, 5])
     assert llm.last_request.cached == len(PROMPT)
+    assert [r.generated for r in seen] == [1, 8], "the replaced request was not ended"
 
 
 def test_an_aborted_decode_leaves_no_wrong_state(open_model, fresh):
@@ -365,6 +367,21 @@ def test_memory_cleared_by_others_is_noticed(open_model, fresh, caplog):
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
     assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
     assert "behind our back" in caplog.text
+
+
+def test_memory_cleared_by_others_is_noticed_by_a_plain_eval(open_model, fresh):
+    llm = open_model()
+    llm.eval(PROMPT)
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+    llm.eval([4])
+    assert llm.sample(temp=0.0) == fresh([*PROMPT, 4], 1)[0]
+
+
+def test_upstreams_reset_of_the_counters_is_no_change_of_memory(open_model, capfd):
+    llm = open_model(verbose=True)
+    llm.create_completion(PROMPT, max_tokens=2)
+    llm.create_completion(PROMPT, max_tokens=2)
+    assert llm.last_request.cached == len(PROMPT)
 
 
 def test_threads_take_turns(open_model, fresh):
@@ -470,6 +487,19 @@ def test_a_damaged_or_foreign_state_is_refused_and_nothing_lost(open_model):
     assert llm.last_request.cached == len(PROMPT)
 
 
+def test_a_state_that_the_library_does_not_take_leaves_nothing_wrong(open_model, fresh):
+    stock = open_model(cls=llama_cpp.Llama)
+    stock.eval(OTHER)
+    state = stock.save_state()
+    state.llama_state = state.llama_state[:-8]
+    state.llama_state_size -= 8
+    llm = open_model()
+    llm.eval(PROMPT)
+    with pytest.raises(RuntimeError):
+        llm.load_state(state)
+    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
+
+
 def test_saving_does_not_disturb_a_running_generator(open_model, fresh):
     llm = open_model()
     generator = llm.generate(PROMPT, temp=0.0)
@@ -493,15 +523,18 @@ def test_upstreams_caches_still_serve(open_model, fresh, tmp_path, arch, kind):
 
 
 def test_an_upstream_cache_is_not_loaded_over_better_state(open_model, monkeypatch):
-    llm = open_model()
+    llm = open_model("mamba")
     llm.set_cache(llama_cpp.LlamaRAMCache())
     llm.create_completion(PROMPT, max_tokens=8)
     loads = []
     monkeypatch.setattr(llm, "load_state", loads.append)
     llm.create_completion(PROMPT, max_tokens=8)
     llm.create_completion([*PROMPT, 4], max_tokens=8)
-    assert loads == []
     assert llm.last_request.cached == len(PROMPT)
+    llm.create_completion(OTHER, max_tokens=8)
+    llm.create_completion(PROMPT, max_tokens=8)
+    assert llm.last_request.cached == len(PROMPT)
+    assert loads == []
 
 
 def test_unknown_arguments_are_swallowed_as_upstream_does(open_model):

@@ -28,9 +28,11 @@ class Boundaries:
 
     def find(self, tokens: Tokens) -> list[int]:
         """Positions in (0, n), ascending, where a message or a marked part starts."""
-        for token in np.unique(tokens[self._kind[tokens] == _UNASKED]).tolist():
+        known = tokens >= 0  # natively decoded content has no attributes
+        ids = np.where(known, tokens, 0)
+        for token in np.unique(ids[self._kind[ids] == _UNASKED]).tolist():
             self._kind[token] = self._ask(token)
-        positions: list[int] = np.flatnonzero(self._kind[tokens] == _OPENS).tolist()
+        positions: list[int] = np.flatnonzero(known & (self._kind[ids] == _OPENS)).tolist()
         return positions[1:] if positions[:1] == [0] else positions
 
     def _ask(self, token: int) -> int:

@@ -140,5 +140,5 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
         partial_is_partial=partial_is_partial,
         attention_base=base,
         attention_per_token=per_token,
-        linear=base >= 0 and attention == [base + per_token * n for n in TRIAL],
+        linear=attention == [base + per_token * n for n in TRIAL],
     )

@@ -53,6 +53,7 @@ class LiveSequence:
         self._native = NativeContext(ctx)
         self._ids: Tokens = np.zeros(capacity + 1, dtype=np.int32)
         self._n = 0
+        self._lag = 0
         self._extra_bytes = 0
         self._tainted = False
         self._grown = True
@@ -121,7 +122,7 @@ class LiveSequence:
         """
         if self.is_junk:
             return "the last operation did not finish"
-        fault = self.profile.position_fault(self._n, *self._native.positions())
+        fault = self.profile.position_fault(self._n - self._lag, *self._native.positions())
         if fault or not deep or self._n == 0:
             return fault
         if not self.profile.linear:
@@ -160,10 +161,11 @@ class LiveSequence:
         """
         if self.is_junk or n > self.capacity:
             return False
-        if self._native.positions()[1] != n - 1:
+        if not self._n <= self._native.positions()[1] < n:
             return False
         for i in range(self._n, n):
             self._ids[i] = next(_unknown_ids)
+        self._lag = n - 1 - self._native.positions()[1]
         self._n = n
         self._grown = False
         self._extra_bytes = self._attention_bytes() - self.profile.predicted_size(n)
@@ -207,6 +209,7 @@ class LiveSequence:
             raise
         self._ids[self._n : end] = tokens
         self._n = end
+        self._lag = 0
         self.tip_logits = outputs != "none"
         if self.tip_logits:
             self.recount()
@@ -228,6 +231,7 @@ class LiveSequence:
         if not self._native.cut(position):
             return False
         self._n = position
+        self._lag = 0
         self.tip_logits = False
         return True
 
@@ -237,6 +241,7 @@ class LiveSequence:
         if not removed:
             self._native.clear()
         self._n = 0
+        self._lag = 0
         self._extra_bytes = 0
         self._tainted = False
         self._grown = True

@@ -1,0 +1,125 @@
+"""Images decoded natively, as the multimodal chat handlers do: what has no token ids is never mixed up."""
+
+import ctypes
+from itertools import islice
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid.harness.differential import SETTINGS
+
+SIDE = 4  # an "image" is SIDE x SIDE embeddings: 16 cells, with M-RoPE at 4 positions
+
+
+def decode_image(llm, seed):
+    """Decode random embeddings as mtmd does, and set `n_tokens` to the next free position as handlers do.
+
+    M-RoPE: all cells share one temporal position and four position planes are given; the image takes SIDE
+    positions. Else: a position each (mtmd.cpp `mtmd_image_tokens_get_decoder_pos`, mtmd-helper.cpp).
+    """
+    count, start, width = SIDE * SIDE, llm.n_tokens, llm.n_embd()
+    embeddings = np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32) * 0.05
+    if has_mrope(llm):
+        row, column = np.divmod(np.arange(count), SIDE)
+        planes = [np.full(count, start), start + row, start + column, np.zeros(count)]
+    else:
+        planes = [start + np.arange(count)]
+    positions = np.concatenate(planes).astype(np.int32)
+    sequences = (ctypes.POINTER(ctypes.c_int32) * count)(*([(ctypes.c_int32 * 1)(0)] * count))
+    batch = llama_cpp.llama_batch(
+        n_tokens=count,
+        embd=embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+        pos=positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+        n_seq_id=(ctypes.c_int32 * count)(*([1] * count)),
+        seq_id=sequences,
+        logits=(ctypes.c_int8 * count)(),
+    )
+    assert llama_cpp.llama_decode(llm.ctx, batch) == 0
+    llm.n_tokens = start + positions_taken(llm)
+
+
+def has_mrope(llm):
+    types = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
+    return llama_cpp.llama_model_rope_type(llm.model) in types
+
+
+def positions_taken(llm):
+    return SIDE if has_mrope(llm) else SIDE * SIDE
+
+
+def ask_about_image(llm, seed, before=(10, 11, 12, 13), after=(20, 21, 22)):
+    """One request the way the multimodal handlers of llama_chat_format.py run it; the greedy text."""
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    llm.eval(list(before))
+    decode_image(llm, seed)
+    llm.eval(list(after))
+    prompt = llm.input_ids[: llm.n_tokens].tolist()
+    return llm.create_completion(prompt, max_tokens=8, temperature=0)["choices"][0]["text"]
+
+
+@pytest.fixture(params=["qwen35", "llama", "jamba"])
+def model(request, tiny_model):
+    return tiny_model(request.param)
+
+
+@pytest.fixture
+def stock(model):
+    """`stock(seed)`: what a fresh stock `Llama` says about that image."""
+
+    def say(seed):
+        llm = SETTINGS[0].open(llama_cpp.Llama, model)
+        try:
+            llm.input_ids[:] = 7
+            return ask_about_image(llm, seed)
+        finally:
+            llm.close()
+
+    return say
+
+
+def fill_ids(llm):
+    """Leave a text behind, so that the ids where an image will be are those of that text."""
+    llm.eval([7] * 64)
+
+
+def test_two_images_in_the_same_place(opened, model, stock):
+    assert stock(1) != stock(2), "the two images look alike to this model, so the test would prove nothing"
+    llm = opened(model)
+    fill_ids(llm)
+    for seed in (1, 2, 1, 1, 2):
+        assert ask_about_image(llm, seed) == stock(seed)
+
+
+def test_text_with_the_same_ids_does_not_see_the_image(opened, reference, model):
+    llm, expected = opened(model), reference(model)
+    fill_ids(llm)
+    ask_about_image(llm, seed=1)
+    text = [10, 11, 12, 13, *[7] * positions_taken(llm), 20, 21, 22]
+    everything = text + llm.input_ids[len(text) : llm.n_tokens].tolist()
+    for prompt in ([*everything, 30], text, [*text, 30], text[:9]):
+        answer = list(islice(llm.generate(prompt, temp=0.0), 8))
+        assert answer == expected.logits(prompt, answer)[:-1].argmax(axis=1).tolist()
+
+
+def test_text_before_the_image_serves_text(opened, reference, model):
+    """What is common with an image request ends where the image starts."""
+    llm, expected = opened(model), reference(model)
+    before = list(range(40, 120))
+    ask_about_image(llm, seed=1, before=before)
+    prompt = [*before, *range(130, 150)]
+    answer = list(islice(llm.generate(prompt, temp=0.0), 8))
+    assert answer == expected.logits(prompt, answer)[:-1].argmax(axis=1).tolist()
+    assert llm.last_request.cached <= len(before)
+
+
+def test_a_follow_up_in_text_after_an_image(opened, model):
+    """A handler's next turn decodes text, image and answer anew; it must be as on a fresh stock context."""
+    ours, fresh = opened(model), SETTINGS[0].open(llama_cpp.Llama, model)
+    fill_ids(ours)
+    fresh.input_ids[:] = 7
+    ask_about_image(ours, seed=1)
+    for after in ((20, 21, 22, 50, 51), (20, 21, 22, 50, 51, 52, 53)):
+        assert ask_about_image(ours, 1, after=after) == ask_about_image(fresh, 1, after=after)
+    fresh.close()
