@@ -60,6 +60,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._undo: tuple[int, Bytes] | None = None
         self._score_rows = 0
         self._handoff = False
+        self._native_from: int | None = None
         self._upstream_cache: Any = None
         self._gate = RequestGate(wait)
         self.on_request: Callable[[RequestReport], None] | None = None
@@ -185,6 +186,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._fits(len(prompt))
         limit = min(self._score_rows, common_prefix(live.tokens, prompt)) if self._logits_all else None
         self._turn = self._active = self._keeper.begin(prompt, limit)
+        if not live.opaque:
+            self._native_from = None
         self._settle(prompt[: live.n])
         return self._active, prompt[live.n :]
 
@@ -262,7 +265,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         elif not live.holds(target):
             ahead = live.n > n and live.starts_with(target)
             if not (ahead and (live.cut(n) or self._keeper.take_back(self._undo, n))):
-                if live.opaque:
+                if self._native_from is not None and n > self._native_from:
                     raise DecodeError(
                         0, "natively decoded content is gone from context memory; decode it again"
                     )
@@ -274,7 +277,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Take note of content that a chat handler decoded natively and counted in `n_tokens`."""
         assert self._keeper is not None
         live = self._keeper.live
-        if self.n_tokens > live.n and live.touched_outside() and live.adopt_native(self.n_tokens):
+        start = live.n
+        if self.n_tokens > start and live.touched_outside() and live.adopt_native(self.n_tokens):
+            self._native_from = start if self._native_from is None else min(start, self._native_from)
             self._handoff = True
             self._score_rows = 0
 
@@ -300,6 +305,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.n_tokens = 0
             self._requires_eval = True
             self._handoff = False
+            self._native_from = None
             if not self._keeper.live.profile.cuttable:
                 self._keeper.live.empty()
 

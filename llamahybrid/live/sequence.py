@@ -193,7 +193,7 @@ class LiveSequence:
     # -- operations ------------------------------------------------------------------------------
 
     def decode(self, tokens: Tokens, outputs: Outputs) -> None:
-        """Append tokens, shape (k,), in one native batch.
+        """Append tokens, shape (k,), in one native batch; `recount` when a series of them is done.
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
         """
@@ -211,8 +211,6 @@ class LiveSequence:
         self._n = end
         self._lag = 0
         self.tip_logits = outputs != "none"
-        if self.tip_logits:
-            self.recount()
         fault = self.fault(deep=False)
         if fault:
             self._mark_junk()
@@ -344,10 +342,6 @@ class LiveSequence:
         row[:] = logits
         self.tip_logits = True
         return True
-
-    def synchronize(self) -> None:
-        """Wait for queued computation (a no-op on CPU)."""
-        self._native.synchronize()
 
     # -- helpers ---------------------------------------------------------------------------------
 

@@ -167,13 +167,15 @@ class Keeper:
         cuts = turn.plan.cuts if turn is not None and turn.prefilling else ()
         first, last = live.n, live.n + len(tokens)
         clock = time.perf_counter()
-        for start, end in itertools.pairwise(self._stops(first, last, cuts)):
-            wanted: Outputs = outputs if outputs == "all" or end == last else "none"
-            live.decode(tokens[start - first : end - first], wanted)
-            if turn is not None and end in cuts:
-                self._stage(turn)
-            yield start, end
-        live.synchronize()
+        try:
+            for start, end in itertools.pairwise(self._stops(first, last, cuts)):
+                wanted: Outputs = outputs if outputs == "all" or end == last else "none"
+                live.decode(tokens[start - first : end - first], wanted)
+                if turn is not None and end in cuts:
+                    self._stage(turn)
+                yield start, end
+        finally:
+            live.recount()  # waits for queued computation
         seconds = time.perf_counter() - clock
         if len(tokens) == 1 or last - first <= self._n_batch:
             self.meter.decoded(len(tokens), seconds)

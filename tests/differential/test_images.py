@@ -7,6 +7,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
+from llamahybrid.errors import DecodeError
 from llamahybrid.harness.differential import SETTINGS
 
 SIDE = 4  # an "image" is SIDE x SIDE embeddings: 16 cells, with M-RoPE at 4 positions
@@ -123,3 +124,30 @@ def test_a_follow_up_in_text_after_an_image(opened, model):
     for after in ((20, 21, 22, 50, 51), (20, 21, 22, 50, 51, 52, 53)):
         assert ask_about_image(ours, 1, after=after) == ask_about_image(fresh, 1, after=after)
     fresh.close()
+
+
+def test_an_image_that_was_reset_is_forgotten(opened, reference, model):
+    llm, expected = opened(model), reference(model)
+    fill_ids(llm)
+    llm.reset()
+    llm.eval([10, 11, 12, 13])
+    decode_image(llm, 1)
+    llm.eval([20, 21, 22])
+    prompt = llm.input_ids[: llm.n_tokens].tolist()
+    llm.reset()
+    answer = list(islice(llm.generate(prompt, temp=0.0), 8))
+    assert answer == expected.logits(prompt, answer)[:-1].argmax(axis=1).tolist()
+
+
+def test_an_image_that_was_lost_is_an_error_and_no_text(opened, model):
+    llm = opened(model)
+    fill_ids(llm)
+    llm.reset()
+    llm.eval([10, 11, 12, 13])
+    decode_image(llm, 1)
+    llm.eval([20, 21, 22])
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+    with pytest.raises(DecodeError, match="decode it again"):
+        llm.eval([23])
+    llm.reset()
+    llm.eval([10, 11, 12, 13])
