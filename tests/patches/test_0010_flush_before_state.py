@@ -49,6 +49,6 @@ def test_a_copy_between_streams_is_made_first(run, tiny_model, probe, arch):
     assert run(probe, tiny_model(arch)) < EXACT
 
 
-@pytest.mark.parametrize("arch", ["llama", "falcon-h1"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
 def test_a_shift_is_made_first(run, tiny_model, arch):
     assert run(saved_shift, tiny_model(arch)) < EXACT
