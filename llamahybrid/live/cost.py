@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 from ..prompt_cache.base import Costs
 
 WINDOW = 15
-"""Recent samples that are looked at; the least of them counts, since other load can only add to a time."""
+"""Recent samples whose median counts: other load on the machine comes in bursts of a few."""
 
 LARGE_BATCH = 64
 """Tokens from which a batch says what prefill costs per token."""
 
 
 class CostMeter:
-    """The least of recent measurements; zero where nothing was measured yet."""
+    """Medians of recent measurements; zero where nothing was measured yet."""
 
     def __init__(self, batch_tokens: int) -> None:
         self._batch_tokens = batch_tokens
@@ -43,14 +44,14 @@ class CostMeter:
     def costs(self) -> Costs:
         """What is known now."""
         return Costs(
-            token_seconds=_least(self._token),
-            prefill_seconds=_least(self._prefill),
-            snapshot_seconds=_least(self._snapshot),
-            restore_seconds=_least(self._restore),
+            token_seconds=_median(self._token),
+            prefill_seconds=_median(self._prefill),
+            snapshot_seconds=_median(self._snapshot),
+            restore_seconds=_median(self._restore),
             snapshot_bytes=self._bytes,
             batch_tokens=self._batch_tokens,
         )
 
 
-def _least(samples: deque[float]) -> float:
-    return min(samples, default=0.0)
+def _median(samples: deque[float]) -> float:
+    return median(samples) if samples else 0.0

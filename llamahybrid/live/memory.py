@@ -45,6 +45,8 @@ class MemoryProfile:
     """PARTIAL snapshots leave something out (attention KV of full layers)."""
     attention_base: int
     attention_per_token: int
+    snapshot_bytes: int = 0
+    """Size of every PARTIAL state; 0 where it depends on the tokens in memory (a sliding window)."""
     linear: bool = True
     """The size rule holds, as far as seen (see `LiveSequence.learn_size_rule`). Where it does not, a restore
     cannot be verified and only the tip is reused."""
@@ -140,5 +142,6 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
         partial_is_partial=partial_is_partial,
         attention_base=base,
         attention_per_token=per_token,
+        snapshot_bytes=sizes[0][1] if sizes[0][1] == sizes[-1][1] else 0,
         linear=attention == [base + per_token * n for n in TRIAL],
     )

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from llama_cpp import llama_cpp
 
 if TYPE_CHECKING:
@@ -30,29 +29,41 @@ Outputs = Literal["none", "last", "all"]
 class TokenBatch:
     """A native batch over arrays of our own: what `LlamaContext.decode` takes, without Python loops.
 
-    Sequence ids are left NULL, which the library reads as sequence 0 (src/llama-batch.cpp).
+    Made once and filled again for every decode. Sequence ids are left NULL, which the library reads as
+    sequence 0 (src/llama-batch.cpp).
     """
 
-    def __init__(self, tokens: npt.NDArray[np.int32], first_position: int, outputs: Outputs) -> None:
-        n = len(tokens)
-        self.tokens = np.ascontiguousarray(tokens, dtype=np.int32)
-        self.positions = np.arange(first_position, first_position + n, dtype=np.int32)
-        self.outputs = np.full(n, outputs == "all", dtype=np.int8)
-        if outputs == "last":
-            self.outputs[-1] = 1
+    def __init__(self, capacity: int) -> None:
+        self._tokens = np.zeros(capacity, dtype=np.int32)
+        self._positions = np.zeros(capacity, dtype=np.int32)
+        self._outputs = np.zeros(capacity, dtype=np.int8)
         self.batch = llama_cpp.llama_batch(
-            n,
-            self.tokens.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+            0,
+            self._tokens.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
             None,
-            self.positions.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
+            self._positions.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
             None,
             None,
-            self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+            self._outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
+
+    def fill(self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs) -> None:
+        """Put tokens, at most `capacity` of them, at consecutive positions."""
+        n = len(tokens)
+        self._tokens[:n] = tokens
+        if n == 1:  # the hot path
+            self._positions[0] = first_position
+            self._outputs[0] = outputs != "none"
+        else:
+            self._positions[:n] = np.arange(first_position, first_position + n)
+            self._outputs[:n] = outputs == "all"
+            if outputs == "last":
+                self._outputs[n - 1] = 1
+        self.batch.n_tokens = n
 
     def n_tokens(self) -> int:
         """Tokens in the batch."""
-        return len(self.tokens)
+        return int(self.batch.n_tokens)
 
 
 class NativeContext:
@@ -60,6 +71,7 @@ class NativeContext:
 
     def __init__(self, ctx: LlamaContext) -> None:
         self._ctx = ctx
+        self._batch = TokenBatch(int(llama_cpp.llama_n_batch(ctx.ctx)))
 
     @property
     def _pointer(self) -> Any:
@@ -82,7 +94,8 @@ class NativeContext:
 
         Raises RuntimeError naming the native result when it is not 0.
         """
-        self._ctx.decode(TokenBatch(np.asarray(tokens, dtype=np.int32), first_position, outputs))
+        self._batch.fill(tokens, first_position, outputs)
+        self._ctx.decode(self._batch)
 
     def synchronize(self) -> None:
         """Wait for queued computation."""

@@ -22,6 +22,7 @@ from .boundaries import Boundaries
 from .cost import CostMeter
 from .native_calls import Outputs
 from .sequence import LiveSequence
+from .snapshot import HEADER_BYTES
 
 logger = logging.getLogger("llamahybrid")
 
@@ -80,6 +81,8 @@ class Keeper:
         self._n_batch = n_batch
         self._warned: set[str] = set()
         self._undo_bytes: Bytes = np.empty(0, dtype=np.uint8)
+        if live.profile.needs_checkpoints and live.profile.snapshot_bytes:
+            cache.reserve(HEADER_BYTES + live.profile.snapshot_bytes)
 
     # -- a request's start -----------------------------------------------------------------------
 

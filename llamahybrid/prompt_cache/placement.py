@@ -19,7 +19,7 @@ SHORT_SUFFIX = 256
 were measured to cost no more than `SHORT_SHARE` (it keeps the start of an edited message)."""
 
 SHORT_CUTS = 2
-SHORT_SHARE = 0.10
+SHORT_SHARE = 0.08
 
 LONG_SUFFIX = 1000
 """From here on the cuts may cost `LONG_SHARE` of the prefill; between the two, `MEDIUM_CUTS`."""

@@ -15,6 +15,7 @@ import numpy as np
 from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan, final_due, next_decode_checkpoint
 from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
+from llamahybrid.prompt_cache.placement import tip_due
 
 Kind = Literal["recurrent", "hybrid", "window", "plain"]
 WINDOW = 8
@@ -100,11 +101,20 @@ class FakeEngine:
 
     def prefill(self, prompt: Sequence[int], boundaries: Sequence[int] = ()) -> Plan:
         """Bring the state to the prompt's end; counts the tokens decoded for it in `prefilled`."""
+        tip = len(self.state)
         plan = self.cache.plan(np.array(prompt, np.int32), self.view(), boundaries, self.costs)
         try:
             self.apply(plan, prompt)
         finally:
             self.cache.release(plan)
+        if (
+            self.kind != "plain"
+            and plan.cached == tip
+            and tip
+            and plan.source == "live"
+            and tip_due(plan.left)
+        ):
+            self.checkpoint()
         for stop in (*plan.cuts, plan.total):
             self.decode(prompt[len(self.state) : stop])
             if stop < plan.total:

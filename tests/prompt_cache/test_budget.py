@@ -391,3 +391,21 @@ def test_two_threads_share_one_cache() -> None:
     assert errors == []
     assert cache.stats().bytes_ram <= 6000
     assert cache.stats().hits > 0
+
+
+def test_reserved_buffers_count_and_are_what_is_handed_out():
+    cache = PromptCache(ram_bytes=16_000)
+    cache.reserve(300)
+    assert cache.stats().bytes_ram == 900  # a sixteenth of the budget
+    before = cache.stats().bytes_ram
+    buffer = cache.buffer(300)
+    assert buffer.nbytes == 300
+    assert cache.stats().extra["idle_bytes"] == before - 300
+    cache.recycle(buffer)
+    cache.check_integrity()
+
+
+def test_a_budget_too_small_reserves_nothing():
+    cache = PromptCache(ram_bytes=1000)
+    cache.reserve(300)
+    assert cache.stats().bytes_ram == 0

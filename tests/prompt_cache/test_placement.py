@@ -153,3 +153,8 @@ def test_the_system_prompts_end_is_cut_however_many_messages_follow() -> None:
         starts = range(120, total, 60)
         assert 120 in prefill_cuts(total, 0, 0, starts, UNMEASURED)
         assert 120 in prefill_cuts(total, 0, 0, [0, *starts, total], UNMEASURED), "the ends are no starts"
+
+
+def test_a_turn_behind_the_live_tip_is_worth_a_checkpoint_there():
+    assert placement.tip_due(placement.MIN_SPACING)
+    assert not placement.tip_due(placement.MIN_SPACING - 1)
