@@ -158,3 +158,8 @@ def test_the_system_prompts_end_is_cut_however_many_messages_follow() -> None:
 def test_a_turn_behind_the_live_tip_is_worth_a_checkpoint_there():
     assert placement.tip_due(placement.MIN_SPACING)
     assert not placement.tip_due(placement.MIN_SPACING - 1)
+
+
+def test_a_very_short_suffix_has_one_cut_however_cheap():
+    assert len(placement.prefill_cuts(227, 100, 100, [110, 150, 190], CHEAP_CUTS)) == 1
+    assert len(placement.prefill_cuts(355, 100, 100, [110, 150, 190], CHEAP_CUTS)) == 2
