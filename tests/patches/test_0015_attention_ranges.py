@@ -1,0 +1,104 @@
+"""0015: attention KV of a token range can be saved and restored, apart from recurrent state and windows."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from capi import EXACT, PARTIAL, Context, continued, lib
+
+
+class Ranges:
+    """The functions that 0015 adds, bound to a context; they raise AttributeError where they are missing."""
+
+    def __init__(self, context: Context) -> None:
+        self.ctx = context.ctx
+        place = [ctypes.c_int32] * 3
+        self._size = lib._lib.llama_state_seq_get_size_range
+        self._get = lib._lib.llama_state_seq_get_data_range
+        self._set = lib._lib.llama_state_seq_set_data_range
+        self._size.argtypes = [ctypes.c_void_p, *place]
+        for function in (self._get, self._set):
+            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *place]
+        for function in (self._size, self._get, self._set):
+            function.restype = ctypes.c_size_t
+
+    def save(self, begin: int, end: int) -> bytes:
+        size = self._size(self.ctx, 0, begin, end)
+        buffer = ctypes.create_string_buffer(max(size, 1))
+        return ctypes.string_at(buffer, self._get(self.ctx, buffer, size, 0, begin, end))
+
+    def load(self, blob: bytes, begin: int, end: int) -> int:
+        return int(self._set(self.ctx, blob, len(blob), 0, begin, end))
+
+
+def supported() -> bool:
+    return hasattr(lib._lib, "llama_state_seq_get_size_range")
+
+
+def switched(path):
+    if not supported():
+        return None
+    donor = Context(path)
+    donor.feed(0, 40)
+    parts = [(a, b, Ranges(donor).save(a, b)) for a, b in ((10, 25), (25, 40))]
+    snapshot = donor.save(flags=PARTIAL)
+    context = Context(path)
+    nothing = context.save(flags=PARTIAL)
+    context.feed(0, 10)
+    context.feed(10, 60, text=3)
+    apart = len(snapshot) < len(donor.save())  # plain attention has nothing beside its cells
+    if apart:
+        context.load(nothing, flags=PARTIAL)
+    assert context.rm(0, 10, -1)
+    read = [Ranges(context).load(blob, a, b) == len(blob) for a, b, blob in parts]
+    if apart:
+        read.append(context.load(snapshot, flags=PARTIAL) == len(snapshot))
+    return all(read), continued(context, path, 40)
+
+
+def damaged(path):
+    if not supported():
+        return None
+    context = Context(path)
+    context.feed(0, 40)
+    ranges = Ranges(context)
+    blob, before = ranges.save(10, 25), context.save()
+    read = [ranges.load(blob[:cut], 10, 25) for cut in (0, 2, 6, 40, len(blob) - 1)]
+    read += [ranges.load(blob, a, b) for a, b in ((0, 15), (10, 20), (25, 10), (-1, 25), (25, 40))]
+    read += [ranges.load(before, 0, 40), len(ranges.save(50, 60)) > 64]
+    return sum(read), context.save() == before, continued(context, path, 40)
+
+
+def without_cells(path):
+    if not supported():
+        return None
+    context = Context(path)
+    context.feed(0, 40)
+    return len(Ranges(context).save(0, 40)), continued(context, path, 40)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "jamba", "falcon-h1", "llama", "gemma3"])
+def test_a_switch_through_ranges_is_exact(run, tiny_model, arch):
+    answer = run(switched, tiny_model(arch))
+    assert answer, "no such function"
+    read, off = answer
+    assert read
+    assert off < EXACT
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_a_damaged_or_foreign_range_changes_nothing(run, tiny_model, arch):
+    answer = run(damaged, tiny_model(arch))
+    assert answer, "no such function"
+    read, same, off = answer
+    assert read == 0
+    assert same
+    assert off < EXACT
+
+
+def test_a_recurrent_memory_has_no_ranges(run, tiny_model):
+    answer = run(without_cells, tiny_model("mamba"))
+    assert answer, "no such function"
+    assert answer[0] == 0
+    assert answer[1] < EXACT
