@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 
 from ..prompt_cache.base import Costs
 
 WINDOW = 15
-"""Recent samples whose median counts: other load on the machine comes in bursts of a few."""
+"""Recent samples that count. Their median, because other load on the machine comes in bursts of a few; but the
+mean for snapshots, whose share of decode time is a promise that the dear ones count toward, too."""
 
 LARGE_BATCH = 64
 """Tokens from which a batch says what prefill costs per token."""
@@ -46,7 +47,7 @@ class CostMeter:
         return Costs(
             token_seconds=_median(self._token),
             prefill_seconds=_median(self._prefill),
-            snapshot_seconds=_median(self._snapshot),
+            snapshot_seconds=fmean(self._snapshot) if self._snapshot else 0.0,
             restore_seconds=_median(self._restore),
             snapshot_bytes=self._bytes,
             batch_tokens=self._batch_tokens,

@@ -20,13 +20,13 @@ were measured to cost no more than `SHORT_SHARE` (it keeps the start of an edite
 
 SHORT_CUTS = 2
 ONE_CUT = 128
-"""Below this a second cut is never taken: two cost 18 % of a prefill of 100 tokens, whatever a batch costs."""
+"""Below this a second cut is never taken: two cost 18 % of a prefill of 100 tokens."""
 SHORT_SHARE = 0.10
 
 LONG_SUFFIX = 1000
 """From here on the cuts may cost `LONG_SHARE` of the prefill; between the two, `MEDIUM_CUTS`."""
 
-LONG_SHARE = 0.03
+LONG_SHARE = 0.02
 MEDIUM_CUTS = 3
 
 UNMEASURED_TOKENS_PER_CUT = 500
