@@ -9,10 +9,10 @@ BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint fuzz soak bench clean
+.PHONY: help venv demo test test-engines lint fuzz soak bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this package with its shim
 
@@ -21,6 +21,11 @@ demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by sid
 
 test: lint ## lint, types and the whole suite
 	$(BIN)/pytest
+
+# Pure Python runs once, on stock; what touches native code, once more on the patched engine.
+test-engines: test ## the suite, then its native part on the patched engine (built once, minutes)
+	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
+		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(BIN)/pytest -m native
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
 """Prefix reuse that works for hybrid, recurrent and sliding-window models in llama-cpp-python.
 
-Importing this package is cheap: `Llama` and `PromptCache` are loaded when they are first asked for, so
-that `python -m llamahybrid.engine` can build the engine before llama-cpp-python is there.
+Importing this package decides which engine llama_cpp will load, and is cheap: `Llama` and `PromptCache` are
+loaded when they are first asked for, so that `python -m llamahybrid.engine` can build the engine before
+llama-cpp-python is there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from llamahybrid.engine.activation import activate
 from llamahybrid.errors import (
     Busy,
     ContextOverflow,
@@ -39,6 +41,8 @@ __all__ = [
     "UnknownArchitecture",
     "__version__",
 ]
+
+activate()
 
 _HOMES = {"Llama": "llamahybrid.llama", "PromptCache": "llamahybrid.prompt_cache"}
 

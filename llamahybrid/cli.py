@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
+from llamahybrid.engine.commands import engine
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.split(".")[0] + ".")
+
+app.add_typer(engine, name="engine")
 
 
 @app.callback()

@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
+os.environ.setdefault(
+    "LLAMAHYBRID_ENGINE", "stock"
+)  # whatever was built here: the engine is chosen, not found
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread costs more than it saves
 
 TinyModel: TypeAlias = Callable[..., Path]
@@ -29,3 +32,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         return made[key]
 
     return make
+
+
+_NATIVE = (
+    "differential",
+    "harness",
+    "live",
+    "patches",
+    "upstream",
+    "test_llama.py",
+    "test_native.py",
+    "test_tiny.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs llama.cpp as `native`: such tests run once per engine, all others once."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] in _NATIVE:
+            item.add_marker("native")

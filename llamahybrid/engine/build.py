@@ -74,7 +74,7 @@ def wheel(progress: Progress) -> Path:
         source = sdist.fetch()
         with sdist.scratch(home.parent) as folder:
             out = folder / "out"
-            _build(source, out, progress, log=home.parent / f"{recipe.key}.log")
+            run(source, out, progress, log=home.parent / f"{recipe.key}.log")
             (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
             try:
                 os.replace(out, home)
@@ -96,7 +96,12 @@ def read_step(line: str) -> tuple[int, int, str] | None:
     return (0, 0, phase) if phase else None
 
 
-def _build(source: Path, out: Path, progress: Progress, log: Path) -> None:
+def run(source: Path, out: Path, progress: Progress, log: Path) -> None:
+    """`pip wheel` of an sdist or its tree into the new folder `out`; the log is kept only if it fails.
+
+    Raises:
+        EngineError: the build failed; the message names the log and ends with its last lines.
+    """
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", str(out)]
     command += ["--no-cache-dir", str(source)]  # pip's cache of built wheels does not know CMAKE_ARGS
     temporary = out.parent / "tmp"

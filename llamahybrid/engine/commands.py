@@ -1,0 +1,82 @@
+"""``llamahybrid engine build|list|doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+engine = typer.Typer(
+    no_args_is_help=True, help="Which llama.cpp runs: build the patched one, list, diagnose."
+)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    from llamahybrid.errors import EngineError
+
+    try:
+        yield
+    except EngineError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        typer.echo("interrupted: nothing was kept of the build; start it again any time", err=True)
+        raise typer.Exit(130) from None
+
+
+@engine.command()
+def build(
+    force: Annotated[bool, typer.Option("--force", help="build even if it is there")] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="checkout of llama-cpp-python or llama.cpp, as it is"
+        ),
+    ] = None,
+) -> None:
+    """Build the patched engine (minutes; CMAKE_ARGS works as usual) and print where its libraries lie."""
+    from llamahybrid.engine import patched
+    from llamahybrid.engine.progress import display
+
+    with _errors(), display() as progress:
+        built = patched.make(progress, force=force, source=source)
+    typer.echo(built.libraries)
+
+
+@engine.command("list")
+def list_() -> None:
+    """List the engines that were built, latest first; the one that `import llamahybrid` takes is marked."""
+    from llamahybrid.engine import activation, installed
+
+    version = activation.version()
+    engines = installed.engines()
+    if not engines:
+        typer.echo("no engine was built; `llamahybrid engine build` makes the patched one")
+        return
+    with _errors():
+        reasons = [built.mismatch(version) for built in engines]
+    best = reasons.index("") if "" in reasons else None
+    for n, (built, reason) in enumerate(zip(engines, reasons, strict=True)):
+        made = f"from {built.source}" if built.source else f"{len(built.patches)} patches"
+        options = "".join(f", {name}={value}" for name, value in built.recipe.options)
+        typer.echo(f"{'*' if n == best else ' '} {built.libraries}")
+        typer.echo(f"    llama-cpp-python {built.version}, {made}{options}, {built.built}")
+        if reason:
+            typer.echo(f"    not taken by itself: {reason}")
+
+
+@engine.command()
+def doctor() -> None:
+    """Say which engine is loaded, whether it fits, what it can do, and what to do next."""
+    from llamahybrid.engine.doctor import examine
+
+    with _errors():
+        findings = examine()
+    for finding in findings:
+        typer.echo(f"{finding.topic:20}{finding.text}")
+        if finding.advice:
+            typer.echo(f"{'':20}-> {finding.advice}")
