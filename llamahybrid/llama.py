@@ -45,6 +45,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     `on_request`, if set, is called with the `RequestReport` of every finished request.
     """
 
+    n_tokens: int
+
     def __init__(
         self,
         model_path: str,
@@ -212,6 +214,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().eval(tokens)
             return
         inside = self._gate.running_here
+        if inside and self._append(tokens):
+            return
         with self._gate.hold():
             if not inside:
                 self._retire()
@@ -230,6 +234,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 prompt = self.input_ids[: self.n_tokens].astype(np.int32)
                 self._keeper.live.empty()
                 self._decode(prompt, turn)
+
+    def _append(self, tokens: Sequence[int]) -> bool:
+        """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.
+
+        After each token of a large model all of this runs from a cold cache: every call counts.
+        """
+        turn, keeper = self._active, self._keeper
+        if turn is None or turn.prefilling or len(tokens) != 1 or self._logits_all or keeper is None:
+            return False
+        token, n = tokens[0], keeper.live.n
+        if self.n_tokens != n or n >= self._n_ctx or not 0 <= token < self._n_vocab:
+            return False
+        keeper.before_token(turn)
+        keeper.append(token)
+        self.input_ids[n] = token
+        self.n_tokens = n + 1
+        self._requires_eval = False
+        return True
 
     def _decode(self, work: Tokens, turn: Turn | None) -> None:
         """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""

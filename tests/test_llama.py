@@ -629,3 +629,17 @@ def test_a_sequence_shortened_by_hand_is_decoded_right(open_model, fresh):
     llm.n_tokens = 50
     llm.eval(OTHER)
     assert llm.sample(temp=0.0) == fresh(PROMPT[:50] + OTHER, 1)[0]
+
+
+def test_a_turn_behind_a_stored_checkpoint_does_not_store_it_again(open_model):
+    llm = open_model()
+    take(llm, PROMPT, 1)
+    generator = llm.generate([*PROMPT, *OTHER[:12]], temp=0.0)
+    answer = [next(generator)]
+    assert llm.last_request.cached == len(PROMPT)
+    assert llm.last_request.checkpoints <= 2, "the cut, the prompt's end; the tip was there"
+    answer += [next(generator) for _ in range(5)]
+    generator.close()
+    take(llm, [*PROMPT, *OTHER[:12], *answer[:5], *OTHER[:12]], 1)
+    positions = [entry.position for entry in llm.prompt_cache._tree.oldest_entries()]
+    assert len(PROMPT) + 12 + 5 in positions, "no checkpoint where the turn began"

@@ -8,8 +8,8 @@ from statistics import fmean, median
 from ..prompt_cache.base import Costs
 
 WINDOW = 15
-"""Recent samples that count. Their median, because other load on the machine comes in bursts of a few; but the
-mean for snapshots, whose share of decode time is a promise that the dear ones count toward, too."""
+"""Recent samples that count. Mostly their median, because other load on the machine comes in bursts; but the
+mean for snapshots, whose share of decode time is a promise that dear ones count toward."""
 
 LARGE_BATCH = 64
 """Tokens from which a batch says what prefill costs per token."""

@@ -8,7 +8,7 @@ is ever reused; the next alignment cuts or restores below it, or clears.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -192,7 +192,7 @@ class LiveSequence:
 
     # -- operations ------------------------------------------------------------------------------
 
-    def decode(self, tokens: Tokens, outputs: Outputs) -> None:
+    def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
         """Append tokens, shape (k,), in one native batch; `recount` when a series of them is done.
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.

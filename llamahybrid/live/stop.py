@@ -24,6 +24,22 @@ class Request:
         self.superseded = False
 
 
+class Step:
+    """`with gate.step(request):` around native work; made for every token, so it is a class, no generator."""
+
+    __slots__ = ("_gate", "_request")
+
+    def __init__(self, gate: RequestGate, request: Request) -> None:
+        self._gate = gate
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._gate.enter(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.leave(self._request)
+
+
 class RequestGate:
     """Lets one request in at a time."""
 
@@ -60,22 +76,25 @@ class RequestGate:
                 self._current = None
                 self._changed.notify_all()
 
-    @contextmanager
-    def step(self, request: Request) -> Iterator[None]:
-        """A stretch of work for an open request.
+    def step(self, request: Request) -> Step:
+        """A stretch of work for an open request, as a context manager.
 
-        Raises RequestSuperseded when a newer request has replaced it.
+        Entering raises RequestSuperseded when a newer request has replaced it.
         """
+        return Step(self, request)
+
+    def enter(self, request: Request) -> None:
+        """Begin a step; see `step`."""
         with self._changed:
             if request.superseded or self._current is not request:
                 raise RequestSuperseded("a newer request has replaced this one; start a new request")
             request.owner = threading.get_ident()
             request.running += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                request.running -= 1
+
+    def leave(self, request: Request) -> None:
+        """End a step."""
+        with self._changed:
+            request.running -= 1
 
     @contextmanager
     def hold(self, *, keep_suspended: bool = False) -> Iterator[None]:

@@ -109,12 +109,8 @@ class Keeper:
                 break
         turn.plan = plan
         turn.last_checkpoint = plan.cached
-        if (
-            plan.source == "live"
-            and plan.cached == tip
-            and self.live.profile.needs_checkpoints
-            and tip_due(plan.left)
-        ):
+        extends = plan.source == "live" and plan.cached == tip and tip_due(plan.left)
+        if extends and not plan.stored and self.live.profile.needs_checkpoints:
             self.checkpoint(turn)
         return turn
 
@@ -184,6 +180,15 @@ class Keeper:
             self.meter.decoded(len(tokens), seconds)
         if turn is not None and turn.prefilling:
             turn.prefill_seconds += seconds
+
+    def append(self, token: int) -> None:
+        """Append one token and ask for its logits: `decode` without its machinery."""
+        clock = time.perf_counter()
+        try:
+            self.live.decode((token,), "last")
+        finally:
+            self.live.recount()  # waits for queued computation
+        self.meter.decoded(1, time.perf_counter() - clock)
 
     def _stops(self, first: int, last: int, cuts: Sequence[int]) -> list[int]:
         """Batch borders: the planned cuts; long stretches on multiples of n_batch, cold and warm alike."""

@@ -88,6 +88,8 @@ class Plan:
     """Positions in (cached, total), ascending, where the prefill is cut and a checkpoint taken."""
     reason: str = ""
     """One sentence for `last_request.reason`."""
+    stored: bool = False
+    """A checkpoint at `cached` is stored already."""
 
     @property
     def left(self) -> int:

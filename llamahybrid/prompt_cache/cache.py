@@ -97,6 +97,7 @@ class PromptCache(BasePromptCache):
                 logits=choice.logits,
                 cuts=cuts,
                 reason=explain(choice, total, matched, len(view.tokens)),
+                stored=any(e.position == cached for e in self._live),
             )
             self._hits, self._misses = self._hits + (cached > 0), self._misses + (cached == 0)
             self._saved += cached
