@@ -9,10 +9,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-os.environ.setdefault(
-    "LLAMAHYBRID_ENGINE", "stock"
-)  # whatever was built here: the engine is chosen, not found
+import llamahybrid.engine.activation
+
+os.environ.setdefault("LLAMAHYBRID_ENGINE", "stock")  # chosen, whatever was built on this machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread costs more than it saves
+
+llamahybrid.engine.activation.activate()  # before any test module imports llama_cpp
 
 TinyModel: TypeAlias = Callable[..., Path]
 
@@ -52,3 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(here).parts[0] in _NATIVE:
             item.add_marker("native")
+
+
+def pytest_report_header() -> str:
+    """Which engine this run is about."""
+    return f"engine: {os.environ.get('LLAMA_CPP_LIB_PATH', 'stock')}"
