@@ -129,6 +129,24 @@ def test_logprobs_of_a_restored_prefix_are_those_of_a_fresh_context(open_model, 
     assert np.allclose(numbers, expected, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("arch", KINDS)
+def test_with_the_same_cuts_a_restored_prompt_has_the_very_bits_of_a_fresh_one(open_model, arch):
+    llm = open_model(arch, swa_full=False)
+    take(llm, PROMPT * 2, 20)
+    first = llm._turn.plan
+    prompt = (PROMPT * 2)[:150] + OTHER
+    take(llm, prompt, 1)
+    second = llm._turn.plan
+    assert 0 < second.cached < second.total
+    mine = llm._keeper.live.logits().copy()
+    stock = open_model(arch, llama_cpp.Llama, swa_full=False)
+    ends = sorted({c for c in first.cuts if c < second.cached} | {second.cached, *second.cuts, second.total})
+    for start, end in itertools.pairwise([0, *ends]):
+        stock.eval(prompt[start:end])
+    row = llama_cpp.llama_get_logits_ith(stock.ctx, -1)
+    assert np.array_equal(mine, np.ctypeslib.as_array(row, shape=(stock.n_vocab(),)))
+
+
 # -- the cache -------------------------------------------------------------------------------------
 
 
