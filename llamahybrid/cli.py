@@ -115,3 +115,42 @@ def probe(
         probing.probe(model, scenario or (), options, as_json=json)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+@app.command()
+def hazards(
+    lib: Annotated[Path | None, typer.Option(help="a libllama, or its folder; default: llama_cpp's")] = None,
+    arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
+    probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
+    json: Annotated[Path | None, typer.Option(help="write a JSON report here")] = None,
+    junit: Annotated[Path | None, typer.Option(help="write a JUnit report here")] = None,
+    expect: Annotated[
+        str | None, typer.Option(help="stock: fail where the pinned stock build differs")
+    ] = None,
+    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="probes at a time")] = 2,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds a probe may take")] = 60,
+) -> None:
+    """Show where a libllama goes silently wrong or dies, one process a probe; exit status 1 if it does."""
+    from llamahybrid.errors import LlamaHybridError
+    from llamahybrid.harness.hazards import report
+
+    if expect not in (None, "stock") or (expect and arch):
+        raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
+    try:
+        passed = report.hazards(
+            lib,
+            arch,
+            probe or (),
+            json=json,
+            junit=junit,
+            expect_stock=expect is not None,
+            gpu_layers=n_gpu_layers,
+            jobs=jobs,
+            seconds=timeout,
+        )
+    except (LlamaHybridError, ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not passed:
+        raise typer.Exit(1)

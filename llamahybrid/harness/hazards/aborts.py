@@ -1,0 +1,218 @@
+"""Decodes that are stopped, or poisoned: what the memory holds afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from llama_cpp import llama_cpp as lib
+
+from llamahybrid.harness.hazards.bench import ABORTED, PARTIAL, Bench, Context
+from llamahybrid.harness.hazards.probe import NotApplicable, Outcome, Verdict, probe, went_on
+
+_SITE = "llama-context.cpp:1893"
+_Evaluate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+
+
+def _context(bench: Bench, held: int, planes: int, **params: object) -> Context:
+    """A context that holds `held` tokens."""
+    return (bench.with_planes(planes, **params) if planes else bench.context(**params)).grown(held)
+
+
+def _stop(context: Context, fed: int, part: float) -> None:
+    """Decode `fed` more tokens and stop after `part` of the polls that this takes."""
+    held = context.last() + 1
+    twin = _context(context.bench, held, 0, **context.params)
+    twin.count_polls()
+    twin.feed(held, held + fed)
+    if not twin.polls:
+        raise NotApplicable("the backend does not poll the abort callback")
+    context.count_polls()
+    context.stop_at = max(1, int(twin.polls * part))
+    status = context.feed(held, held + fed)
+    context.stop_at = None
+    if status != ABORTED:
+        raise RuntimeError(f"the decode was not stopped: it returned {status}")
+
+
+def _after(context: Context, said: str) -> Outcome:
+    """Go on where the context says that it ends."""
+    end = context.last() + 1
+    return went_on(context.goes_on(end), f"{said}, {end} tokens left")
+
+
+def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **params: object) -> Outcome:
+    """Hold `held` tokens, stop while decoding `fed` more, go on where the context says that it ends."""
+    bench.need_recurrent()
+    context = _context(bench, held, planes, **params)
+    _stop(context, fed, part)
+    return _after(context, "the decode returned 2")
+
+
+@probe(
+    "abort-in-token",
+    "A decode stopped inside its only ubatch",
+    site=_SITE,
+    sound="drops what it spoiled, or leaves the state as it was",
+    stock=Verdict.WRONG,
+)
+def in_token(bench: Bench) -> Outcome:
+    """Twelve tokens; stop half-way through the next one; go on where the context says that it ends."""
+    return _stopped(bench, 12, 1, 0.5)
+
+
+@probe(
+    "abort-in-token-planes",
+    "The same with rollback planes",
+    site=_SITE,
+    sound="drops what it spoiled, or leaves the state as it was",
+    stock=Verdict.WRONG,
+)
+def in_token_planes(bench: Bench) -> Outcome:
+    """Four planes; twelve tokens; stop half-way through the next; go on where the context says it ends."""
+    return _stopped(bench, 12, 1, 0.5, planes=4)
+
+
+@probe(
+    "abort-second-ubatch",
+    "A decode stopped in its second ubatch",
+    site=_SITE,
+    sound="keeps the first ubatch exactly, or drops what it spoiled",
+    stock=Verdict.WRONG,
+)
+def second_ubatch(bench: Bench) -> Outcome:
+    """48 tokens in ubatches of 16; stop in the middle of the second; go on where the context says it ends."""
+    return _stopped(bench, 0, 48, 0.5, n_ubatch=16)
+
+
+@probe(
+    "abort-first-ubatch",
+    "A decode stopped in the very first ubatch (control)",
+    site=_SITE,
+    sound="leaves nothing; the prompt starts again, exactly",
+    stock=Verdict.EXACT,
+)
+def first_ubatch(bench: Bench) -> Outcome:
+    """An empty context; stop in the middle of twelve tokens; start again."""
+    return _stopped(bench, 0, 12, 0.4)
+
+
+@probe(
+    "abort-restored",
+    "A snapshot restored after a stopped decode (control)",
+    site=_SITE,
+    sound="exact",
+    stock=Verdict.EXACT,
+)
+def restored(bench: Bench) -> Outcome:
+    """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on."""
+    bench.need_recurrent()
+    context = bench.context().grown(12)
+    snapshot = context.save(flags=PARTIAL)
+    _stop(context, 1, 0.5)
+    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
+        return Outcome(Verdict.REFUSED, "the snapshot or the cut was refused")
+    return went_on(context.goes_on(12), "the snapshot was restored")
+
+
+@probe(
+    "eval-callback-stop",
+    "The eval callback returns false in the middle of a graph",
+    site="ggml-backend.cpp:1845",
+    sound="reports an abort and drops what it spoiled",
+    stock=Verdict.WRONG,
+)
+def eval_callback(bench: Bench) -> Outcome:
+    """Twelve tokens; cb_eval returns false half-way through the next; go on at the end that is reported."""
+    seen, stop_at = 0, 0
+
+    def evaluate(_tensor: int, ask: bool, _user: int) -> bool:
+        nonlocal seen
+        seen += not ask
+        return ask or not stop_at or seen < stop_at
+
+    native = _Evaluate(evaluate)
+    callback = ctypes.cast(native, lib.ggml_backend_sched_eval_callback)
+    context = bench.context(cb_eval=callback).grown(12)
+    before = seen
+    context.feed(12, 13)
+    stop_at = seen + (seen - before) // 2
+    status = context.feed(13, 14)
+    stop_at = 0
+    return _after(context, f"the decode returned {status}")
+
+
+def _poisoned(bench: Bench) -> Context:
+    """A context whose recurrent row was made NaN through a snapshot, and whose logits show it."""
+    bench.need_recurrent()
+    context = bench.context(flash_attn_type=1).grown(12)
+    snapshot = bytearray(context.save(flags=PARTIAL))
+    snapshot[-4000:] = np.full(1000, np.nan, np.float32).tobytes()
+    if not context.load(bytes(snapshot), flags=PARTIAL):
+        raise NotApplicable("the library refuses a state that holds NaN")
+    context.feed(12, 13)
+    if np.isfinite(context.logits()).all():
+        raise NotApplicable("NaN in the last rows of the state does not reach the logits")
+    return context
+
+
+_NAN = "llama-graph.cpp:3530"
+
+
+@probe(
+    "nan-after-removal",
+    "NaN in a recurrent row after seq_rm",
+    site=_NAN,
+    sound="starts the next prompt clean",
+    stock=Verdict.WRONG,
+)
+def nan_after_removal(bench: Bench) -> Outcome:
+    """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on."""
+    context = _poisoned(bench)
+    if not context.rm(0, -1, -1):
+        return Outcome(Verdict.REFUSED, "seq_rm returned false")
+    context.feed(0, 12)
+    return went_on(context.goes_on(12), "seq_rm returned true")
+
+
+@probe(
+    "nan-after-clear",
+    "NaN in a recurrent row after clear without data",
+    site=_NAN,
+    sound="starts the next prompt clean",
+    stock=Verdict.WRONG,
+)
+def nan_after_clear(bench: Bench) -> Outcome:
+    """Poison the state with NaN, llama_memory_clear(false), decode a fresh prompt of twelve and go on."""
+    context = _poisoned(bench)
+    lib.llama_memory_clear(context.memory, False)
+    context.feed(0, 12)
+    return went_on(context.goes_on(12), "cleared")
+
+
+@probe(
+    "nan-after-clear-data",
+    "NaN in a recurrent row after clear with data (control)",
+    site=_NAN,
+    sound="starts the next prompt clean",
+    stock=Verdict.EXACT,
+)
+def nan_after_clear_data(bench: Bench) -> Outcome:
+    """Poison the state with NaN, llama_memory_clear(true), decode a fresh prompt of twelve and go on."""
+    context = _poisoned(bench)
+    lib.llama_memory_clear(context.memory, True)
+    context.feed(0, 12)
+    return went_on(context.goes_on(12), "cleared with data")
+
+
+PROBES = (
+    in_token,
+    in_token_planes,
+    second_ubatch,
+    first_ubatch,
+    restored,
+    eval_callback,
+    nan_after_removal,
+    nan_after_clear,
+    nan_after_clear_data,
+)
