@@ -89,14 +89,18 @@ def chat(
     """Chat in the terminal; a line after each turn says what had to be decoded."""
     from llamahybrid import terminal_chat
 
-    terminal_chat.chat(
-        model,
-        system=system,
-        n_ctx=n_ctx,
-        max_tokens=max_tokens,
-        keep_thinking=keep_thinking,
-        options={"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads},
-    )
+    try:
+        terminal_chat.chat(
+            model,
+            system=system,
+            n_ctx=n_ctx,
+            max_tokens=max_tokens,
+            keep_thinking=keep_thinking,
+            options={"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads},
+        )
+    except (LlamaHybridError, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 @app.command()

@@ -116,3 +116,12 @@ def test_what_cannot_be_done_is_answered_with_help(tiny_model: TinyModel, typed:
     out = run("chat", str(tiny_model("qwen35")), typed=f"{typed}\n")
     assert out.count("/edit N TEXT") == 2
     assert reports(out) == []
+
+
+@pytest.mark.parametrize("command", ["chat", "probe"])
+def test_a_file_that_is_no_model_is_one_clear_line(tmp_path: Path, command: str) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(200))
+    result = CliRunner().invoke(app, [command, str(tmp_path / "bad.gguf"), "--threads", "1"])
+    assert result.exit_code != 0
+    assert "Failed to load model" in result.output
+    assert "Traceback" not in result.output
