@@ -88,6 +88,7 @@ def chat(
 ) -> None:
     """Chat in the terminal; a line after each turn says what had to be decoded."""
     from llamahybrid import terminal_chat
+    from llamahybrid.errors import LlamaHybridError
 
     try:
         terminal_chat.chat(
