@@ -405,6 +405,12 @@ def test_reserved_buffers_count_and_are_what_is_handed_out():
     cache.check_integrity()
 
 
+def test_small_buffers_are_reserved_by_the_dozen_only():
+    cache = PromptCache(ram_bytes=1 << 30)
+    cache.reserve(1000)
+    assert cache.stats().bytes_ram == 32_000
+
+
 def test_a_budget_too_small_reserves_nothing():
     cache = PromptCache(ram_bytes=1000)
     cache.reserve(300)
