@@ -6,7 +6,9 @@ import json
 import os
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -15,7 +17,9 @@ from llamahybrid.cli import app
 from llamahybrid.errors import EngineError, UnknownArchitecture
 from llamahybrid.harness.hazards import report, runner
 from llamahybrid.harness.hazards.catalogue import PROBES, find
-from llamahybrid.harness.hazards.probe import QWEN35, Outcome, Verdict
+from llamahybrid.harness.hazards.probe import QWEN35, NotApplicable, Outcome, Verdict
+
+PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,33 @@ def test_stock_is_far_from_sound(results):
     verdicts = [result.outcome.verdict for result in results.values()]
     assert verdicts.count(Verdict.WRONG) >= 15
     assert verdicts.count(Verdict.DIED) >= 8
+
+
+if PATCHED:  # as in tests/patches: the folder of a patched build
+
+    def test_patched_is_sound():
+        """All but one: a copy onto positions that are there already is the caller's to avoid."""
+        results = runner.run(PROBES, runner.library(Path(PATCHED)))
+        unsound = {result.probe.id for result in results if not result.outcome.verdict.sound}
+        assert unsound <= {"append-before-cut"}
+
+
+@pytest.mark.parametrize("arch", ["jamba", "lfm2"])
+def test_hybrids_without_gaps_in_positions_lose_an_inner_range_too(stock, arch):
+    (result,) = runner.run([find("remove-inner-range")], stock, arch=arch)
+    assert result.outcome.verdict is Verdict.WRONG
+
+
+def test_a_gap_is_judged_by_the_range_of_a_clean_row():
+    from llamahybrid.harness.hazards.bench import gap
+
+    row = np.array([0, 100], np.float32)
+    assert gap(row + np.float32(0.005), row).exact
+    assert not gap(row + np.float32(0.05), row).exact
+    lost = gap(np.array([0, np.nan], np.float32), row)
+    assert (lost.exact, lost.finite, lost.reported) == (False, False, None)
+    with pytest.raises(NotApplicable):
+        gap(row, np.ones(2, np.float32))
 
 
 def test_a_wrong_verdict_says_how_wrong(results):

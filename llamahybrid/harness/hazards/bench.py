@@ -92,7 +92,9 @@ class Gap:
 
 
 def gap(got: Logits, wanted: Logits) -> Gap:
-    """Compare two rows of logits, shape (vocabulary,)."""
+    """Compare two rows of logits, shape (vocabulary,); NotApplicable when the clean row tells nothing."""
+    if not np.ptp(wanted):
+        raise NotApplicable("the model gives no logits in this mode")
     largest = float(np.abs(got - wanted).max()) if np.isfinite(got).all() else math.inf
     return Gap(largest, float(np.ptp(wanted)))
 
