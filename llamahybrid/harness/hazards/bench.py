@@ -159,6 +159,12 @@ class Context:
             return None
         return gap(self.logits(), self.bench.clean(length, text=text, **self.params))
 
+    def goes_on_after_refusal(self, length: int) -> Gap | None:
+        """As `goes_on`; but where the sequence was visibly dropped, another prompt must start clean instead."""
+        if not length or self.last() >= 0:
+            return self.goes_on(length)
+        return None if self.feed(0, length, text=1) else self.goes_on(length, text=1)
+
     def rm(self, seq: int, begin: int, end: int) -> bool:
         """`llama_memory_seq_rm`: remove positions [begin, end)."""
         return bool(lib.llama_memory_seq_rm(self.memory, seq, begin, end))

@@ -16,7 +16,8 @@ def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -
     """Offer a blob that no sound library takes, then go on at `length`, the live state's end."""
     if context.load(blob, seq, flags):
         return Outcome(Verdict.WRONG, "the restore returned success")
-    return refused(context.goes_on(length), "the restore returned 0")
+    said = f"the restore returned 0, {context.last() + 1} tokens left"
+    return refused(context.goes_on_after_refusal(length), said)
 
 
 @probe(

@@ -23,8 +23,10 @@ _MIB = 1 << 20
 
 def _after_failure(context: Context, length: int, read: bool) -> Outcome:
     """Go on at `length`, the live state's end before the restore."""
-    said = f"the restore returned {'success' if read else '0'}"
-    return went_on(context.goes_on(length), said) if read else refused(context.goes_on(length), said)
+    if read:
+        return went_on(context.goes_on(length), "the restore returned success")
+    said = f"the restore returned 0, {context.last() + 1} tokens left"
+    return refused(context.goes_on_after_refusal(length), said)
 
 
 def _next_prompt(bench: Bench, flags: int) -> Outcome:
@@ -43,7 +45,7 @@ def _next_prompt(bench: Bench, flags: int) -> Outcome:
     "A truncated state over a live sequence",
     site="llama-kv-cache.cpp:2354",
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.WRONG,
+    stock=Verdict.REFUSED,
 )
 def failed_full(bench: Bench) -> Outcome:
     """Twelve live tokens; restore a full state that lacks its last eight bytes; go on at twelve."""
@@ -96,7 +98,7 @@ def failed_partial_next(bench: Bench) -> Outcome:
     "A truncated whole-context state over a live one",
     site="llama-context.cpp:3178",
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.WRONG,
+    stock=Verdict.REFUSED,
 )
 def failed_whole(bench: Bench) -> Outcome:
     """Twelve live tokens; restore a whole state that lacks its last eight bytes; go on at twelve."""
@@ -137,7 +139,7 @@ def on_device_older(bench: Bench) -> Outcome:
     context.feed(12, 20)
     context.save(flags=PARTIAL | ON_DEVICE)
     if not context.load(blob, flags=PARTIAL | ON_DEVICE):
-        return refused(context.goes_on(20), "the restore returned 0")
+        return _after_failure(context, 20, False)
     context.rm(0, 12, -1)
     return went_on(context.goes_on(12), "the restore returned success")
 
@@ -177,7 +179,7 @@ def negative_position(bench: Bench) -> Outcome:
     blob = bytearray(context.save(flags=PARTIAL))
     struct.pack_into("<i", blob, _HEADER + 4, -7)
     if not context.load(bytes(blob), flags=PARTIAL):
-        return refused(context.goes_on(12), "the restore returned 0")
+        return _after_failure(context, 12, False)
     context.rm(0, -1, -1)
     if context.feed(0, 12, text=1):
         return went_on(None, "the restore returned success")
