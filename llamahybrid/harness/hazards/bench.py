@@ -160,7 +160,7 @@ class Context:
         return gap(self.logits(), self.bench.clean(length, text=text, **self.params))
 
     def goes_on_after_refusal(self, length: int) -> Gap | None:
-        """As `goes_on`; but where the sequence was visibly dropped, another prompt must start clean instead."""
+        """As `goes_on`; where the sequence was visibly dropped, another prompt must start clean instead."""
         if not length or self.last() >= 0:
             return self.goes_on(length)
         return None if self.feed(0, length, text=1) else self.goes_on(length, text=1)
