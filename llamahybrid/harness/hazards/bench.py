@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,9 +59,15 @@ def memory_left(extra: int) -> Iterator[None]:
 
 
 def peak_memory() -> int:
-    """The most memory this process ever held, in bytes; only differences mean something."""
+    """The most memory this process ever held, in bytes; only differences mean something.
+
+    On Linux since its program was started: `ru_maxrss` may be that of the parent before.
+    """
     if sys.platform == "win32":
         raise NotApplicable("peak memory is not known here")
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
