@@ -56,7 +56,6 @@ class LiveSequence:
         self._lag = 0
         self._extra_bytes = 0
         self._tainted = False
-        self._grown = True
         self._grown = True  # by our own decodes alone, since it was empty
         self._counters = self._native.counters()
 

@@ -28,7 +28,7 @@ from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE = 1 / 16
 RESERVE_BUFFERS = 32
-"""What `reserve` may take of memory and of the budget before anything is worth storing."""
+"""What `reserve` may keep idle, of memory and of the budget."""
 
 
 class PromptCache(BasePromptCache):
@@ -56,6 +56,8 @@ class PromptCache(BasePromptCache):
         self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
         self._lent: dict[int, weakref.ref[Bytes]] = {}  # buffers handed out and not yet admitted, by id
         self._doomed: set[Entry] = set()  # out of the tree, but pinned
+        self._reserve_size = 0  # of the buffers to keep ready; 0: none
+        self._filler: threading.Thread | None = None
         self._hits = self._misses = self._saved = self._evictions = self._refused = 0
 
     def __reduce__(self) -> tuple[type[PromptCache], tuple[int]]:
@@ -159,6 +161,7 @@ class PromptCache(BasePromptCache):
             self._live = match.entries()
             if self._make_room(4 * (len(tokens) - match.length), match, ladder=False):
                 self._tree.insert(namespace, tokens)
+            self._refill()
 
     def buffer(self, n_bytes: int) -> Bytes:
         """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
@@ -176,15 +179,14 @@ class PromptCache(BasePromptCache):
             return buffer
 
     def reserve(self, n_bytes: int) -> None:
-        """Have idle buffers of `n_bytes` > 0 ready, within `RESERVE_BYTES` and a share of the budget.
+        """Have idle buffers of `n_bytes` > 0 ready, now and again after each request while there is room.
 
-        Their pages are touched now: the first touch of memory costs more than a snapshot's copy (1.5 ms
-        against 0.1 ms for 2.3 MB), and decoding would wait for it. They count toward the budget.
+        Their pages are touched ahead of time: the first touch of memory costs 10 to 40 times a snapshot's
+        copy (1.5 to 7 ms against 0.1 for 2.3 MB), and decoding would wait for it. They count toward the
+        budget, and go as soon as something is worth storing in their place.
         """
-        with self._lock:
-            room = min(RESERVE_BYTES, int(self._limit * RESERVE_SHARE), self._limit - self._used())
-            for _ in range(min(RESERVE_BUFFERS, max(0, room) // n_bytes)):
-                self._pool.put(np.full(n_bytes, 0, np.uint8))
+        self._reserve_size = n_bytes
+        self._fill_reserve()
 
     def recycle(self, buffer: Bytes) -> None:
         """Give back a buffer that was not admitted. Raises ValueError for one that belongs to the cache."""
@@ -258,6 +260,33 @@ class PromptCache(BasePromptCache):
         self._lent = {key: self._lent[key] for key, buffer in buffers.items() if buffer is not None}
         return sum(buffer.nbytes for buffer in buffers.values() if buffer is not None)
 
+    def _refill(self) -> None:
+        """A request is over: bring the reserve up to its size again, beside whatever comes next."""
+        low = self._pool.count(self._reserve_size) < RESERVE_BUFFERS // 2
+        busy = self._filler is not None and self._filler.is_alive()
+        if self._reserve_size and low and not busy and self._reserve_room() >= self._reserve_size:
+            self._filler = threading.Thread(
+                target=self._fill_reserve, name="llamahybrid-reserve", daemon=True
+            )
+            self._filler.start()
+
+    def _fill_reserve(self) -> None:
+        """Touch buffers one at a time, outside the lock, until the reserve is full."""
+        while True:
+            size = self._reserve_size
+            with self._lock:
+                if self._pool.count(size) >= RESERVE_BUFFERS or self._reserve_room() < size:
+                    return
+            buffer = np.full(size, 0, np.uint8)
+            with self._lock:
+                if self._reserve_room() >= size:
+                    self._pool.put(buffer)
+
+    def _reserve_room(self) -> int:
+        """Bytes that idle buffers may take on top of what they have."""
+        idle = min(RESERVE_BYTES, int(self._limit * RESERVE_SHARE)) - self._pool.nbytes
+        return min(idle, self._limit - self._used())
+
     def _is_lent(self, buffer: Bytes) -> bool:
         ref = self._lent.get(id(buffer))
         return ref is not None and ref() is buffer
@@ -294,7 +323,7 @@ class PromptCache(BasePromptCache):
         may go. `reuse`: an idle buffer of this size is as good as room for one.
         """
         while (over := self._used() + need - self._limit) > 0:
-            if reuse is not None and self._pool.has(reuse):
+            if reuse is not None and self._pool.count(reuse):
                 return True
             if self._pool.nbytes:
                 self._pool.free(over)

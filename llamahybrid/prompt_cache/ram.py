@@ -29,9 +29,9 @@ class BufferPool:
         self._idle: dict[int, list[Bytes]] = {}
         self.nbytes = 0
 
-    def has(self, n_bytes: int) -> bool:
-        """Whether an idle buffer of exactly this size is there."""
-        return n_bytes in self._idle
+    def count(self, n_bytes: int) -> int:
+        """Idle buffers of exactly this size."""
+        return len(self._idle.get(n_bytes, ()))
 
     def holds(self, buffer: Bytes) -> bool:
         """Whether this very buffer lies idle here."""

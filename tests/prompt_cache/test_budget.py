@@ -415,3 +415,35 @@ def test_a_budget_too_small_reserves_nothing():
     cache = PromptCache(ram_bytes=1000)
     cache.reserve(300)
     assert cache.stats().bytes_ram == 0
+
+
+def settled_idle(cache: PromptCache) -> int:
+    """Idle bytes once nobody touches memory ahead of time any more."""
+    for thread in threading.enumerate():
+        if thread.name == "llamahybrid-reserve":
+            thread.join(10)
+    return cache.stats().extra["idle_bytes"]
+
+
+def test_the_reserve_is_filled_again_after_a_request():
+    cache = PromptCache(ram_bytes=1 << 20)
+    cache.reserve(SIZE)
+    assert settled_idle(cache) == 32 * SIZE
+    path = list(range(100))
+    assert all(fill(cache, path, *range(1, 21)))
+    assert settled_idle(cache) == 12 * SIZE
+    cache.remember("m", np.array(path, np.int32))
+    assert settled_idle(cache) == 32 * SIZE
+    cache.check_integrity()
+
+
+def test_a_full_budget_keeps_no_reserve():
+    cache = PromptCache(ram_bytes=32 * SIZE)
+    cache.reserve(SIZE)
+    assert settled_idle(cache) == 2 * SIZE
+    path = list(range(100))
+    fill(cache, path, *range(1, 40))
+    cache.remember("m", np.array(path, np.int32))
+    assert settled_idle(cache) < SIZE
+    assert cache.stats().bytes_ram <= 32 * SIZE
+    cache.check_integrity()
