@@ -40,6 +40,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     `prompt_cache`: True keeps checkpoints in RAM within the default budget, a `PromptCache` uses that one,
     False is upstream's behaviour.
+    `paging`: attention passes through a second sequence into the cache and back, so that other conversations
+    find theirs again. It costs one more recurrent state of memory; False saves that.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
 
     `on_request`, if set, is called with the `RequestReport` of every finished request.
@@ -53,9 +55,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         *,
         prompt_cache: bool | PromptCache = True,
         wait: bool | float = True,
+        paging: bool = True,
         **kwargs: Any,
     ) -> None:
         self._prompt_cache_argument = prompt_cache
+        self._paging = paging
+        room = min(kwargs.get("n_batch", 512), kwargs.get("n_ubatch", 512))  # the library dies on less
+        self._sequences = 2 if paging and prompt_cache is not False and room >= 2 else 1
         self._keeper: Keeper | None = None
         self._turn: Turn | None = None
         self._active: Turn | None = None
@@ -85,6 +91,19 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
+
+    @property
+    def context_params(self) -> Any:
+        """The `llama_context_params` of this model's context."""
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        # Upstream assigns the defaults here and fills in its own arguments afterwards (llama.py:342).
+        if self._sequences > 1:
+            params.n_seq_max = self._sequences
+            params.kv_unified = True
+        self._context_params = params
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -384,4 +403,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {**state, "prompt_cache": self._prompt_cache_argument, "wait": self._gate.wait}
+        return {
+            **state,
+            "prompt_cache": self._prompt_cache_argument,
+            "wait": self._gate.wait,
+            "paging": self._paging,
+        }

@@ -13,12 +13,13 @@ import llama_cpp
 
 from llamahybrid.harness.chats import CHAT_WORKLOADS
 from llamahybrid.harness.conversation import Record, converse
+from llamahybrid.harness.crowds import CROWDS
 from llamahybrid.harness.oracle import least_decodes, oracle_ratio
 from llamahybrid.harness.speech import Speech
 from llamahybrid.harness.workloads import TOKEN_WORKLOADS, Workload
 from llamahybrid.llama import Llama
 
-WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CHAT_WORKLOADS)}
+WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS)}
 
 
 @dataclass(frozen=True)

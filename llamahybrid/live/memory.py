@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING
 from llama_cpp import llama_cpp
 
 from .native_calls import NativeContext
+from .paging import Pager
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
 TRIAL = (2, 4, 8)
 """Tokens in memory at which the trial looks at sizes: two points make a line, the third proves it."""
+
+
+PAGED = (2, 7)
+"""The range that is saved and looked at in the trial."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class MemoryProfile:
     attention_per_token: int
     snapshot_bytes: int = 0
     """Size of every PARTIAL state; 0 where it depends on the tokens in memory (a sliding window)."""
+    pager: Pager | None = None
+    """How attention KV of a range is saved and put back; None where that cannot be done."""
     linear: bool = True
     """The size rule holds, as far as seen (see `LiveSequence.learn_size_rule`). Where it does not, a restore
     cannot be verified and only the tip is reused."""
@@ -118,30 +125,33 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
         pos_min, pos_max = native.positions()
         if pos_max != TRIAL[-1] - 1:
             return NO_MEMORY
+        partial_is_partial = sizes[0][0] != sizes[0][1]
+        if partial_is_partial:
+            attention = [full - part for full, part in sizes]
+        else:  # a recurrent snapshot is everything, of constant size; one of plain attention is the KV
+            attention = [0 if pos_min == pos_max else full for full, _ in sizes]
+        per_token = (attention[1] - attention[0]) // (TRIAL[1] - TRIAL[0])
+        base = attention[0] - per_token * TRIAL[0]
+        linear = attention == [base + per_token * n for n in TRIAL]
+        pages = linear and partial_is_partial and per_token > 0
+        pager = Pager.learn(ctx, *PAGED) if pages else None
         cuttable = native.cut(TRIAL[0]) and native.positions()[1] == TRIAL[0] - 1
     except RuntimeError:
         return NO_MEMORY
     finally:
         native.clear()
         native.reset_counters()
-    keeps_tip_only = pos_min == TRIAL[-1] - 1
-    partial_is_partial = sizes[0][0] != sizes[0][1]
-    if partial_is_partial:
-        attention = [full - part for full, part in sizes]
-    else:  # a recurrent snapshot is everything, of constant size; one of plain attention is the KV
-        attention = [0 if keeps_tip_only else full for full, _ in sizes]
-    per_token = (attention[1] - attention[0]) // (TRIAL[1] - TRIAL[0])
-    base = attention[0] - per_token * TRIAL[0]
     window = int(llama_cpp.llama_model_n_swa(model))
     return MemoryProfile(
         has_memory=True,
         cuttable=cuttable,
-        keeps_tip_only=keeps_tip_only,
+        keeps_tip_only=pos_min == pos_max,
         window=window,
         prunes=not swa_full and 0 < window < native.n_ctx,
         partial_is_partial=partial_is_partial,
         attention_base=base,
         attention_per_token=per_token,
         snapshot_bytes=sizes[0][1] if sizes[0][1] == sizes[-1][1] else 0,
-        linear=attention == [base + per_token * n for n in TRIAL],
+        pager=pager,
+        linear=linear,
     )

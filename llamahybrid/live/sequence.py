@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DecodeError, SnapshotError
-from ..prompt_cache.base import Bytes, LiveView, Logits, Plan, Tokens
+from ..prompt_cache.base import Bytes, LiveView, Logits, Plan, Segment, Tokens
 from .memory import MemoryProfile
 from .native_calls import NativeContext, Outputs
+from .paging import Splitter, open_segment, seal_segment
 from .snapshot import HEADER_BYTES, open_snapshot, seal
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class LiveSequence:
         self._lag = 0
         self._extra_bytes = 0
         self._tainted = False
+        pager = profile.pager
+        self._splitter = Splitter(pager.layout, fingerprint) if pager is not None else None
         self._grown = True  # by our own decodes alone, since it was empty
         self._counters = self._native.counters()
 
@@ -102,7 +105,14 @@ class LiveSequence:
             needs_attention=self.profile.needs_attention,
             tip_logits=self.tip_logits,
             reuse_limit=reuse_limit,
+            split=self._splitter,
         )
+
+    @property
+    def keeps_chats(self) -> bool:
+        """A checkpoint taken here can serve after another conversation was live."""
+        profile = self.profile
+        return profile.needs_checkpoints and (profile.pager is not None or not profile.needs_attention)
 
     def logits(self) -> Logits | None:
         """The logits of the last token, shape (n_vocab,), as a view; None when they are not live."""
@@ -281,13 +291,32 @@ class LiveSequence:
         )
         return record
 
-    def restore(self, record: Bytes, tokens: Tokens) -> str | None:
+    def page_out(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Segment | None:
+        """Save the attention KV of [start, end) as a sealed segment; None when it cannot be vouched for.
+
+        `buffer(n)` gives a uint8 array of exactly n bytes to fill.
+        """
+        pager = self.profile.pager
+        if pager is None or end > self._n or self.opaque or self.fault() is not None:
+            return None
+        record = pager.save(start, end, buffer)
+        fault = self.fault()
+        if fault is not None:
+            self._mark_junk()
+        if fault is not None or record is None:
+            return None
+        return seal_segment(record, self.fingerprint, self._ids[:end], start)
+
+    def restore(
+        self, record: Bytes, tokens: Tokens, segments: Sequence[Segment] = (), kept: int = 0
+    ) -> str | None:
         """Go to the state saved in `record`, that of `tokens` (shape (c,)); the fault if it failed.
 
-        The order matters: load, cut the attention tail, verify (a cut first is refused). Attention KV of
-        [0, c) must be live. After a fault the sequence is junk and must be emptied.
+        Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens.
+        The order matters: cut to what stays, append, load, cut the tail, verify. After a fault the
+        sequence is junk and must be emptied.
 
-        Raises SnapshotError, with nothing changed, when the record may not be used here.
+        Raises SnapshotError, with nothing changed, when the record or a segment may not be used here.
         """
         if not self.profile.linear:
             raise SnapshotError(
@@ -295,9 +324,17 @@ class LiveSequence:
             )
         info = open_snapshot(record, fingerprint=self.fingerprint, tokens=tokens)
         position = info.position
-        if self.profile.needs_attention and common_prefix(self.tokens, tokens) < position:
-            raise SnapshotError(f"attention of [0, {position}) is not live")
+        payloads = [open_segment(s, self.fingerprint, tokens[: s.end]) for s in segments]
+        if self.profile.needs_attention:
+            starts = [*(s.start for s in segments), position]
+            ends = [kept, *(s.end for s in segments)] if segments else [position]
+            if starts != ends or common_prefix(self.tokens, tokens) < ends[0]:
+                raise SnapshotError(f"attention of [0, {position}) is neither live nor stored")
         self._mark_junk()  # until proven, even if we are interrupted on the way
+        if payloads:
+            fault = self._page_in(payloads, kept)
+            if fault:
+                return fault
         loaded = self._native.load_partial(info.payload)
         if loaded != info.payload.nbytes:
             return f"the library read {loaded} of {info.payload.nbytes} snapshot bytes"
@@ -316,13 +353,14 @@ class LiveSequence:
     def apply(self, plan: Plan, tokens: Tokens) -> str | None:
         """Make the sequence `tokens[: plan.cached]` as planned; the fault if memory does not bear it out.
 
-        Raises SnapshotError when the plan's snapshot may not be used here (nothing changed).
+        Raises SnapshotError when the plan's snapshot or a segment may not be used here (nothing changed).
         """
         if plan.cached == 0:
             self.empty()
             return None
         if plan.checkpoint is not None:
-            fault = self.restore(plan.checkpoint.snapshot, tokens[: plan.cached])
+            prefix = tokens[: plan.cached]
+            fault = self.restore(plan.checkpoint.snapshot, prefix, plan.segments, plan.kept)
         else:
             fault = None if self.cut(plan.cached) else f"the library refused to cut at {plan.cached}"
             fault = fault or self.fault()
@@ -341,6 +379,14 @@ class LiveSequence:
         row[:] = logits
         self.tip_logits = True
         return True
+
+    def _page_in(self, payloads: Sequence[Bytes], kept: int) -> str | None:
+        """Put stored attention behind the first `kept` live tokens; the fault if it failed."""
+        pager = self.profile.pager
+        if pager is None:
+            return "this context cannot load segments"
+        pager.keep_attention(kept)
+        return None if pager.append(payloads) else "the library refused stored attention"
 
     # -- helpers ---------------------------------------------------------------------------------
 

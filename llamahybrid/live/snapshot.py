@@ -1,8 +1,8 @@
-"""The one binary format of state: an envelope around the library's PARTIAL bytes.
+"""The one binary format of state: an envelope around the library's bytes, of a snapshot or of a segment.
 
 Layout, little endian, 96 bytes, then the payload:
 
-    magic 8s | version u16 | reserved u16 | position u32 | fingerprint 16s | tokens xxh3-128 16s
+    magic 8s | version u16 | kind u16 | position u32 | fingerprint 16s | tokens xxh3-128 16s
     pos_min i32 | pos_max i32 | payload bytes u64 | payload xxh3-64 u64 | reserved 16s
     header xxh3-64 u64
 
@@ -27,6 +27,11 @@ _BODY = struct.Struct("<8sHHI16s16siiQQ16x")
 _SEAL = struct.Struct("<Q")
 HEADER_BYTES = _BODY.size + _SEAL.size
 
+SNAPSHOT = 0
+"""The PARTIAL state at `position`; (pos_min, pos_max) as the library gave them."""
+SEGMENT = 1
+"""Attention KV of positions [pos_min, pos_max] on the path of the tokens [0, position)."""
+
 
 @dataclass(frozen=True)
 class SnapshotInfo:
@@ -45,7 +50,9 @@ def tokens_digest(tokens: Tokens) -> bytes:
     return xxhash.xxh3_128_digest(np.ascontiguousarray(tokens, dtype="<i4").data)
 
 
-def seal(record: Bytes, *, fingerprint: bytes, tokens: Tokens, positions: tuple[int, int]) -> None:
+def seal(
+    record: Bytes, *, fingerprint: bytes, tokens: Tokens, positions: tuple[int, int], kind: int = SNAPSHOT
+) -> None:
     """Fill in the header of `record`, whose payload already lies behind HEADER_BYTES.
 
     `fingerprint`: 16 bytes naming model, engine and the context parameters that shape the state.
@@ -56,7 +63,7 @@ def seal(record: Bytes, *, fingerprint: bytes, tokens: Tokens, positions: tuple[
     body = _BODY.pack(
         MAGIC,
         VERSION,
-        0,
+        kind,
         len(tokens),
         fingerprint,
         tokens_digest(tokens),
@@ -68,11 +75,11 @@ def seal(record: Bytes, *, fingerprint: bytes, tokens: Tokens, positions: tuple[
     record[:HEADER_BYTES] = np.frombuffer(header, dtype=np.uint8)
 
 
-def open_snapshot(record: Bytes, *, fingerprint: bytes, tokens: Tokens) -> SnapshotInfo:
+def open_snapshot(record: Bytes, *, fingerprint: bytes, tokens: Tokens, kind: int = SNAPSHOT) -> SnapshotInfo:
     """Check an envelope against what it is about to be used for and give its payload.
 
     Raises SnapshotError when it is damaged, truncated, of another version, of another model, engine or
-    context (`fingerprint`), or of other tokens than `tokens`, shape (position,).
+    context (`fingerprint`), of another `kind`, or of other tokens than `tokens`, shape (position,).
     """
     if record.dtype != np.uint8 or record.ndim != 1 or record.nbytes < HEADER_BYTES:
         raise SnapshotError(f"snapshot is truncated: {record.nbytes} bytes")
@@ -80,9 +87,11 @@ def open_snapshot(record: Bytes, *, fingerprint: bytes, tokens: Tokens) -> Snaps
     (sealed,) = _SEAL.unpack(record[_BODY.size : HEADER_BYTES].tobytes())
     if sealed != xxhash.xxh3_64_intdigest(body):
         raise SnapshotError("snapshot header is damaged")
-    magic, version, _, position, owner, digest, pos_min, pos_max, size, checksum = _BODY.unpack(body)
+    magic, version, sort, position, owner, digest, pos_min, pos_max, size, checksum = _BODY.unpack(body)
     if magic != MAGIC or version != VERSION:
         raise SnapshotError(f"not a snapshot of format {VERSION}")
+    if sort != kind:
+        raise SnapshotError("a snapshot was taken for a segment, or a segment for a snapshot")
     if owner != fingerprint:
         raise SnapshotError("snapshot belongs to another model, engine or context shape")
     if position != len(tokens) or digest != tokens_digest(tokens):

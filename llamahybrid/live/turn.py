@@ -101,6 +101,9 @@ class Keeper:
             turn.plan_seconds += time.perf_counter() - clock
             clock = time.perf_counter()
             try:
+                if plan.cached < tip or plan.source != "live":
+                    self._leave()
+                    tip = 0
                 applied = self._apply(plan, prompt)
             finally:
                 self.cache.release(plan)
@@ -109,10 +112,27 @@ class Keeper:
                 break
         turn.plan = plan
         turn.last_checkpoint = plan.cached
-        extends = plan.source == "live" and plan.cached == tip and tip_due(plan.left)
+        extends = plan.source == "live" and plan.cached == tip > 0 and tip_due(plan.left)
         if extends and not plan.stored and self.live.profile.needs_checkpoints:
             self.checkpoint(turn)
         return turn
+
+    def _leave(self) -> None:
+        """The live tip is about to be given up: keep what is worth coming back to."""
+        live = self.live
+        if not live.keeps_chats or live.is_junk or live.opaque or live.n == 0:
+            return
+        if tip_due(self.cache.unstored(live.view())):
+            self._checkpoint_if_finite(None)
+        self._page_out()
+
+    def _page_out(self) -> None:
+        """Store the attention that the live sequence's checkpoints need, where it is not stored yet."""
+        view = self.live.view()
+        for start, end in self.cache.missing(view):
+            segment = self.live.page_out(start, end, lambda n: np.empty(n, np.uint8))
+            if segment is None or not self.cache.keep(view, segment):
+                return
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
@@ -241,6 +261,7 @@ class Keeper:
             if since > 0 and final_due(since, self.meter.costs()):
                 self._checkpoint_if_finite(turn)
         self.cache.remember(live.fingerprint.hex(), live.tokens.copy())
+        self._page_out()
 
     def depth(self, prompt: Tokens) -> int:
         """Tokens of a prompt that a request would not have to decode now; changes nothing."""
@@ -283,7 +304,7 @@ class Keeper:
             turn.checkpoints += 1
         return kept
 
-    def _checkpoint_if_finite(self, turn: Turn) -> None:
+    def _checkpoint_if_finite(self, turn: Turn | None) -> None:
         logits = self.live.logits()
         if logits is not None and bool(np.isfinite(logits).all()):
             self.checkpoint(turn)

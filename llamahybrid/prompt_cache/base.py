@@ -7,7 +7,7 @@ A *checkpoint* is a token position whose exact state can be restored; its *snaps
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -21,6 +21,24 @@ each is unique, so that it never equals anything in a prompt."""
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Logits: TypeAlias = npt.NDArray[np.float32]
 Source: TypeAlias = Literal["live", "ram", "disk", "none"]
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Stored attention KV of tokens [start, end) of one token path, as opaque bytes."""
+
+    start: int
+    end: int
+    record: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return self.record.nbytes
+
+
+Splitter: TypeAlias = Callable[[Segment, Tokens, int], tuple[Segment, Segment]]
+"""(segment, path, at): the segments of [start, at) and [at, end); `path`: the tokens [0, end)."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +55,14 @@ class LiveView:
     needs_checkpoints: bool
     """False where every cut is possible: then no checkpoint is ever planned."""
     needs_attention: bool
-    """True where a snapshot leaves out attention KV, so that a checkpoint at c serves only while the
-    live sequence agrees with the prompt on [0, c)."""
+    """True where a snapshot leaves out attention KV, so that a checkpoint at c serves only if attention of
+    [0, c) is live or stored in segments."""
     tip_logits: bool
     """The context's own logits are those of the last live token."""
     reuse_limit: int | None = None
     """No restore point beyond this position (rows of `logits_all` exist only up to here); None: no limit."""
+    split: Splitter | None = None
+    """How this context's segments are cut in two; None where it cannot save or load any."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,8 @@ class Costs:
     snapshot_seconds: float = 0.0
     restore_seconds: float = 0.0
     snapshot_bytes: int = 0
+    segment_seconds: float = 0.0
+    """Attention KV of one token loaded from a segment."""
     batch_tokens: int = 512
     """Tokens the context takes in one native batch (n_batch)."""
 
@@ -90,6 +112,9 @@ class Plan:
     """One sentence for `last_request.reason`."""
     stored: bool = False
     """A checkpoint at `cached` is stored already."""
+    segments: tuple[Segment, ...] = ()
+    """Attention to append behind the first `kept` live tokens, in order, before the snapshot is loaded."""
+    kept: int = 0
 
     @property
     def left(self) -> int:
@@ -107,8 +132,9 @@ class CacheStats:
     misses: int = 0
     tokens_saved: int = 0
     evictions: int = 0
+    segments: int = 0
     refused: int = 0
-    """Checkpoints that did not fit into the budget at all."""
+    """Checkpoints and segments that did not fit into the budget at all."""
     extra: dict[str, int] = field(default_factory=dict)
 
 
@@ -132,6 +158,18 @@ class BasePromptCache(ABC):
 
         A second admission at the same place replaces the snapshot; logits once known are kept.
         """
+
+    @abstractmethod
+    def missing(self, view: LiveView) -> list[tuple[int, int]]:
+        """Ranges of the live path, ascending, whose attention is worth storing and is not stored yet."""
+
+    @abstractmethod
+    def unstored(self, view: LiveView) -> int:
+        """Tokens of the live sequence behind the deepest checkpoint on its path."""
+
+    @abstractmethod
+    def keep(self, view: LiveView, segment: Segment) -> bool:
+        """Keep a segment of the live path, evicting to stay in budget; False if refused or not missing."""
 
     @abstractmethod
     def remember(self, namespace: str, tokens: Tokens) -> None:

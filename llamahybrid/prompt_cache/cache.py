@@ -17,12 +17,13 @@ from llamahybrid.prompt_cache.base import (
     LiveView,
     Logits,
     Plan,
+    Segment,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import ladder_victim, off_path_victim
+from llamahybrid.prompt_cache.eviction import ladder_victim, off_path_victim, spare_segments
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.prompt_cache.ram import BufferPool, default_ram_bytes, owned
-from llamahybrid.prompt_cache.selection import choose, explain
+from llamahybrid.prompt_cache.selection import choose, explain, reachable
 from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
 
 RESERVE_BYTES = 64 << 20
@@ -31,12 +32,16 @@ RESERVE_BUFFERS = 32
 """What `reserve` may keep idle, of memory and of the budget."""
 
 
-class PromptCache(BasePromptCache):
-    """Checkpoints in RAM, indexed by a radix tree of tokens.
+SPARE_SNAPSHOTS = 2
+"""Room that is left for so many checkpoints where a segment of the live path is stored."""
 
-    `ram_bytes`: budget for snapshots, logits, token arrays, and buffers idle or handed out, counted exactly;
-    None: an eighth of physical memory, within 256 MiB and 8 GiB. Only what is pinned or handed out at one
-    time can be more than that. May be shared by threads and by several models.
+
+class PromptCache(BasePromptCache):
+    """Checkpoints and attention segments in RAM, indexed by a radix tree of tokens.
+
+    `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
+    exactly; None: an eighth of physical memory, within 256 MiB and 8 GiB. Only what is pinned or handed out
+    at one time can be more than that. May be shared by threads and by several models.
 
     A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
     used again once its entry is gone. What a `Plan` names is safe until `release(plan)`.
@@ -82,15 +87,23 @@ class PromptCache(BasePromptCache):
         with self._lock:
             if boundaries:
                 self._boundaries[view.namespace] = frozenset(boundaries)
+            if view.split is not None:
+                self._tree.splitters[view.namespace] = view.split
             match = self._tree.match(view.namespace, tokens)
             self._tree.touch(match)
             self._live = match.entries()
             matched = max(live_lcp, match.length)
-            choice = choose(total, live_lcp, view, self._live)
+            attention = reachable(live_lcp, match.segments() if view.split is not None else ())
+            choice = choose(total, live_lcp, view, self._live, attention.reach)
             cached = choice.position
+            if choice.source == "ram" and cached > live_lcp:
+                self._tree.divide(view.namespace, match, cached)
+                attention = reachable(live_lcp, match.segments())
             cuts: tuple[int, ...] = ()
             if view.needs_checkpoints:
-                cuts = prefill_cuts(total, cached, matched, boundaries, costs, self._most_cuts(costs))
+                parted = match.length == matched and match.branches()
+                most = self._most_cuts(costs)
+                cuts = prefill_cuts(total, cached, matched, boundaries, costs, most, parted)
             plan = Plan(
                 total=total,
                 matched=matched,
@@ -101,6 +114,8 @@ class PromptCache(BasePromptCache):
                 cuts=cuts,
                 reason=explain(choice, total, matched, len(view.tokens)),
                 stored=any(e.position == cached for e in self._live),
+                segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
+                kept=attention.kept,
             )
             self._hits, self._misses = self._hits + (cached > 0), self._misses + (cached == 0)
             self._saved += cached
@@ -108,6 +123,7 @@ class PromptCache(BasePromptCache):
                 choice.entry.pins += 1
                 self._tree.touch_entry(choice.entry)
                 self._plans[id(plan)] = (plan, choice.entry)
+            self._make_room(0)  # a segment in two parts takes a little more
             return plan
 
     def release(self, plan: Plan) -> None:
@@ -138,12 +154,13 @@ class PromptCache(BasePromptCache):
                 self._refused += 1
                 return False
             if old is not None:
-                self._remove(old)
+                self._remove(old, replaced=True)
             whole = match if len(path) == len(view.tokens) else self._tree.match(view.namespace, view.tokens)
             self._live = whole.entries()
             growth = 4 * (position - match.length)
             counted = snapshot.nbytes if self._is_lent(snapshot) else 0
             if not self._make_room(new_bytes - counted + growth, match, position):
+                self._tree.prune_path(self._tree.match(view.namespace, path))
                 self._refused += 1
                 return False
             self._lent.pop(id(snapshot), None)
@@ -152,7 +169,34 @@ class PromptCache(BasePromptCache):
             marked = position in self._boundaries.get(view.namespace, ())
             entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint, marked)
             self._live = sorted([*self._live, entry], key=lambda e: e.position)
-            return True
+            self._make_room(0)
+            return entry.node is not None
+
+    def missing(self, view: LiveView) -> list[tuple[int, int]]:
+        """See `BasePromptCache.missing`: nothing behind the deepest checkpoint, where no restore needs it."""
+        with self._lock:
+            match = self._tree.match(view.namespace, view.tokens)
+            entries = match.entries()
+            return match.missing(entries[-1].position) if entries and view.split is not None else []
+
+    def unstored(self, view: LiveView) -> int:
+        """See `BasePromptCache.unstored`."""
+        with self._lock:
+            entries = self._tree.match(view.namespace, view.tokens).entries()
+            return len(view.tokens) - (entries[-1].position if entries else 0)
+
+    def keep(self, view: LiveView, segment: Segment) -> bool:
+        """See `BasePromptCache.keep`; never at the price of a checkpoint on the live path."""
+        with self._lock:
+            match = self._tree.match(view.namespace, view.tokens)
+            self._live = match.entries()
+            # With room for the next checkpoints, or these would drop the segment again.
+            spare = SPARE_SNAPSHOTS * (self._live[-1].nbytes if self._live else 0)
+            fits = self._make_room(segment.nbytes + spare, match, ladder=False)
+            match = self._tree.match(view.namespace, view.tokens)
+            kept = fits and match.length >= segment.end and self._tree.store(match, segment)
+            self._refused += not fits
+            return kept
 
     def remember(self, namespace: str, tokens: Tokens) -> None:
         """See `BasePromptCache.remember`; never at the price of a checkpoint on the path itself."""
@@ -161,6 +205,7 @@ class PromptCache(BasePromptCache):
             self._live = match.entries()
             if self._make_room(4 * (len(tokens) - match.length), match, ladder=False):
                 self._tree.insert(namespace, tokens)
+                self._make_room(0)
             self._refill()
 
     def buffer(self, n_bytes: int) -> Bytes:
@@ -223,7 +268,9 @@ class PromptCache(BasePromptCache):
                 tokens_saved=self._saved,
                 evictions=self._evictions,
                 refused=self._refused,
+                segments=sum(len(n.segments) for n in self._tree.oldest_nodes()),
                 extra={
+                    "segment_bytes": self._tree.segment_bytes,
                     "tokens": self._tree.token_bytes // 4,
                     "idle_bytes": self._pool.nbytes,
                     "budget": self._limit,
@@ -251,7 +298,7 @@ class PromptCache(BasePromptCache):
     def _used(self) -> int:
         """Bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self._doomed)
-        stored = self._tree.token_bytes + self._tree.entry_bytes
+        stored = self._tree.token_bytes + self._tree.entry_bytes + self._tree.segment_bytes
         return stored + doomed + self._pool.nbytes + self._lent_bytes()
 
     def _lent_bytes(self) -> int:
@@ -298,9 +345,16 @@ class PromptCache(BasePromptCache):
     def _pinned_bytes(self) -> int:
         return sum(e.nbytes for e in {entry for _, entry in self._plans.values()})
 
-    def _remove(self, entry: Entry) -> None:
-        """Take a checkpoint out; its buffer goes to the pool as soon as nobody uses it."""
+    def _remove(self, entry: Entry, *, replaced: bool = False) -> None:
+        """Take a checkpoint out, with the segments only it needed; its buffer goes to the pool when unused.
+
+        `replaced`: another one comes in its place, so the segments stay.
+        """
+        node = entry.node
+        assert node is not None
         self._tree.detach(entry)
+        if not replaced:
+            self._tree.prune(node)
         if entry in self._live:
             self._live.remove(entry)
         if entry.pins:
@@ -329,6 +383,9 @@ class PromptCache(BasePromptCache):
                 self._pool.free(over)
                 continue
             victim = off_path_victim(self._tree, path, self._live)
+            if victim is None and ladder and (node := spare_segments(self._live)):
+                self._tree.shorten(node)
+                continue
             if victim is None and ladder:
                 victim = ladder_victim(self._live, incoming)
             if victim is None:

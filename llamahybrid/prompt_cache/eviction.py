@@ -1,7 +1,8 @@
 """What goes first when the budget is full.
 
-Off the live path: by age, checkpoints and token tails alike. On it: the checkpoint whose loss costs least in
-terms of the ladder, gaps that grow with the distance from the tip. Pinned entries never go.
+Off the live path: by age, checkpoints and token tails alike. On it: first the segments that only this path
+needs, because its attention is live anyway; then the checkpoint whose loss costs least on the ladder of
+gaps that grow with the distance from the tip. Pinned entries never go.
 """
 
 from __future__ import annotations
@@ -27,6 +28,21 @@ def off_path_victim(tree: Tree, path: Match | None, live: Sequence[Entry]) -> En
     if entry is None or leaf is None:
         return entry or leaf
     return leaf if leaf.last_used < entry.last_used else entry
+
+
+def spare_segments(live: Sequence[Entry]) -> Node | None:
+    """The deepest node of the live path with segments that no checkpoint off the path needs.
+
+    `live`: the path's checkpoints, shallowest first.
+    """
+    if not live or live[-1].node is None:
+        return None
+    for node in live[-1].node.path():
+        if node.weight > sum(e.position > node.start for e in live):
+            return None
+        if node.segments:
+            return node
+    return None
 
 
 def ladder_victim(live: Sequence[Entry], incoming: int | None) -> Entry | None:

@@ -15,6 +15,7 @@ from llamahybrid.prompt_cache.base import (
     LiveView,
     Logits,
     Plan,
+    Segment,
     Source,
     Tokens,
 )
@@ -28,6 +29,8 @@ class NaivePromptCache(BasePromptCache):
 
     def __init__(self) -> None:
         self._checkpoints: dict[tuple[str, Path], Checkpoint] = {}
+        self._attention: dict[tuple[str, Path], Segment] = {}
+        """One token each, by the path that ends with it."""
         self._paths: set[tuple[str, Path]] = set()
         self._hits = self._misses = self._saved = 0
 
@@ -39,8 +42,18 @@ class NaivePromptCache(BasePromptCache):
         cached, source, checkpoint, logits = self._deepest(prompt, live, view)
         self._hits, self._misses = self._hits + (cached > 0), self._misses + (cached == 0)
         self._saved += cached
-        cuts = prefill_cuts(len(prompt), cached, matched, boundaries, costs) if view.needs_checkpoints else ()
-        return Plan(len(prompt), matched, cached, source, checkpoint, logits, cuts)
+        followers = {path[matched] for path in known if path[:matched] == prompt[:matched] and path[matched:]}
+        parted = matched > 0 and len(followers) > 1
+        cuts: tuple[int, ...] = ()
+        if view.needs_checkpoints:
+            cuts = prefill_cuts(len(prompt), cached, matched, boundaries, costs, None, parted)
+        kept = min(_shared(prompt, live), cached)
+        segments: tuple[Segment, ...] = ()
+        if checkpoint is not None and view.needs_attention:
+            segments = tuple(self._attention[view.namespace, prompt[: i + 1]] for i in range(kept, cached))
+        return Plan(
+            len(prompt), matched, cached, source, checkpoint, logits, cuts, segments=segments, kept=kept
+        )
 
     def release(self, plan: Plan) -> None:
         """Nothing is ever evicted, so nothing needs a pin."""
@@ -59,6 +72,31 @@ class NaivePromptCache(BasePromptCache):
         self._paths.add((view.namespace, path))
         return True
 
+    def missing(self, view: LiveView) -> list[tuple[int, int]]:
+        """See `BasePromptCache.missing`; token by token."""
+        if view.split is None:
+            return []
+        live = tuple(view.tokens.tolist())
+        wanted = range(len(live) - self.unstored(view))
+        return [(i, i + 1) for i in wanted if (view.namespace, live[: i + 1]) not in self._attention]
+
+    def unstored(self, view: LiveView) -> int:
+        """See `BasePromptCache.unstored`."""
+        live = tuple(view.tokens.tolist())
+        here = (c for c in range(len(live), 0, -1) if (view.namespace, live[:c]) in self._checkpoints)
+        return len(live) - next(here, 0)
+
+    def keep(self, view: LiveView, segment: Segment) -> bool:
+        """See `BasePromptCache.keep`; every token by itself."""
+        assert view.split is not None
+        rest = segment
+        for at in range(segment.start + 1, segment.end + 1):
+            one = rest
+            if at < segment.end:
+                one, rest = view.split(rest, view.tokens[: rest.end], at)
+            self._attention.setdefault((view.namespace, tuple(view.tokens[:at].tolist())), one)
+        return True
+
     def remember(self, namespace: str, tokens: Tokens) -> None:
         """See `BasePromptCache.remember`."""
         self._paths.add((namespace, tuple(tokens.tolist())))
@@ -70,6 +108,7 @@ class NaivePromptCache(BasePromptCache):
     def clear(self) -> None:
         """See `BasePromptCache.clear`."""
         self._checkpoints.clear()
+        self._attention.clear()
         self._paths.clear()
 
     def stats(self) -> CacheStats:
@@ -84,6 +123,8 @@ class NaivePromptCache(BasePromptCache):
         """See `BasePromptCache.check_integrity`."""
         for (name, path), checkpoint in self._checkpoints.items():
             assert (name, len(path)) == (checkpoint.namespace, checkpoint.position), "filed wrongly"
+        for (_, path), one in self._attention.items():
+            assert (one.start, one.end) == (len(path) - 1, len(path)), "filed wrongly"
 
     def _deepest(
         self, prompt: Path, live: Path, view: LiveView
@@ -100,9 +141,14 @@ class NaivePromptCache(BasePromptCache):
                 continue
             if is_live and c >= view.cut_floor:
                 return c, "live", None, None if tip else logits
-            if stored is not None and (is_live or not view.needs_attention):
+            if stored is not None and (not view.needs_attention or self._attended(prompt[:c], live, view)):
                 return c, "ram", stored, logits
         return 0, "none", None, None
+
+    def _attended(self, prefix: Path, live: Path, view: LiveView) -> bool:
+        """Attention of every token of a prefix is live or stored."""
+        there = _shared(prefix, live)
+        return all((view.namespace, prefix[: i + 1]) in self._attention for i in range(there, len(prefix)))
 
 
 def _shared(a: Path, b: Path) -> int:

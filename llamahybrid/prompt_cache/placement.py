@@ -72,19 +72,22 @@ def prefill_cuts(
     boundaries: Sequence[int],
     costs: Costs,
     most: int | None = None,
+    parted: bool = False,
 ) -> tuple[int, ...]:
     """Where to cut the prefill of tokens [cached, total) and take a checkpoint; ascending, at most `most`.
 
     `boundaries`: ascending positions where a message, or a marked part of one, starts. The prompt's end is
     no cut. In order of worth: the deepest boundary (with a chat template that is where stripped thinking
     diverges), the branch point `matched`, the first boundary (the system prompt's end), the last messages,
-    then the ladder. Batch boundaries that the prefill passes anyway come on top: they cost no batch.
+    then the ladder. Batch boundaries that the prefill passes anyway come on top: they cost no batch. So does,
+    once, the branch point where histories have `parted` before: more of them will (a few-shot prompt), and
+    each would decode again the few tokens between the message's start and what differs.
     """
     left = total - cached
     room = left if most is None else most
-    paid = _take(
-        _candidates(total, matched, boundaries), cached, total, min(room, _affordable(left, costs)), ()
-    )
+    known = (matched,) if parted and cached < matched < total and room else ()
+    count = min(room - len(known), _affordable(left, costs))
+    paid = known + _take(_candidates(total, matched, boundaries), cached, total, count, known)
     free: tuple[int, ...] = ()
     if left >= LONG_SUFFIX:
         free = _take(_batch_ends(total, costs), cached, total, room - len(paid), paid)

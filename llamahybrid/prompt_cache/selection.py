@@ -1,7 +1,7 @@
 """Which restore point serves a prompt: complete prefixes only, the deepest first, live before stored.
 
 A checkpoint at c serves iff its c tokens are the prompt's first c and c <= total - 1, or c == total and the
-logits there are known. Where a snapshot leaves out attention KV, [0, c) must be live as well.
+logits there are known. Where a snapshot leaves out attention KV, [0, c) must be live or stored in segments.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llamahybrid.prompt_cache.base import LiveView, Logits
+from llamahybrid.prompt_cache.base import LiveView, Logits, Segment
 from llamahybrid.prompt_cache.tree import Entry
 
 
@@ -25,19 +25,49 @@ class Choice:
     logits: Logits | None
 
 
-def choose(total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry]) -> Choice:
+@dataclass(frozen=True)
+class Attention:
+    """How far a prompt's attention can be had: live tokens first, stored segments behind them."""
+
+    kept: int
+    """Live tokens that stay where segments are loaded behind them."""
+    segments: tuple[Segment, ...]
+    reach: int
+    """Attention of [0, reach) is live or stored."""
+
+    def up_to(self, position: int) -> tuple[Segment, ...]:
+        """The segments to load for a restore point; the last one may reach beyond it."""
+        return tuple(s for s in self.segments if s.start < position)
+
+
+def reachable(live_lcp: int, segments: Sequence[Segment]) -> Attention:
+    """What `segments` of a prompt's path, ascending, add to the live prefix [0, live_lcp).
+
+    Cells must lie in the order of their positions, or the numbers differ in their last bits: live memory is
+    therefore cut to the start of the first segment that is loaded.
+    """
+    run: list[Segment] = []
+    reach = live_lcp
+    for segment in segments:
+        if segment.end > reach and segment.start <= reach and (not run or segment.start == reach):
+            run.append(segment)
+            reach = segment.end
+    return Attention(run[0].start if run else live_lcp, tuple(run), reach)
+
+
+def choose(total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry], reach: int) -> Choice:
     """Pick the restore point for a prompt of `total` tokens.
 
     `live_lcp`: common prefix of prompt and live sequence. `entries`: checkpoints on the prompt's own path,
-    shallowest first.
+    shallowest first. `reach`: attention of [0, reach) is live or stored.
     """
     limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
     at_end = next((e for e in reversed(entries) if e.position == total), None)
     stored = at_end.checkpoint.logits if at_end is not None else None
 
     live = _live_position(total, live_lcp, limit, view, stored)
-    reach = min(limit, live_lcp) if view.needs_attention else limit
-    usable = (e for e in reversed(entries) if e.position <= reach)
+    deepest = min(limit, reach) if view.needs_attention else limit
+    usable = (e for e in reversed(entries) if e.position <= deepest)
     best = next((e for e in usable if e.position < total or e.checkpoint.logits is not None), None)
 
     if best is not None and best.position > live:

@@ -2,6 +2,7 @@
 
 Edges are compressed: a node holds the tokens of its edge as one int32 array, and comparisons are vectorised.
 Checkpoints are indexed by position inside the edge that covers them, so a checkpoint never forces a split.
+A segment lies inside one edge; it is cut where its edge is. It is kept for the checkpoints behind its start.
 One root per namespace, so that state of another model or context shape can never match.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Checkpoint, Tokens
+from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -61,6 +62,10 @@ class Node:
     """By the first token of their edge."""
     entries: dict[int, Entry] = field(default_factory=dict)
     """By position, in (start, end]."""
+    segments: list[Segment] = field(default_factory=list)
+    """Ascending, disjoint, within [start, end)."""
+    weight: int = 0
+    """Checkpoints here and below."""
     last_used: int = 0
 
     @property
@@ -69,9 +74,24 @@ class Node:
         return self.start + len(self.tokens)
 
     def tail(self, keep: int = 0) -> int:
-        """Tokens of a leaf beyond its deepest checkpoint and beyond position `keep`; 0 for inner nodes."""
-        needed = max(self.start, keep, max(self.entries, default=0))
+        """Tokens of a leaf beyond all that is stored and beyond position `keep`; 0 for inner nodes."""
+        stored = self.segments[-1].end if self.segments else 0
+        needed = max(self.start, keep, max(self.entries, default=0), stored)
         return 0 if self.children else max(0, self.end - needed)
+
+    def bare(self) -> int:
+        """How many segments at the end of this edge have no checkpoint behind their start."""
+        if self.weight > len(self.entries):
+            return 0
+        deepest = max(self.entries, default=self.start)
+        return sum(s.start >= deepest for s in self.segments)
+
+    def path(self) -> Iterator[Node]:
+        """This node and those above it, the root last and left out."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,25 @@ class Match:
         """Checkpoints on the matched path, shallowest first."""
         return [node.entries[p] for node in self.path for p in sorted(node.entries) if p <= self.length]
 
+    def branches(self) -> bool:
+        """Known paths part right where the match ends."""
+        return bool(self.path) and self.length == self.path[-1].end and bool(self.path[-1].children)
+
+    def segments(self) -> list[Segment]:
+        """Segments that begin on the matched path, ascending; the last one may leave it."""
+        return [s for node in self.path for s in node.segments if s.start < self.length]
+
+    def missing(self, end: int) -> list[tuple[int, int]]:
+        """Ranges of [0, end) without a segment, ascending, each within one node."""
+        ranges = []
+        for node in self.path:
+            at = node.start
+            for start, stop in [*((s.start, s.end) for s in node.segments), (node.end, node.end)]:
+                if at < min(start, end):
+                    ranges.append((at, min(start, end)))
+                at = stop
+        return ranges
+
 
 class Tree:
     """Token paths of every namespace with their checkpoints; keeps exact byte counts."""
@@ -99,8 +138,11 @@ class Tree:
         self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
+        self.splitters: dict[str, Splitter] = {}
+        """How the segments of a namespace are cut in two."""
         self.token_bytes = 0
         self.entry_bytes = 0
+        self.segment_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -156,6 +198,8 @@ class Tree:
         node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
         entry = Entry(checkpoint, node, marked)
         node.entries[checkpoint.position] = entry
+        for above in node.path():
+            above.weight += 1
         self._entries[entry] = None
         self.entry_bytes += entry.nbytes
         self.touch_entry(entry)
@@ -165,9 +209,47 @@ class Tree:
         """Take a checkpoint out; its token path stays remembered until it is trimmed."""
         assert entry.node is not None
         del entry.node.entries[entry.position]
+        for above in entry.node.path():
+            above.weight -= 1
         entry.node = None
         del self._entries[entry]
         self.entry_bytes -= entry.nbytes
+
+    def store(self, match: Match, segment: Segment) -> bool:
+        """Index a segment on an inserted path; False unless its range is free and lies within one edge."""
+        node = next((n for n in match.path if n.start <= segment.start < n.end), None)
+        if node is None or segment.end > node.end:
+            return False
+        if any(s.start < segment.end and segment.start < s.end for s in node.segments):
+            return False
+        node.segments = sorted([*node.segments, segment], key=lambda s: s.start)
+        self.segment_bytes += segment.nbytes
+        return True
+
+    def divide(self, namespace: str, match: Match, position: int) -> None:
+        """Cut the segment that crosses `position`, if there is one, in two; drop it if that cannot be."""
+        for node in match.path:
+            crossing = next((s for s in node.segments if s.start < position < s.end), None)
+            if crossing is not None:
+                self._divide(namespace, node, crossing, position)
+
+    def prune(self, node: Node) -> None:
+        """Drop the segments that no checkpoint is behind, from `node` upward."""
+        for above in node.path():
+            first = len(above.segments) - above.bare()
+            self.segment_bytes -= sum(s.nbytes for s in above.segments[first:])
+            del above.segments[first:]
+            if above.weight:
+                break
+
+    def shorten(self, node: Node) -> None:
+        """Drop the deepest segment of a node."""
+        self.segment_bytes -= node.segments.pop().nbytes
+
+    def prune_path(self, match: Match) -> None:
+        """`prune` from where a match ends."""
+        if match.path:
+            self.prune(match.path[-1])
 
     def find(self, checkpoint: Checkpoint) -> Entry | None:
         """The entry that holds exactly this checkpoint object."""
@@ -206,6 +288,12 @@ class Tree:
                 assert all(child.start < p <= child.end for p in child.entries), (
                     "a checkpoint is off its edge"
                 )
+                assert child.weight == len(child.entries) + sum(c.weight for c in child.children.values()), (
+                    "checkpoints miscounted"
+                )
+                edges = [child.start, *(p for s in child.segments for p in (s.start, s.end)), child.end]
+                assert edges == sorted(edges), "segments overlap or leave their edge"
+                assert all(s.start < s.end for s in child.segments), "a segment is empty"
                 assert all(e.node is child and e.position == p for p, e in child.entries.items()), (
                     "entry link"
                 )
@@ -216,6 +304,9 @@ class Tree:
         assert set(entries) == set(self._entries), "orphan checkpoints"
         assert self.token_bytes == sum(n.tokens.nbytes for n in nodes), "token bytes miscounted"
         assert self.entry_bytes == sum(e.nbytes for e in entries), "checkpoint bytes miscounted"
+        segments = [s for n in nodes for s in n.segments]
+        assert self.segment_bytes == sum(s.nbytes for s in segments), "segment bytes miscounted"
+        assert len({id(s.record) for s in segments}) == len(segments), "two segments share their bytes"
         for order in (list(self._entries), list(self._nodes)):
             ages = [item.last_used for item in order]
             assert ages == sorted(ages), "the order of use is off"
@@ -226,7 +317,7 @@ class Tree:
         if match.path:
             node = match.path[-1]
             if match.length < node.end:
-                node = self._split(node, match.length)
+                node = self._split(namespace, node, match.length)
             elif not node.children:
                 node.tokens = np.concatenate([node.tokens, rest])
                 return
@@ -236,14 +327,31 @@ class Tree:
         node.children[int(rest[0])] = child
         self._nodes[child] = None
 
-    def _split(self, node: Node, position: int) -> Node:
+    def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
+        """Replace a segment by its two parts."""
+        splitter = self.splitters.get(namespace)
+        at = node.segments.index(segment)
+        parts: tuple[Segment, ...] = ()
+        if splitter is not None:
+            above = np.concatenate([n.tokens for n in reversed(list(node.path()))])
+            parts = splitter(segment, above[: segment.end], position)
+        node.segments[at : at + 1] = parts
+        self.segment_bytes += sum(p.nbytes for p in parts) - segment.nbytes
+
+    def _split(self, namespace: str, node: Node, position: int) -> Node:
         """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""
         assert node.parent is not None
+        crossing = next((s for s in node.segments if s.start < position < s.end), None)
+        if crossing is not None:
+            self._divide(namespace, node, crossing, position)
         cut = position - node.start
         upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock)
         upper.entries = {p: e for p, e in node.entries.items() if p <= position}
         for entry in upper.entries.values():
             entry.node = upper
+        upper.segments = [s for s in node.segments if s.end <= position]
+        node.segments = [s for s in node.segments if s.start >= position]
+        upper.weight, node.weight = node.weight, node.weight - len(upper.entries)
         node.parent.children[int(upper.tokens[0])] = upper
         node.entries = {p: e for p, e in node.entries.items() if p > position}
         node.tokens = node.tokens[cut:].copy()
@@ -257,6 +365,7 @@ class Tree:
         (child,) = node.children.values()
         node.tokens = np.concatenate([node.tokens, child.tokens])
         node.entries |= child.entries
+        node.segments += child.segments
         for entry in child.entries.values():
             entry.node = node
         node.children = child.children

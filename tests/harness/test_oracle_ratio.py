@@ -20,6 +20,8 @@ PROMISED = {
     **dict.fromkeys(("exact append", "thinking stripped", "regenerate x 6", "edit a middle message"), 1.02),
     **dict.fromkeys(("agent loop", "tool calls and pages", "five turns", "long answer, follow-up"), 1.02),
     **dict.fromkeys(("four unrelated prompts", "chat: thinking stripped", "chat: regenerate x 6"), 1.02),
+    **dict.fromkeys(("four users", "shared system prompt", "few-shot"), 1.02),
+    **dict.fromkeys(("document questions", "two agents"), 1.02),
     "chat: edit a message": 1.02,
     "chat: tools and pages": 1.2,
     "mid-generation": 1.2,

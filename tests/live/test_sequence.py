@@ -53,7 +53,7 @@ def test_lost_attention_shows_in_the_positions(llm, live):
     native.llama_memory_seq_rm(memory, 0, -1, -1)
     assert live.fault() is not None
     live.distrust()
-    with pytest.raises(SnapshotError, match="not live"):
+    with pytest.raises(SnapshotError, match="neither live nor stored"):
         live.restore(record, ids(PROMPT))
 
 

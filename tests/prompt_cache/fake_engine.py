@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan, final_due, next_decode_checkpoint
-from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+from llamahybrid.prompt_cache.base import Bytes, Logits, Segment, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.placement import tip_due
 
@@ -40,6 +40,8 @@ class FakeEngine:
     state: list[int] = field(default_factory=list)
     logits: Logits | None = None
     prefilled: int = 0
+    pages: bool = True
+    """Attention KV can be saved and loaded."""
 
     def view(self) -> LiveView:
         n = len(self.state)
@@ -51,7 +53,23 @@ class FakeEngine:
             needs_checkpoints=self.kind != "plain",
             needs_attention=self.kind in ("hybrid", "window"),
             tip_logits=self.logits is not None,
+            split=split if self.pages and self.kind in ("hybrid", "window") else None,
         )
+
+    def page_out(self) -> None:
+        """Store the attention that checkpoints on the live path need."""
+        view = self.view()
+        for start, end in self.cache.missing(view):
+            self.cache.keep(view, attention_of(self.state[:start], self.state[start:end]))
+
+    def leave(self, plan: Plan) -> None:
+        """Keep what is worth coming back to before the live tip is given up."""
+        extends = plan.source == "live" and plan.cached == len(self.state)
+        if extends or self.kind == "plain":
+            return
+        if self.logits is not None and tip_due(self.cache.unstored(self.view())):
+            self.checkpoint()
+        self.page_out()
 
     def snapshot(self) -> Bytes:
         """The state as bytes: length, tokens, padding; in a buffer of the cache if it lends them."""
@@ -74,7 +92,10 @@ class FakeEngine:
             words = plan.checkpoint.snapshot.view(np.int32)
             restored = words[1 : 1 + words[0]].tolist()
             if self.kind in ("hybrid", "window"):
-                assert self.state[: plan.cached] == restored, "attention KV of the prefix is not live"
+                attention = self.state[: plan.kept if plan.segments else plan.cached]
+                for segment in plan.segments:
+                    attention += tokens_in(segment, attention)
+                assert attention[: plan.cached] == restored, "attention KV of the prefix is not there"
             self.state = restored
         elif plan.source == "live":
             assert self.view().cut_floor <= plan.cached <= len(self.state), "the memory cannot be cut there"
@@ -104,6 +125,7 @@ class FakeEngine:
         tip = len(self.state)
         plan = self.cache.plan(np.array(prompt, np.int32), self.view(), boundaries, self.costs)
         try:
+            self.leave(plan)
             self.apply(plan, prompt)
         finally:
             self.cache.release(plan)
@@ -123,6 +145,7 @@ class FakeEngine:
         if self.kind != "plain" and plan.cached < plan.total:
             self.checkpoint(self.logits)
         self.cache.remember(self.namespace, np.array(self.state, np.int32))
+        self.page_out()
         return plan
 
     def generate(self, answer: Sequence[int]) -> None:
@@ -137,6 +160,34 @@ class FakeEngine:
         if self.kind != "plain" and final_due(len(self.state) - last, self.costs):
             self.checkpoint()
         self.cache.remember(self.namespace, np.array(self.state, np.int32))
+        self.page_out()
+
+
+def attention_of(before: Sequence[int], tokens: Sequence[int]) -> Segment:
+    """A segment that knows its tokens and what came before them."""
+    words = np.array([len(before), zlib.crc32(np.array(before, np.int32).tobytes()), *tokens], np.int64)
+    return Segment(len(before), len(before) + len(tokens), words.view(np.uint8).copy())
+
+
+def tokens_in(segment: Segment, before: Sequence[int]) -> list[int]:
+    """The tokens of a segment, which must belong behind `before`."""
+    start, digest, *tokens = segment.record.view(np.int64).tolist()
+    assert (start, len(tokens)) == (segment.start, segment.end - segment.start), (
+        "a segment lies about its range"
+    )
+    assert (start, digest) == (len(before), zlib.crc32(np.array(before, np.int32).tobytes())), (
+        "foreign attention"
+    )
+    return tokens
+
+
+def split(segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+    """Cut a segment of `path` in two."""
+    tokens = path.tolist()
+    assert tokens[segment.start :] == tokens_in(segment, tokens[: segment.start])
+    return attention_of(tokens[: segment.start], tokens[segment.start : at]), attention_of(
+        tokens[:at], tokens[at:]
+    )
 
 
 def tokens_of(*parts: Tokens | Sequence[int]) -> Tokens:

@@ -1,0 +1,180 @@
+"""Attention KV out of the live sequence and back into it, by way of a scratch sequence.
+
+Works on the stock library through its public functions, given a context with `kv_unified` and a second
+sequence: cells are shared by both, so that nothing is copied inside the context. A recurrent part is dropped
+by loading the PARTIAL state of an empty sequence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llama_cpp import llama_cpp
+
+from ..errors import SnapshotError
+from ..prompt_cache.base import Bytes, Segment, Tokens
+from .native_calls import FULL, PARTIAL, SEQ
+from .segment import SegmentLayout
+from .snapshot import HEADER_BYTES, SEGMENT, open_snapshot, seal
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+SCRATCH = 1
+
+
+class Splitter:
+    """Cuts sealed segments of one kind of context in two; needs no context."""
+
+    def __init__(self, layout: SegmentLayout, fingerprint: bytes) -> None:
+        self._layout = layout
+        self._fingerprint = fingerprint
+
+    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+        """The parts [start, at) and [at, end) of a segment of `path`, its own tokens [0, end).
+
+        Raises SnapshotError when the segment is damaged.
+        """
+        payload = open_segment(segment, self._fingerprint, path)
+        counts = at - segment.start, segment.end - at
+        records = tuple(np.empty(HEADER_BYTES + self._layout.size(n), np.uint8) for n in counts)
+        first, second = records
+        self._layout.cut(payload, counts[0], (first[HEADER_BYTES:], second[HEADER_BYTES:]))
+        return (
+            seal_segment(first, self._fingerprint, path[:at], segment.start),
+            seal_segment(second, self._fingerprint, path, at),
+        )
+
+
+def seal_segment(record: Bytes, fingerprint: bytes, path: Tokens, start: int) -> Segment:
+    """Close a record whose payload is in place; `path`: the tokens [0, end) it belongs to."""
+    end = len(path)
+    seal(record, fingerprint=fingerprint, tokens=path, positions=(start, end - 1), kind=SEGMENT)
+    return Segment(start, end, record)
+
+
+def open_segment(segment: Segment, fingerprint: bytes, path: Tokens) -> Bytes:
+    """The payload of a segment of `path`, its tokens [0, end). Raises SnapshotError as `open_snapshot`."""
+    info = open_snapshot(segment.record, fingerprint=fingerprint, tokens=path, kind=SEGMENT)
+    if (info.pos_min, info.pos_max) != (segment.start, segment.end - 1):
+        raise SnapshotError("segment holds another range")
+    return info.payload
+
+
+class Pager:
+    """Saves and appends ranges of attention KV of one context."""
+
+    def __init__(self, ctx: LlamaContext, layout: SegmentLayout, nothing: Bytes) -> None:
+        """`nothing`: the PARTIAL state of an empty sequence."""
+        self._ctx = ctx
+        self.layout = layout
+        self._nothing = nothing
+
+    @classmethod
+    def learn(cls, ctx: LlamaContext, start: int, end: int) -> Pager | None:
+        """A pager for a context whose live sequence holds [start, end); None where ranges cannot be had.
+
+        That is so without a second sequence, with anything but one attention cell for each token, and
+        where a range does not come back as it was.
+        """
+        if llama_cpp.llama_n_seq_max(ctx.ctx) <= SCRATCH:
+            return None
+        nothing = np.empty(_size(ctx, SCRATCH, PARTIAL), np.uint8)
+        if _get(ctx, nothing, SCRATCH, PARTIAL) != nothing.nbytes:
+            return None
+        pager = cls(ctx, SegmentLayout(0, (), 0), nothing)
+        payload = pager._read(start, end, lambda n: np.empty(n, np.uint8))
+        if payload is None:
+            return None
+        layout = SegmentLayout.learn(payload, end - start, nothing.nbytes - _STATE_HEAD)
+        return None if layout is None else cls(ctx, layout, nothing)
+
+    def save(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
+        """A record with the payload of [start, end) of the live sequence, to be sealed; None if that failed.
+
+        `buffer(n)` gives a uint8 array of exactly n bytes to fill.
+        """
+        record = buffer(HEADER_BYTES + self.layout.size(end - start))
+        payload = self._read(start, end, lambda _: record[HEADER_BYTES:])
+        return None if payload is None else record
+
+    def keep_attention(self, position: int) -> None:
+        """Cut the live sequence's attention to [0, position); what else it holds is undefined until loaded.
+
+        A plain cut is refused where a recurrent state or a sliding window forbids it, so the cells that stay
+        wait in the scratch sequence.
+        """
+        memory = self._ctx.memory
+        if position:
+            llama_cpp.llama_memory_seq_cp(memory, SEQ, SCRATCH, 0, position)
+        llama_cpp.llama_memory_seq_rm(memory, SEQ, -1, -1)
+        if position:
+            llama_cpp.llama_memory_seq_cp(memory, SCRATCH, SEQ, -1, -1)
+            llama_cpp.llama_memory_seq_rm(memory, SCRATCH, -1, -1)
+
+    def append(self, payloads: Sequence[Bytes]) -> bool:
+        """Put the cells of payloads, in order, behind those of the live sequence; False if refused.
+
+        Joined first: without flash attention each payload would cost a small copy for each row of values.
+        """
+        payload = payloads[0] if len(payloads) == 1 else self._joined(payloads)
+        try:
+            if _set(self._ctx, payload, SCRATCH, FULL) != payload.nbytes:
+                return False
+            llama_cpp.llama_memory_seq_cp(self._ctx.memory, SCRATCH, SEQ, -1, -1)
+        finally:
+            cleared = self._clear_scratch()
+        return cleared
+
+    def _joined(self, payloads: Sequence[Bytes]) -> Bytes:
+        out = np.empty(self.layout.joined_size(payloads), np.uint8)
+        self.layout.join(payloads, out)
+        return out
+
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
+        llama_cpp.llama_memory_seq_cp(self._ctx.memory, SEQ, SCRATCH, start, end)
+        try:
+            # A recurrent part goes, without having been copied; window cells stay and are left out below.
+            _set(self._ctx, self._nothing, SCRATCH, PARTIAL)
+            whole, rest = _size(self._ctx, SCRATCH, FULL), _size(self._ctx, SCRATCH, PARTIAL)
+            payload = buffer(whole - rest + self._nothing.nbytes)
+            if payload.nbytes != whole - rest + self._nothing.nbytes:
+                return None
+            state = payload if whole == payload.nbytes else np.empty(whole, np.uint8)
+            written = _get(self._ctx, state, SCRATCH, FULL)
+        finally:
+            cleared = self._clear_scratch()
+        if not cleared or written != whole:
+            return None
+        if state is not payload:
+            attention = whole - rest + _STATE_HEAD
+            payload[:attention] = state[:attention]
+            payload[attention:] = self._nothing[_STATE_HEAD:]
+        return payload
+
+    def _clear_scratch(self) -> bool:
+        memory = self._ctx.memory
+        removed = bool(llama_cpp.llama_memory_seq_rm(memory, SCRATCH, -1, -1))
+        return removed and llama_cpp.llama_memory_seq_pos_max(memory, SCRATCH) == -1
+
+
+_STATE_HEAD = 8  # magic and sequence id, in front of every sequence state (src/llama-context.cpp:3213)
+
+
+def _size(ctx: LlamaContext, seq: int, flags: int) -> int:
+    return int(llama_cpp.llama_state_seq_get_size_ext(ctx.ctx, seq, flags))
+
+
+def _get(ctx: LlamaContext, out: Bytes, seq: int, flags: int) -> int:
+    return int(llama_cpp.llama_state_seq_get_data_ext(ctx.ctx, _pointer(out), out.nbytes, seq, flags))
+
+
+def _set(ctx: LlamaContext, data: Bytes, seq: int, flags: int) -> int:
+    return int(llama_cpp.llama_state_seq_set_data_ext(ctx.ctx, _pointer(data), data.nbytes, seq, flags))
+
+
+def _pointer(array: Bytes) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
