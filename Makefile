@@ -9,7 +9,7 @@ BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-engines lint fuzz soak bench clean
+.PHONY: help venv demo test test-stock lint fuzz soak bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -19,13 +19,13 @@ venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this
 demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
 	$(BIN)/python -m llamahybrid.harness.demo
 
-test: lint ## lint, types and the whole suite
-	$(BIN)/pytest
-
 # Pure Python runs once, on stock; what touches native code, once more on the patched engine.
-test-engines: test ## the suite, then its native part on the patched engine (built once, minutes)
+test: test-stock ## lint, types, the whole suite, and its native part again on the patched engine
 	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
 		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(BIN)/pytest -m native
+
+test-stock: lint ## lint, types and the whole suite on the stock engine
+	$(BIN)/pytest
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check .

@@ -36,6 +36,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make
 
 
+@pytest.fixture(scope="session")
+def lose_cells() -> Callable[[Any, int, int], None]:
+    """`lose_cells(ctx, a, b)`: the attention cells of [a, b) go, and the positions do not show it.
+
+    Through the second sequence, because a patched library refuses to cut a hole into a hybrid.
+    """
+    from llama_cpp import llama_cpp as native
+
+    def lose(ctx: Any, start: int, end: int) -> None:
+        memory = native.llama_get_memory(ctx)
+        for first, last in ((0, start), (end, -1)):
+            native.llama_memory_seq_cp(memory, 0, 1, first, last)
+        native.llama_memory_seq_rm(memory, 0, -1, -1)
+        native.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+        native.llama_memory_seq_rm(memory, 1, -1, -1)
+
+    return lose
+
+
 _NATIVE = (
     "differential",
     "harness",

@@ -227,14 +227,16 @@ def test_an_answer_that_is_no_number_makes_no_checkpoints(open_model, monkeypatc
     assert llm.prompt_cache.stats().entries == stored
 
 
-def test_cells_that_went_missing_in_a_prefill_are_found_out(open_model, fresh, monkeypatch, caplog):
+def test_cells_that_went_missing_in_a_prefill_are_found_out(
+    open_model, fresh, lose_cells, monkeypatch, caplog
+):
     llm = open_model()
     take(llm, PROMPT, 2)
     live, decode = llm._keeper.live, llm._keeper.live.decode
 
     def lossy(tokens, outputs):
         decode(tokens, outputs)
-        llama_cpp.llama_memory_seq_rm(llm._ctx.memory, 0, 2, 5)
+        lose_cells(llm.ctx, 2, 5)
         monkeypatch.setattr(live, "decode", decode)
 
     monkeypatch.setattr(live, "decode", lossy)

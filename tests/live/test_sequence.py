@@ -41,8 +41,8 @@ def test_a_sound_sequence_has_no_fault(live):
     assert not live.touched_outside()
 
 
-def test_a_hole_in_attention_shows_in_the_size(live):
-    assert native.llama_memory_seq_rm(live._native._ctx.memory, 0, 2, 5)  # llama.cpp says yes, and is wrong
+def test_a_hole_in_attention_shows_in_the_size(live, lose_cells):
+    lose_cells(live._native._ctx.ctx, 2, 5)
     assert live.fault(deep=False) is None
     assert "bytes" in live.fault()
 
@@ -92,10 +92,10 @@ def test_a_refused_cut_is_a_fault(llm, live, monkeypatch):
     assert "refused" in live.restore(record, ids(PROMPT))
 
 
-def test_a_restore_over_attention_with_a_hole_is_a_fault(llm, live):
+def test_a_restore_over_attention_with_a_hole_is_a_fault(llm, live, lose_cells):
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
     llm.eval([3, 4])
-    native.llama_memory_seq_rm(live._native._ctx.memory, 0, 2, 5)
+    lose_cells(live._native._ctx.ctx, 2, 5)
     assert "bytes" in live.restore(record, ids(PROMPT))
 
 
@@ -105,8 +105,8 @@ def test_recurrent_memory_refuses_a_cut(live):
     assert live.fault() is None
 
 
-def test_a_snapshot_is_refused_when_memory_is_not_as_believed(live):
-    native.llama_memory_seq_rm(live._native._ctx.memory, 0, 2, 5)
+def test_a_snapshot_is_refused_when_memory_is_not_as_believed(live, lose_cells):
+    lose_cells(live._native._ctx.ctx, 2, 5)
     assert live.snapshot(lambda n: np.empty(n, dtype=np.uint8)) is None
 
 
