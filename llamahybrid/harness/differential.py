@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-import llamahybrid  # noqa: F401  (chooses the engine, so it comes before llama_cpp)
 from llamahybrid.harness.history import (
+    CHATS,
     Ask,
+    Budget,
     Chat,
     Collect,
     Continue,
@@ -29,64 +30,21 @@ from llamahybrid.harness.history import (
     History,
     Load,
     Operation,
+    Reopen,
     Reset,
     Save,
-    Vocabulary,
+    Switch,
     shrink,
 )
-from llamahybrid.tiny_native import Gguf
-
-Logits: TypeAlias = npt.NDArray[np.float32]
-Factory: TypeAlias = Callable[..., Any]
-"""`llama_cpp.Llama` or anything that takes its arguments."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Arguments for both sides, and how far their logits may lie apart as a share of the logits' range."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    tolerance: float = 1e-3
-    batch_sensitive: bool = False
-    """Logits depend on where batches are cut by more than rounding."""
-
-    def open(self, factory: Factory, model: Path, **more: Any) -> Any:
-        """A `Llama` of that class on `model`: 512 tokens of context and one thread, if not set otherwise."""
-        base = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "seed": 1}
-        return factory(str(model), **{**base, **self.arguments, **more})
-
-
-GGML_TYPE_Q8_0 = 8
-
-# Flash attention on a CPU reduces in another order for each batch size: two cold stock runs with different
-# cuts lie up to 5e-3 of the range apart, whatever is cached.
-SETTINGS: tuple[Setting, ...] = (
-    Setting("default"),
-    # A windowed cache has room for window + n_ubatch tokens, padded to 256: more are needed to lose any.
-    Setting("window", {"swa_full": False, "n_batch": 32, "n_ubatch": 32}),
-    Setting("small batches", {"n_batch": 24}),
-    Setting("odd context", {"n_ctx": 300}),
-    Setting("all logits", {"logits_all": True}),
-    Setting("flash attention", {"flash_attn": True}, tolerance=1e-2, batch_sensitive=True),
-    Setting(
-        "q8 cache",
-        {"flash_attn": True, "type_k": GGML_TYPE_Q8_0, "type_v": GGML_TYPE_Q8_0},
-        tolerance=1e-2,
-        batch_sensitive=True,
-    ),
+from llamahybrid.harness.reference import (
+    SETTINGS,
+    Factory,
+    Logits,
+    Reference,
+    Setting,
+    difference,
+    output_row,
 )
-
-
-def settings_for(model: Path) -> tuple[Setting, ...]:
-    """The settings in which `model` can be compared.
-
-    A mixture of experts picks them by a threshold, so that a difference of 1e-3 may send a token to another
-    expert and the logits anywhere: with batch-sensitive settings two right runs then have nothing in common.
-    """
-    with Gguf(model) as gguf:
-        routed = any(key.endswith(".expert_count") and count for key, count in gguf.read("").items())
-    return tuple(setting for setting in SETTINGS if not (routed and setting.batch_sensitive))
 
 
 class Mismatch(AssertionError):
@@ -122,80 +80,6 @@ class Verdict:
         self.ties += other.ties
 
 
-class Reference:
-    """Fresh stock contexts of one model."""
-
-    def __init__(self, model: Path, setting: Setting) -> None:
-        import llama_cpp
-
-        self._llama = setting.open(llama_cpp.Llama, model)
-        # upstream's arrays are as long as the n_ctx asked for, the native context may be longer
-        self.n_ctx: int = min(self._llama.n_ctx(), len(self._llama.input_ids))
-        size = self._llama.n_vocab()
-        vocab = llama_cpp.llama_model_get_vocab(self._llama.model)
-        openers = tuple(t for t in range(size) if llama_cpp.llama_vocab_is_control(vocab, t))
-        self.vocabulary = Vocabulary(size, openers)
-
-    def logits(self, prompt: Sequence[int], answer: Sequence[int] = (), *, every: bool = False) -> Logits:
-        """Logits at the prompt's end and after each token of `answer`, from a context made for this call.
-
-        The prompt is decoded in batches of n_batch, the answer token by token. With `every` the rows of all
-        prompt tokens come first. Shape (len(answer) + 1 [+ len(prompt) - 1], n_vocab).
-        """
-        from llama_cpp import _internals
-
-        llama = self._llama
-        context = _internals.LlamaContext(model=llama._model, params=llama.context_params, verbose=False)
-        adapter = llama._lora_adapter
-        if adapter is not None:
-            _set_lora(context, adapter, llama.lora_scale)
-        rows: list[Logits] = []
-        try:
-            step = llama.n_batch
-            batches = [list(prompt[start : start + step]) for start in range(0, len(prompt), step)]
-            done = 0
-            for batch in [*batches, *([token] for token in answer)]:
-                llama._batch.set_batch(batch=batch, n_past=done, logits_all=every)
-                context.decode(llama._batch)
-                done += len(batch)
-                if every:
-                    rows += [_row(context.ctx, i, self.vocabulary.size) for i in range(len(batch))]
-                elif done >= len(prompt):
-                    rows.append(_row(context.ctx, -1, self.vocabulary.size))
-        finally:
-            context.close()
-        return np.stack(rows)
-
-    def close(self) -> None:
-        """Free the model."""
-        self._llama.close()
-
-
-def _row(ctx: Any, index: int, size: int) -> Logits:
-    import llama_cpp
-
-    return np.array(
-        np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(ctx, index), (size,)), dtype=np.float32
-    )
-
-
-def _set_lora(context: Any, adapter: Any, scale: float) -> None:
-    import ctypes
-
-    import llama_cpp
-
-    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
-    if llama_cpp.llama_set_adapters_lora(context.ctx, adapters, 1, (ctypes.c_float * 1)(scale)):
-        raise RuntimeError("the reference context refused the LoRA adapter; check the adapter's architecture")
-
-
-def difference(ours: Logits, reference: Logits) -> float:
-    """Largest absolute difference over the range (max - min) of the reference; infinite where not finite."""
-    if not (np.isfinite(ours).all() and np.isfinite(reference).all()):
-        return float("inf")
-    return float(np.abs(ours - reference).max() / (reference.max() - reference.min()))
-
-
 class _Boom(Exception):
     """Raised inside a logits processor on purpose."""
 
@@ -214,11 +98,20 @@ def _quiet_boom() -> Iterator[None]:
 class Runner:
     """One history on one fresh subject, compared with `reference` after each operation."""
 
-    def __init__(self, subject: Any, reference: Reference, setting: Setting) -> None:
+    def __init__(
+        self,
+        subject: Any,
+        reference: Reference,
+        setting: Setting,
+        reopen: Callable[..., Any] | None = None,
+    ) -> None:
+        """`reopen`: makes another subject, given its prompt cache; None: this one stays throughout."""
         self._llm = subject
+        self._reopen = reopen
         self._reference = reference
         self._setting = setting
-        self._chat = Chat()
+        self._chats = [Chat() for _ in range(CHATS)]
+        self._chat = self._chats[0]
         self._live: list[int] = []
         self._saved: tuple[Any, list[int]] | None = None
         self._hanging: list[Any] = []
@@ -237,6 +130,10 @@ class Runner:
             except Exception as error:
                 raise Mismatch(f"operation {index}, {operation!r}: {error}") from error
         return self.verdict
+
+    def close(self) -> None:
+        """Free the subject."""
+        self._llm.close()
 
     def _apply(self, operation: Operation) -> None:
         llm = self._llm
@@ -264,6 +161,22 @@ class Runner:
         elif isinstance(operation, Collect):
             while self._hanging:
                 self._hanging.pop().close()
+        elif isinstance(operation, Switch):
+            self._chat = self._chats[operation.chat]
+        else:
+            self._tend(operation)
+
+    def _tend(self, operation: Budget | Reopen) -> None:
+        """What its owner does to the prompt cache; a subject without one is left alone."""
+        cache = getattr(self._llm, "prompt_cache", None)
+        if cache is None:
+            return
+        if isinstance(operation, Budget):
+            cache.ram_bytes = operation.kib << 10
+        elif self._reopen is not None:
+            self._hanging.clear()
+            self._llm.close()
+            self._llm, self._live = self._reopen(prompt_cache=cache), []
 
     def _fitting(self, prompt: list[int], take: int) -> list[int]:
         """The prompt's end where it is too long for the context, one token where there is none."""
@@ -314,7 +227,7 @@ class Runner:
         self._llm.eval(text)
         self._live = self._live + text
         self._chat.prompt, self._chat.answer = list(self._live), []
-        row = _row(self._llm.ctx, -1, self._reference.vocabulary.size)
+        row = output_row(self._llm.ctx, -1, self._reference.vocabulary.size)
         rows = self._compare(self._live, [], [row])
         self._expect_live([self._live])
         self._compare_scores(rows)
@@ -388,11 +301,15 @@ def run(history: History, factory: Factory, model: Path, reference: Reference, s
     Raises:
         Mismatch: with the operation at which it failed.
     """
-    subject = setting.open(factory, model)
+
+    def start(**more: Any) -> Any:
+        return setting.open(factory, model, **more)
+
+    runner = Runner(start(), reference, setting, start)
     try:
-        return Runner(subject, reference, setting).run(history)
+        return runner.run(history)
     finally:
-        subject.close()
+        runner.close()
 
 
 def check(history: History, factory: Factory, model: Path, setting: Setting = SETTINGS[0]) -> Verdict:

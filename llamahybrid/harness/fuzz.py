@@ -22,8 +22,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from llamahybrid import tiny
-from llamahybrid.harness.differential import Factory, Mismatch, Setting, Verdict, check, settings_for
+from llamahybrid.harness.differential import Mismatch, Verdict, check
 from llamahybrid.harness.history import random_history
+from llamahybrid.harness.reference import Factory, Setting, settings_for
 
 OURS = "llamahybrid.llama:Llama"
 

@@ -173,7 +173,28 @@ class Collect:
     """Generators that were left hanging are closed now, requests later."""
 
 
-Operation: TypeAlias = Ask | Continue | Eval | Reset | Save | Load | Collect
+@dataclass(frozen=True)
+class Switch:
+    """Another of the conversations that share the model goes on."""
+
+    chat: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The prompt cache gets this many KiB of RAM."""
+
+    kib: int
+
+
+@dataclass(frozen=True)
+class Reopen:
+    """The model is closed, and opened again with the same prompt cache."""
+
+
+CHATS = 3
+
+Operation: TypeAlias = Ask | Continue | Eval | Reset | Save | Load | Collect | Switch | Budget | Reopen
 
 
 @dataclass(frozen=True)
@@ -203,7 +224,9 @@ def _operation(rng: random.Random, longest: int) -> Operation:
 
     seed, take = rng.randrange(10**6), rng.choice((1, 2, rng.randint(3, 24)))
     kind = rng.random()
-    if kind < 0.70:
+    if kind < 0.15:
+        return Switch(rng.randrange(CHATS))
+    if kind < 0.75:
         prompts: tuple[Callable[[], Prompt], ...] = (
             lambda: Append(new(), seed),
             lambda: Append(new(), seed),
@@ -226,6 +249,8 @@ def _operation(rng: random.Random, longest: int) -> Operation:
         Load(),
         Load(),
         Collect(),
+        Budget(rng.choice((20, 60, 200, 100_000))),
+        Reopen(),
     )
     return rng.choice(choices)
 

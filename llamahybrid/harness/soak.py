@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from llamahybrid import tiny
-from llamahybrid.harness.differential import SETTINGS, Factory, Mismatch, Reference, Runner, Verdict
+from llamahybrid.harness.differential import Mismatch, Runner, Verdict
 from llamahybrid.harness.fuzz import OURS, load
 from llamahybrid.harness.history import random_history
+from llamahybrid.harness.reference import SETTINGS, Factory, Reference
 
 WARM_UP = 10
 """Histories before memory is first looked at: caches and allocators fill."""

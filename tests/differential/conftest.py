@@ -14,7 +14,7 @@ import llamahybrid
 # isort: split
 import llama_cpp
 
-from llamahybrid.harness.differential import SETTINGS, Reference, Setting
+from llamahybrid.harness.reference import SETTINGS, Reference, Setting
 
 
 @pytest.fixture

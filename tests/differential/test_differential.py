@@ -9,17 +9,7 @@ import pytest
 from llama_cpp import llama_cpp as native
 
 import llamahybrid
-from llamahybrid.harness.differential import (
-    SETTINGS,
-    Mismatch,
-    Reference,
-    Setting,
-    Verdict,
-    check,
-    difference,
-    run,
-    settings_for,
-)
+from llamahybrid.harness.differential import Mismatch, Verdict, check, run
 from llamahybrid.harness.fuzz import generative
 from llamahybrid.harness.history import (
     Again,
@@ -37,6 +27,7 @@ from llamahybrid.harness.history import (
     Unrelated,
     random_history,
 )
+from llamahybrid.harness.reference import SETTINGS, Reference, Setting, difference, settings_for
 from llamahybrid.tiny_native import Gguf, Shape
 
 HISTORIES = 8

@@ -4,7 +4,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid.harness import history as operations
-from llamahybrid.harness.differential import SETTINGS, Mismatch, check
+from llamahybrid.harness.differential import Mismatch, check
 from llamahybrid.harness.history import (
     Again,
     Append,
@@ -16,6 +16,7 @@ from llamahybrid.harness.history import (
     random_history,
     shrink,
 )
+from llamahybrid.harness.reference import SETTINGS
 
 
 class Miscounting(llama_cpp.Llama):
