@@ -15,6 +15,10 @@ class RequestSuperseded(LlamaHybridError):
     """The generator belongs to a request that a newer one has replaced; start a new request."""
 
 
+class RequestCancelled(LlamaHybridError):
+    """`cancel()` ended this request; what was decoded is kept, so asking again decodes only the rest."""
+
+
 class DecodeError(LlamaHybridError, RuntimeError):
     """`llama_decode` failed; the live sequence was left sound (`code` is the native result)."""
 

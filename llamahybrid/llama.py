@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as native
 
-from .errors import ContextOverflow, DecodeError
+from .errors import ContextOverflow, DecodeError, RequestCancelled
 from .live.boundaries import Boundaries
 from .live.context import GuardedContext
 from .live.cost import CostMeter
@@ -31,6 +31,7 @@ from .report import RequestReport
 from .upstream_state import UsefulStates, adopt_state, check_state, seal_state
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
+_COMPLETE = inspect.signature(llama_cpp.Llama._create_completion)
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -85,7 +86,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         mark = fingerprint(self.model_path, self.context_params, self.lora_path, self.lora_scale)
         live = LiveSequence(guarded, profile, fingerprint=mark, capacity=self._n_ctx, n_vocab=self._n_vocab)
         boundaries = Boundaries(self._model.vocab, self._n_vocab)
-        self._keeper = Keeper(live, cache, boundaries, CostMeter(self.n_batch), self.n_batch)
+        meter = CostMeter(self.n_batch)
+        self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch)
         guarded.live = live
         # The library pads n_ctx to a multiple of 256 and takes that many tokens (llama.py:483).
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
@@ -117,6 +119,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """What the last request (or the running one, so far) decoded, reused and why."""
         return self._turn.report() if self._turn else None
 
+    def cancel(self) -> None:
+        """End the request that runs now, and no other; from any thread, or a signal handler.
+
+        A completion ends with the text so far and `finish_reason` "cancelled"; `generate` and `eval` raise
+        RequestCancelled. On a CPU a prompt stops inside a batch, elsewhere between batches; an answer stops
+        between two tokens. What was decoded is kept. Needs the prompt cache (`prompt_cache` not False).
+        """
+        self._gate.cancel()
+
     # -- generating ------------------------------------------------------------------------------
 
     def generate(
@@ -125,7 +136,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Generate token ids from a prompt; parameters and results as `llama_cpp.Llama.generate`.
 
         Raises ContextOverflow when the prompt does not fit, DecodeError when the library fails,
-        RequestSuperseded when advanced after a newer request began, Busy (see `wait`).
+        RequestSuperseded when advanced after a newer request began, RequestCancelled after `cancel()`,
+        Busy (see `wait`).
         """
         if self._keeper is None:
             yield from super().generate(tokens, *args, **kwargs)
@@ -136,22 +148,51 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         yield from self._driven(lambda: self._generate(self._checked(tokens), reset, options))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
-        completion = super()._create_completion(*args, **kwargs)
+        """Upstream's completion as one request, with the tokens that were cached added to `usage`.
+
+        A cancelled one ends its inner `generate()`, which upstream reads as "length" and without its text
+        (llama.py:1392): a stopping criterion makes it take the text, and "cancelled" is put in here.
+        """
         if self._keeper is None:
-            yield from completion
+            yield from super()._create_completion(*args, **kwargs)
             return
-        for item in self._driven(lambda: completion):
+        options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
+        del options["self"]
+        criteria = options.get("stopping_criteria")
+
+        def stopped(ids: Any, scores: Any) -> bool:
+            return self._was_cancelled or bool(criteria is not None and criteria(ids, scores))
+
+        options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
+        completion = super()._create_completion(**options)
+        for item in self._driven(lambda: completion, completing=True):
             if item.get("usage") and self._turn is not None:
                 item["usage"]["prompt_tokens_details"] = {"cached_tokens": self._turn.plan.cached}
+            if self._was_cancelled:
+                for choice in item["choices"]:
+                    choice["finish_reason"] = choice["finish_reason"] and "cancelled"
             yield item
 
-    def _driven(self, start: Callable[[], Generator[Any, Any, None]]) -> Generator[Any, Any, None]:
-        """Run a generator as a request at the gate; as part of the running one when called inside it."""
+    @property
+    def _was_cancelled(self) -> bool:
+        return self._turn is not None and self._turn.cancelled
+
+    @property
+    def _scores(self) -> Any:
+        # A criterion is shown the last row even where a request was cancelled before its first batch.
+        return self.scores[: max(1, self.n_tokens), :]
+
+    def _driven(
+        self, start: Callable[[], Generator[Any, Any, None]], completing: bool = False
+    ) -> Generator[Any, Any, None]:
+        """Run a generator as a request at the gate; as part of the running one when called inside it.
+
+        `completing`: tokens go to a completion, which a cancelled `generate` ends instead of raising.
+        """
         if self._gate.running_here:
             yield from start()
             return
-        request = self._gate.open()
+        request = self._gate.open(completing)
         inner = start()
         try:
             sent = None
@@ -178,9 +219,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             sent: Sequence[int] | None = None
             while True:
                 try:
+                    self._gate.check()
                     token = inner.send(sent)
                 except StopIteration:
                     return
+                except RequestCancelled:
+                    turn.cancelled = True
+                    if self._gate.completing:
+                        return
+                    raise
                 turn.token()
                 sent = yield token
         finally:

@@ -31,8 +31,18 @@ available: bool = _shim is not None
 """The compiled shim is there."""
 
 REQUIRED = ("llama_decode", "llama_state_seq_get_data_ext", "llama_state_seq_set_data_ext")
-OPTIONAL = ("llama_n_rs_seq", "llama_set_abort_callback", "llama_set_n_rs_seq")
-"""What not every libllama has: rollback planes, stops inside a decode, planes resized at run time."""
+OPTIONAL = (
+    "llama_n_rs_seq",
+    "llama_set_abort_callback",
+    "llama_set_n_rs_seq",
+    "llama_get_memory_buffer_size",
+    "llama_state_seq_get_data_range",
+)
+"""What not every libllama has: rollback planes, stops inside a decode; and of the patched engine, planes
+resized at run time, the size of memory, attention of a range."""
+
+NOT_RUN = -2000
+"""A `Call` that never reached native code."""
 
 NO_MEMORY = -1000
 """Result of `Library.decode` when the batch could not be allocated; the context was not touched."""
@@ -82,6 +92,10 @@ class Library:
             mode = getattr(_shim.lib, f"LLH_OUTPUTS_{outputs.upper()}")
             return int(_shim.lib.llh_decode(ctx, _tokens(tokens), len(tokens), pos, seq, mode))
         return self._decode(ctx, np.ascontiguousarray(tokens, np.int32), pos, seq, outputs)
+
+    def call(self) -> Call | None:
+        """A way to decode that keeps its result through an interrupt; None without the shim."""
+        return Call() if _shim is not None else None
 
     def state_get(self, ctx: int, out: Bytes, seq: int, flags: int) -> int:
         """Write a sequence's state into `out`, shape (size,), without another copy; bytes written or 0.
@@ -146,6 +160,28 @@ class Library:
         return int(self._api.llama_decode(ctx, batch))
 
 
+class Call:
+    """`llama_decode` whose result outlives a KeyboardInterrupt raised right behind it."""
+
+    def __init__(self) -> None:
+        self._result = _shim.ffi.new("int32_t *", NOT_RUN)
+
+    @property
+    def result(self) -> int:
+        """What the last decode returned; `NOT_RUN` if it never began."""
+        return int(self._result[0])
+
+    def forget(self) -> None:
+        """Nothing was decoded yet."""
+        self._result[0] = NOT_RUN
+
+    def decode(self, ctx: int, batch: Any) -> int:
+        """Decode a ctypes `llama_batch`; its own result."""
+        self._result[0] = NOT_RUN
+        _shim.lib.llh_decode_batch(ctx, ctypes.addressof(batch), self._result)
+        return int(self._result[0])
+
+
 @cache
 def library() -> Library:
     """The library of this process, bound on first use; imports llama_cpp.
@@ -202,6 +238,11 @@ class Stop:
     def end(self) -> None:
         """No request runs any more."""
         self._run(0)
+
+    def arm(self, armed: bool) -> None:
+        """Whether native code that polls is stopped; Python's `requested` says what was asked either way."""
+        if _shim is not None:
+            _shim.lib.llh_stop_arm(self._block, armed)
 
     def request(self, number: int) -> None:
         """Stop request `number` if it is the one that runs; nothing happens to any other."""

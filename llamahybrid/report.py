@@ -28,6 +28,7 @@ class RequestReport:
     prefill_seconds: float = 0.0
     first_token_seconds: float = 0.0
     """From the request's start to its first token."""
+    cancelled: bool = False
 
     @property
     def left(self) -> int:

@@ -17,6 +17,10 @@ bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, size_t
 #define LLH_NO_MEMORY -1000
 int32_t llh_decode(uintptr_t ctx, const int32_t *tokens, int32_t n, int32_t pos, int32_t seq, int32_t outputs);
 
+/* llama_decode() of a struct llama_batch. Its result is in `*result` as soon as native code is done: a signal
+ * that interrupts the caller right afterwards cannot lose it. */
+void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result);
+
 /* llama_state_seq_get_data_ext() and llama_state_seq_set_data_ext(): bytes written or read, 0 on failure. */
 size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags);
 size_t llh_state_set(uintptr_t ctx, const uint8_t *data, size_t size, int32_t seq, uint32_t flags);
@@ -35,5 +39,9 @@ void llh_stop_begin(llh_stop *stop, uint64_t number);
 /* Stop request `number`, now or when it begins; from any thread. An older number never takes back a newer. */
 void llh_stop_request(llh_stop *stop, uint64_t number);
 
-/* True while the running request is the one to stop: a ggml_abort_callback, with the llh_stop as its data. */
+/* Whether polling says anything: false while native code does what must not be stopped half-way. */
+void llh_stop_arm(llh_stop *stop, bool armed);
+
+/* True while armed and the running request is the one to stop: a ggml_abort_callback, with the llh_stop as its
+ * data. */
 bool llh_stop_poll(void *stop);

@@ -42,6 +42,7 @@ void *context(uintptr_t address) { return reinterpret_cast<void *>(address); }
 struct llh_stop {
     std::atomic<uint64_t> running{0};
     std::atomic<uint64_t> stopped{0};
+    std::atomic<bool> armed{false};
 };
 
 bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, size_t batch_size) {
@@ -64,6 +65,10 @@ int32_t llh_decode(uintptr_t ctx, const int32_t *tokens, int32_t n, int32_t pos,
     return llama.decode(context(ctx), batch);
 } catch (const std::bad_alloc &) {
     return LLH_NO_MEMORY;
+}
+
+void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result) {
+    *result = llama.decode(context(ctx), *reinterpret_cast<const Batch *>(batch));
 }
 
 size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags) {
@@ -93,8 +98,10 @@ void llh_stop_request(llh_stop *stop, uint64_t number) {
     }
 }
 
+void llh_stop_arm(llh_stop *stop, bool armed) { stop->armed.store(armed); }
+
 bool llh_stop_poll(void *data) {
     const auto *stop = static_cast<const llh_stop *>(data);
     const uint64_t running = stop->running.load();
-    return running != 0 && stop->stopped.load() == running;
+    return running != 0 && stop->armed.load() && stop->stopped.load() == running;
 }

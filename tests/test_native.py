@@ -175,11 +175,16 @@ def poll(stop: native.Stop) -> bool:
 
 def test_the_callback_stops_the_request_it_was_meant_for() -> None:
     stop = native.Stop()
+    stop.arm(True)
     assert not poll(stop)
     first = stop.begin()
     assert not poll(stop)
     stop.request(first)
     assert poll(stop)
+    stop.arm(False)
+    assert not poll(stop)
+    assert stop.requested
+    stop.arm(True)
     second = stop.begin()
     assert not poll(stop)
     stop.request(first)
@@ -194,6 +199,7 @@ def test_the_callback_stops_the_request_it_was_meant_for() -> None:
 def test_a_late_stop_of_an_old_request_takes_nothing_back() -> None:
     lib, ffi = native._shim.lib, native._shim.ffi
     block = ffi.gc(lib.llh_stop_new(), lib.llh_stop_free)
+    lib.llh_stop_arm(block, True)
     lib.llh_stop_begin(block, 6)
     lib.llh_stop_request(block, 6)
     lib.llh_stop_request(block, 5)
@@ -228,6 +234,7 @@ def test_stops_from_many_threads_hit_only_their_request() -> None:
 def test_a_stop_ends_a_decode_from_within(context: Callable[[], int]) -> None:
     library, ctx, stop = native.library(), context(), native.Stop()
     assert library.set_stop(ctx, stop)
+    stop.arm(True)
     stop.request(stop.begin())
     assert library.decode(ctx, TOKENS, 0) == ABORTED
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)

@@ -12,6 +12,7 @@ from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaContext
 
 from ..errors import DecodeError
+from ..native import Call, library
 
 if TYPE_CHECKING:
     from .sequence import LiveSequence
@@ -21,19 +22,25 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     """`llama_cpp._internals.LlamaContext` whose memory operations keep a LiveSequence informed."""
 
     live: LiveSequence | None = None
+    call: Call | None = None
+    """How batches are decoded; None without the shim."""
 
     @classmethod
     def guard(cls, context: LlamaContext) -> GuardedContext:
         """Turn a context that upstream made into a guarded one, in place: its owners keep their reference."""
         context.__class__ = cls
         assert isinstance(context, cls)
+        context.call = library().call()
         return context
 
     def decode(self, batch: Any) -> None:
         """Decode a batch; raises DecodeError with the library's result when it is not 0."""
         if self.ctx is None:
             raise RuntimeError("the model is closed")  # the library would crash
-        code = int(llama_cpp.llama_decode(self.ctx, batch.batch))
+        if self.call is not None:
+            code = self.call.decode(self.ctx, batch.batch)
+        else:
+            code = int(llama_cpp.llama_decode(self.ctx, batch.batch))
         if code != 0:
             raise DecodeError(code, f"llama_decode returned {code}")
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from llama_cpp import llama_cpp
 
+from ..native import library
+
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
+    from ..native import Stop
     from ..prompt_cache.base import Bytes, Logits, Tokens
 
 SEQ = 0
@@ -94,8 +97,20 @@ class NativeContext:
 
         Raises RuntimeError naming the native result when it is not 0.
         """
+        call = getattr(self._ctx, "call", None)
+        if call is not None:
+            call.forget()
         self._batch.fill(tokens, first_position, outputs)
         self._ctx.decode(self._batch)
+
+    def last_result(self) -> int | None:
+        """What the last decode returned, or `native.NOT_RUN`; None where that is not known (no shim)."""
+        call = getattr(self._ctx, "call", None)
+        return None if call is None else int(call.result)
+
+    def set_stop(self, stop: Stop) -> bool:
+        """Let `stop` end decodes from inside; False where the library cannot."""
+        return library().set_stop(self._pointer, stop)
 
     def synchronize(self) -> None:
         """Wait for queued computation."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DecodeError, SnapshotError
+from ..native import NOT_RUN, Stop
 from ..prompt_cache.base import Bytes, LiveView, Logits, Plan, Segment, Tokens
 from .memory import MemoryProfile
 from .native_calls import NativeContext, Outputs
@@ -206,24 +207,39 @@ class LiveSequence:
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
         """
-        end = self._n + len(tokens)
         try:
             self._native.decode(tokens, self._n, outputs)
         except DecodeError as error:
             self._after_failure(error.code)
             raise
         except BaseException:
-            self.recount()
-            self._mark_junk()  # interrupted: whether the batch finished cannot be told
+            self._after_interrupt(tokens, outputs)
             raise
-        self._ids[self._n : end] = tokens
-        self._n = end
-        self._lag = 0
-        self.tip_logits = outputs != "none"
-        fault = self.fault(deep=False)
+        fault = self._decoded(tokens, outputs)
         if fault:
-            self._mark_junk()
             raise DecodeError(0, f"context memory is not what it should be after a decode: {fault}")
+
+    def set_stop(self, stop: Stop) -> None:
+        """Let `stop`, while it is armed, end decodes from inside, where the library can.
+
+        Once, before anybody else sets an abort callback of their own: theirs then counts.
+        """
+        self._native.set_stop(stop)
+
+    def recover(self, undo: tuple[int, Bytes | None]) -> bool:
+        """Go back to before a batch that was stopped inside, as `undo` of then says; False if not proven.
+
+        `undo`: tokens there were, and a snapshot of that state where the memory cannot be cut.
+        """
+        position, record = undo
+        if position == 0:
+            self.empty()
+        elif record is not None:
+            return self.restore(record, self._ids[:position].copy()) is None
+        elif not self.cut(position) or self.fault() is not None:
+            self._mark_junk()
+            return False
+        return True
 
     def cut(self, position: int) -> bool:
         """Remove the tail [position, n); False, with nothing changed, where memory cannot do it exactly."""
@@ -400,6 +416,29 @@ class LiveSequence:
         if not self.is_junk:
             self._ids[self._n] = JUNK
             self._n += 1
+
+    def _decoded(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> str | None:
+        """Believe a batch the library says it decoded; the fault (and junk) if memory says otherwise."""
+        end = self._n + len(tokens)
+        self._ids[self._n : end] = tokens
+        self._n = end
+        self._lag = 0
+        self.tip_logits = outputs != "none"
+        fault = self.fault(deep=False)
+        if fault:
+            self._mark_junk()
+        return fault
+
+    def _after_interrupt(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
+        """An exception came out of a decode: keep what its result, if it left one, and memory bear out."""
+        result = self._native.last_result()
+        self.recount()
+        if result == 0:
+            self._decoded(tokens, outputs)
+        elif result == NOT_RUN and self.fault() is None:
+            return
+        else:  # whether the batch finished cannot be told, or it did not
+            self._mark_junk()
 
     def _after_failure(self, code: int) -> None:
         """A decode was refused or failed: keep the tip only if memory still bears it out."""

@@ -1,4 +1,4 @@
-"""One request at a time: epochs, waiting, and requests that a newer one has replaced.
+"""One request at a time: epochs, waiting, requests that a newer one has replaced, and cancelling.
 
 A request belongs to the thread that last advanced it. While it is open, another thread's request waits
 (or gets `Busy`); a new request by the same thread replaces it, because the old generator was evidently
@@ -11,14 +11,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import Busy, RequestSuperseded
+from ..errors import Busy, RequestCancelled, RequestSuperseded
+from ..native import Stop
 
 
 class Request:
     """One request's place at the gate."""
 
-    def __init__(self, owner: int) -> None:
+    def __init__(self, owner: int, number: int, completing: bool) -> None:
         self.owner = owner
+        self.completing = completing
+        self.number = number
+        """What `RequestGate.stop` knows it by."""
         self.running = 0
         """Depth of native work being done for it now."""
         self.superseded = False
@@ -46,6 +50,8 @@ class RequestGate:
     def __init__(self, wait: bool | float = True) -> None:
         """`wait`: True waits for the running request, False raises `Busy` at once, seconds do both."""
         self.wait = wait
+        self.stop = Stop()
+        """Polled by native code while it works for the open request."""
         self._changed = threading.Condition()
         self._current: Request | None = None
 
@@ -55,7 +61,12 @@ class RequestGate:
         current = self._current
         return current is not None and current.running > 0 and current.owner == threading.get_ident()
 
-    def open(self) -> Request:
+    @property
+    def completing(self) -> bool:
+        """The open request is a completion."""
+        return self._current is not None and self._current.completing
+
+    def open(self, completing: bool = False) -> Request:
         """Begin a request, replacing one that this thread gave up.
 
         Raises Busy when another thread's request is open and `wait` does not allow for it.
@@ -66,14 +77,26 @@ class RequestGate:
                 raise Busy("another request is running on this Llama; wait for it, or pass wait=True")
             if self._current is not None:
                 self._current.superseded = True
-            self._current = Request(me)
+            self._current = Request(me, self.stop.begin(), completing)
             return self._current
+
+    def cancel(self) -> None:
+        """End the open request, and no other; takes no lock, so that a signal handler may call it."""
+        request = self._current
+        if request is not None:
+            self.stop.request(request.number)
+
+    def check(self) -> None:
+        """Raise RequestCancelled if the open request is to end."""
+        if self.stop.requested:
+            raise RequestCancelled("the request was cancelled; ask again to go on from where it stopped")
 
     def close(self, request: Request) -> None:
         """End a request; harmless for one that was replaced."""
         with self._changed:
             if self._current is request:
                 self._current = None
+                self.stop.end()
                 self._changed.notify_all()
 
     def step(self, request: Request) -> Step:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import SnapshotError
+from ..errors import DecodeError, SnapshotError
 from ..prompt_cache.base import Bytes, Logits, Plan, Tokens
 from ..prompt_cache.cache import PromptCache
 from ..prompt_cache.placement import final_due, next_decode_checkpoint, tip_due
@@ -23,6 +23,10 @@ from .cost import CostMeter
 from .native_calls import Outputs
 from .sequence import LiveSequence
 from .snapshot import HEADER_BYTES
+from .stop import RequestGate
+
+ABORTED = 2
+"""Result of llama_decode when its abort callback said so (include/llama.h)."""
 
 logger = logging.getLogger("llamahybrid")
 
@@ -40,6 +44,7 @@ class Turn:
     generated: int = 0
     checkpoints: int = 0
     prefilling: bool = True
+    cancelled: bool = False
     next_checkpoint: int = 0
     last_checkpoint: int = 0
     staged: list[tuple[int, Bytes]] = field(default_factory=list)
@@ -55,6 +60,7 @@ class Turn:
             reason=self.plan.reason,
             generated=self.generated,
             checkpoints=self.checkpoints,
+            cancelled=self.cancelled,
             plan_seconds=self.plan_seconds,
             restore_seconds=self.restore_seconds,
             prefill_seconds=self.prefill_seconds,
@@ -72,15 +78,24 @@ class Keeper:
     """Keeps a context's state worth keeping: plans, restores, takes checkpoints."""
 
     def __init__(
-        self, live: LiveSequence, cache: PromptCache, boundaries: Boundaries, meter: CostMeter, n_batch: int
+        self,
+        live: LiveSequence,
+        cache: PromptCache,
+        boundaries: Boundaries,
+        meter: CostMeter,
+        gate: RequestGate,
+        n_batch: int,
     ) -> None:
         self.live = live
         self.cache = cache
         self.meter = meter
         self._boundaries = boundaries
+        self._gate = gate
         self._n_batch = n_batch
         self._warned: set[str] = set()
         self._undo_bytes: Bytes = np.empty(0, dtype=np.uint8)
+        self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
+        live.set_stop(gate.stop)
         if live.profile.needs_checkpoints and live.profile.snapshot_bytes:
             cache.reserve(HEADER_BYTES + live.profile.snapshot_bytes)
 
@@ -180,7 +195,7 @@ class Keeper:
         """Append tokens, cut into native batches, with checkpoints where `turn` planned them.
 
         Yields (start, end) after each batch while its output rows are live; `outputs` "last" asks for one
-        row at the very end. Raises DecodeError.
+        row at the very end. Raises DecodeError, and RequestCancelled with every finished batch kept.
         """
         live = self.live
         cuts = turn.plan.cuts if turn is not None and turn.prefilling else ()
@@ -189,7 +204,8 @@ class Keeper:
         try:
             for start, end in itertools.pairwise(self._stops(first, last, cuts)):
                 wanted: Outputs = outputs if outputs == "all" or end == last else "none"
-                live.decode(tokens[start - first : end - first], wanted)
+                self._gate.check()
+                self._decode_batch(turn, tokens[start - first : end - first], wanted)
                 if turn is not None and end in cuts:
                     self._stage(turn)
                 yield start, end
@@ -201,8 +217,49 @@ class Keeper:
         if turn is not None and turn.prefilling:
             turn.prefill_seconds += seconds
 
+    def _decode_batch(self, turn: Turn | None, tokens: Tokens, outputs: Outputs) -> None:
+        """Decode one native batch; one of a prompt may be stopped inside, and then all before it is kept.
+
+        A single token, or a draft, is never stopped inside: it takes little time, and its undo would have to
+        be taken for every one.
+        """
+        live = self.live
+        if len(tokens) == 1 or (turn is not None and not turn.prefilling):
+            live.decode(tokens, outputs)
+            return
+        undo = live.n, self._before_batch(turn)
+        self._gate.stop.arm(True)
+        try:
+            live.decode(tokens, outputs)
+        except BaseException as error:
+            if live.is_junk:
+                live.recover(undo)
+            if isinstance(error, DecodeError) and error.code == ABORTED:
+                self._gate.check()
+            raise
+        finally:
+            self._gate.stop.arm(False)
+
+    def _before_batch(self, turn: Turn | None) -> Bytes | None:
+        """The state before a batch, where memory cannot be cut back to it."""
+        live = self.live
+        if not live.profile.needs_checkpoints:
+            return None
+        if turn is not None and turn.staged and turn.staged[-1][0] == live.n:
+            return turn.staged[-1][1]
+        return live.snapshot(self._batch_buffer)
+
+    def _batch_buffer(self, n_bytes: int) -> Bytes:
+        if self._batch_bytes.nbytes != n_bytes:
+            self._batch_bytes = np.empty(n_bytes, dtype=np.uint8)
+        return self._batch_bytes
+
     def append(self, token: int) -> None:
-        """Append one token and ask for its logits: `decode` without its machinery."""
+        """Append one token and ask for its logits: `decode` without its machinery.
+
+        Raises RequestCancelled before it is decoded.
+        """
+        self._gate.check()
         clock = time.perf_counter()
         try:
             self.live.decode((token,), "last")
