@@ -1,13 +1,20 @@
 """`make fuzz` and `make soak` in small: they pass where they should, and fail where they must."""
 
 import io
+import time
 
 import llama_cpp
+import pytest
 from rich.console import Console
 
 import llamahybrid
+from llamahybrid.errors import DecodeError, RequestCancelled
+from llamahybrid.harness import cancel_fuzz
+from llamahybrid.harness.differential import Mismatch
 from llamahybrid.harness.fuzz import campaign, generative, trials
 from llamahybrid.harness.soak import WARM_UP, soak
+from llamahybrid.live.sequence import LiveSequence
+from llamahybrid.native import Stop
 
 LEAK = 4 << 20
 
@@ -62,3 +69,36 @@ def test_a_soak_counts_what_the_cache_does_not_hold(tiny_model):
 
 def test_a_soak_sees_a_leak(tiny_model):
     assert soak(tiny_model("mamba"), Leaky, seconds=0, seed=1).growth >= LEAK
+
+
+@pytest.mark.parametrize("setting", cancel_fuzz.SETTINGS, ids=lambda s: s.name)
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
+def test_requests_cancelled_at_random_moments(tiny_model, arch, setting):
+    outcome = cancel_fuzz.run(tiny_model(arch), setting, seed=1, count=40, until=time.monotonic() + 600)
+    assert sum(outcome.ends.values()) == 40
+    assert outcome.threads == 0
+    assert outcome.ends["in the prompt"]
+
+
+def test_a_cancel_campaign_sees_state_that_was_left_wrong(tiny_model, monkeypatch):
+    decode = LiveSequence.decode
+
+    def trusting(live, tokens, outputs):
+        """An aborted batch is taken for a decoded one."""
+        try:
+            decode(live, tokens, outputs)
+        except DecodeError:
+            live._n -= 1
+            live._decoded(tokens, "none")
+            raise RequestCancelled from None
+
+    monkeypatch.setattr(LiveSequence, "decode", trusting)
+    monkeypatch.setattr(LiveSequence, "fault", lambda live, deep=True: None)
+    with pytest.raises((Mismatch, RuntimeError)):
+        cancel_fuzz.run(tiny_model("qwen35"), cancel_fuzz.SETTINGS[0], 1, 200, time.monotonic() + 600)
+
+
+def test_a_cancel_campaign_sees_a_stop_in_the_wrong_request(tiny_model, monkeypatch):
+    monkeypatch.setattr(Stop, "request", lambda stop, number: stop._requested.add(stop.running))
+    with pytest.raises(Mismatch, match="nobody cancelled"):
+        cancel_fuzz.run(tiny_model("qwen35"), cancel_fuzz.SETTINGS[0], 1, 100, time.monotonic() + 600)
