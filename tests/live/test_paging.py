@@ -1,4 +1,4 @@
-"""Attention KV leaves the context in segments and comes back exactly; what does not prove right is refused."""
+"""Attention KV leaves the context in segments and comes back exactly, or not at all."""
 
 import itertools
 from dataclasses import replace

@@ -1,0 +1,179 @@
+"""0016: rollback planes come and go while a context is in use, and nothing else changes."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from pathlib import Path
+
+import pytest
+from capi import EXACT, PARTIAL, Context, continued, difference, fresh, lib
+
+
+def resizer(context):
+    """`llama_set_n_rs_seq` of this context; None where the library has no such function."""
+    function = getattr(lib._lib, "llama_set_n_rs_seq", None)
+    if function is None:
+        return None
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.c_bool
+    return lambda planes: function(context.ctx, planes)
+
+
+def memory_of(context):
+    function = lib._lib.llama_get_memory_buffer_size
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_size_t
+    return function(context.ctx)
+
+
+def grown_and_shrunk(path):
+    """A chat during which planes come and go, against one that never had any: bytes and logits."""
+    context, plain = Context(path), Context(path)
+    resize = resizer(context)
+    if resize is None:
+        return None
+    before = memory_of(context)
+    report = []
+    position = 0
+    for planes in (0, 8, 8, 3, 0, 8, 0):
+        assert resize(planes)
+        assert lib.llama_n_rs_seq(context.ctx) == planes
+        for end in (position + 30, position + 31):  # a batch, then a single token
+            assert context.feed(position, end) == plain.feed(position, end) == 0
+            position = end
+        report.append(difference(context.logits(), plain.logits()))
+    return report, before, memory_of(context), context.save() == plain.save()
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe", "lfm2"])
+def test_a_chat_does_not_notice(run, tiny_model, arch):
+    answer = run(grown_and_shrunk, tiny_model(arch))
+    assert answer is not None, "no such function"
+    apart, before, after, same_bytes = answer
+    assert max(apart) < EXACT
+    assert abs(after - before) <= 0.01 * before
+    assert same_bytes
+
+
+def rolled_back(path):
+    """Rollbacks after growing, after a decode, pending over a resize, beyond what both sizes have."""
+    context = Context(path)
+    resize = resizer(context)
+    if resize is None:
+        return None
+    assert context.feed(0, 40) == 0
+    assert resize(4)
+    at_once = context.rm(0, 38, -1)  # no plane was filled yet
+    assert context.feed(40, 45) == 0
+    kept = context.rm(0, 43, -1)
+    off = [continued(context, path, 43)]
+    assert context.feed(44, 49) == 0
+    pending = context.rm(0, 46, -1) and resize(8) and context.ends() == (45, 45)
+    twice = context.rm(0, 45, -1)  # a plane behind the one that was carried out
+    off.append(continued(context, path, 46))
+    assert context.feed(47, 55) == 0
+    assert resize(2)
+    deep = context.rm(0, 50, -1)  # lost with the planes
+    shallow = context.rm(0, 53, -1)
+    off.append(continued(context, path, 53))
+    return [at_once, twice, deep], [kept, bool(pending), shallow], off
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
+def test_rollbacks_reach_as_far_as_planes_are_valid(run, tiny_model, arch):
+    answer = run(rolled_back, tiny_model(arch))
+    assert answer is not None, "no such function"
+    refused, granted, off = answer
+    assert refused == [False] * 3
+    assert granted == [True] * 3
+    assert None not in off
+    assert max(off) < EXACT
+
+
+def moved(path):
+    """Snapshots taken at one size and restored at another."""
+    context = Context(path)
+    resize = resizer(context)
+    if resize is None:
+        return None
+    assert context.feed(0, 40) == 0
+    record = context.save(flags=PARTIAL)
+    assert context.feed(40, 60) == 0
+    assert resize(6)
+    loaded = context.load(record, flags=PARTIAL) == len(record) and context.rm(0, 40, -1)
+    return bool(loaded), continued(context, path, 40)
+
+
+def test_snapshots_move_between_sizes(run, tiny_model):
+    answer = run(moved, tiny_model("qwen35"))
+    assert answer is not None, "no such function"
+    assert answer[0]
+    assert answer[1] < EXACT
+
+
+def without_memory(path):
+    """An allocation that fails: nothing is lost, and it works once there is memory."""
+    context = Context(path, n_ubatch=256)
+    resize = resizer(context)
+    if resize is None:
+        return None
+    assert context.feed(0, 40) == 0
+    before = memory_of(context)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), limits[1]))
+    refused = not resize(200)
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    state = refused, lib.llama_n_rs_seq(context.ctx), memory_of(context) == before
+    return state, continued(context, path, 40), resize(200), continued(context, path, 41)
+
+
+def test_a_failed_allocation_leaves_all_as_it_was(run, tiny_model):
+    answer = run(without_memory, tiny_model("qwen35", embd=256, layers=8))
+    assert answer is not None, "no such function"
+    (refused, planes, same_size), off, granted, off_then = answer
+    assert refused
+    assert (planes, same_size) == (0, True)
+    assert off < EXACT
+    assert granted
+    assert off_then < EXACT
+
+
+def impossible(path):
+    """Sizes that cannot be: where no rollback is known, and where a batch has no room."""
+    context = Context(path, n_ubatch=64)
+    resize = resizer(context)
+    if resize is None:
+        return None
+    assert context.feed(0, 20) == 0
+    return [resize(63), resize(1000)], resize(4), continued(context, path, 20)
+
+
+@pytest.mark.parametrize(("arch", "grows"), [("qwen35", True), ("mamba", False), ("llama", False)])
+def test_what_cannot_be_is_refused(run, tiny_model, arch, grows):
+    answer = run(impossible, tiny_model(arch))
+    assert answer is not None, "no such function"
+    refused, grown, off = answer
+    assert refused == [False, False]
+    assert grown is grows
+    assert off < EXACT
+
+
+def device_states(path):
+    """A state kept on the device is gone after a resize, and says so."""
+    from capi import ON_DEVICE
+
+    context = Context(path)
+    resize = resizer(context)
+    if resize is None:
+        return None
+    assert context.feed(0, 40) == 0
+    record = context.save(flags=PARTIAL | ON_DEVICE)
+    assert resize(4)
+    return context.load(record, flags=PARTIAL | ON_DEVICE), difference(context.logits(), fresh(path, 39))
+
+
+def test_states_kept_on_the_device_are_dropped(run, tiny_model):
+    answer = run(device_states, tiny_model("qwen35"))
+    assert answer is not None, "no such function"
+    assert answer[0] == 0
+    assert answer[1] < EXACT
