@@ -21,5 +21,5 @@ def test_a_patch_has_a_header_a_test_and_a_row(name):
     for field in ("Subject: ", "Description: ", "Origin: ", "Forwarded: ", "Last-Update: "):
         assert f"\n{field}" in header
     number = name[:4]
-    assert list(HERE.glob(f"test_{number}_*.py"))
+    assert list(HERE.parent.glob(f"*/test_{number}_*.py"))
     assert f"\n| {number} " in (PATCHES / "README.md").read_text()

@@ -1,0 +1,94 @@
+"""Runs a llama-server on a free port and asks it things."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back, and the server's own account of the work."""
+
+    text: str
+    decoded: int
+    cached: int
+
+
+class ServerDied(Exception):
+    """The process ended; the message is the end of its log."""
+
+
+class LlamaServer:
+    """One process with one slot, greedy, one thread; a context manager."""
+
+    def __init__(self, program: Path, model: Path, *options: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
+        # flash attention's logits depend on how a prompt is cut into batches, and here the text must not
+        command = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
+        command += ["-np", "1", "-t", "1", "-c", "4096", "-fa", "off", "--no-warmup", *options]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
+        self._process = subprocess.Popen(
+            command, env={**environment, "GGML_NO_BACKTRACE": "1"}, stdout=self._log, stderr=self._log
+        )
+
+    def __enter__(self) -> LlamaServer:
+        while True:
+            try:
+                self._post("/health")
+                return self
+            except OSError:
+                if self._process.poll() is not None:
+                    raise self._death() from None
+                time.sleep(0.02)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def complete(self, prompt: list[int], n: int = 8, **options: Any) -> Answer:
+        """`n` tokens after a prompt of token ids."""
+        body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, **options}
+        return self._answer("/completion", body, lambda reply: reply["content"])
+
+    def chat(self, messages: list[dict[str, str]], n: int = 12, **options: Any) -> Answer:
+        """The assistant's next message, thinking and all."""
+        body = {"messages": messages, "max_tokens": n, "temperature": 0, "ignore_eos": True, **options}
+        body["reasoning_format"] = "none"
+        path = "/v1/chat/completions"
+        return self._answer(path, body, lambda reply: reply["choices"][0]["message"]["content"])
+
+    def _answer(self, path: str, body: dict[str, Any], text: Any) -> Answer:
+        try:
+            reply = self._post(path, body)
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            self._process.wait(timeout=60)
+            raise self._death() from None
+        return Answer(text(reply), reply["timings"]["prompt_n"], reply["timings"]["cache_n"])
+
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            answer: dict[str, Any] = json.load(reply)
+            return answer
+
+    def _death(self) -> ServerDied:
+        self._log.seek(0)
+        return ServerDied(f"exit {self._process.returncode}: {self._log.read()[-1000:]}")

@@ -1,0 +1,43 @@
+"""A draft model that cannot drop its last tokens: the stock server dies of it, the patched one answers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from llama_server import LlamaServer, ServerDied
+
+from llamahybrid.engine.server import Servers
+
+_DRAW = random.Random(1)
+TRUNK = [_DRAW.randrange(10, 90) for _ in range(200)]
+LEFT, RIGHT = ([*TRUNK, *(_DRAW.randrange(10, 90) for _ in range(n))] for n in (60, 40))
+
+
+@pytest.fixture(params=["qwen35", "mamba"])
+def draft(request: pytest.FixtureRequest, tiny_model) -> tuple[str, ...]:
+    return ("--spec-type", "draft-simple", "--spec-draft-model", str(tiny_model(request.param)))
+
+
+def test_a_rejected_draft_token_starts_again_from_the_checkpoint(servers: Servers, tiny_model, draft):
+    model = tiny_model("llama")
+    with (
+        LlamaServer(servers.stock, model, *draft) as stock,
+        pytest.raises(ServerDied, match="failed to remove sequence"),
+    ):
+        stock.complete(LEFT, 32)
+    with LlamaServer(servers.stock, model) as plain, LlamaServer(servers.patched, model, *draft) as patched:
+        assert patched.complete(LEFT, 32).text == plain.complete(LEFT, 32).text
+
+
+def test_a_prompt_that_leaves_the_cached_one_costs_the_slot_its_cache(servers: Servers, tiny_model, draft):
+    model = tiny_model("llama")
+    with LlamaServer(servers.stock, model, *draft) as stock:
+        stock.complete(LEFT, 1)  # one token: nothing is drafted
+        with pytest.raises(ServerDied, match="failed to remove sequence"):
+            stock.complete(RIGHT, 1)
+    with LlamaServer(servers.stock, model) as plain, LlamaServer(servers.patched, model, *draft) as patched:
+        for prompt, cached in ((LEFT, 0), (RIGHT, 0), ([*RIGHT, *LEFT], len(RIGHT))):
+            answer = patched.complete(prompt, 1)
+            assert answer.text == plain.complete(prompt, 1).text
+            assert answer.cached == cached

@@ -1,0 +1,58 @@
+"""Checkpoints of other branches: kept, within their limit, and never taken for this one's."""
+
+from __future__ import annotations
+
+import random
+
+from llama_server import LlamaServer
+from test_chats import play
+
+from llamahybrid.engine.server import Servers
+
+_DRAW = random.Random(1)
+
+
+def _tokens(n: int) -> list[int]:
+    return [_DRAW.randrange(10, 90) for _ in range(n)]
+
+
+TRUNK = _tokens(200)
+LEFT, RIGHT, THIRD = ([*TRUNK, *_tokens(n)] for n in (200, 150, 200))
+
+
+def test_a_recurrent_branch_is_found_again(servers: Servers, tiny_model):
+    model = tiny_model("mamba")
+    with LlamaServer(servers.stock, model) as stock, LlamaServer(servers.patched, model) as patched:
+        for prompt in (LEFT, RIGHT):
+            assert patched.complete(prompt) == stock.complete(prompt)
+        for prompt in (LEFT, RIGHT, LEFT):
+            before, now = stock.complete(prompt), patched.complete(prompt)
+            assert now.text == before.text
+            assert before.decoded == len(prompt)
+            assert now.decoded == 4  # the server's checkpoint before the end of a prompt
+
+
+def test_another_branch_of_the_same_length_is_not_taken(servers: Servers, tiny_model):
+    with LlamaServer(servers.patched, tiny_model("mamba"), "--cache-ram", "0") as patched:
+        patched.complete(LEFT)
+        third = patched.complete(THIRD)
+        assert third.cached == 0
+        assert patched.complete(LEFT).cached == len(LEFT) - 4
+        assert third.text == patched.complete(THIRD, cache_prompt=False).text
+
+
+def test_the_limit_holds_and_takes_other_branches_first(servers: Servers, tiny_model):
+    options = ("--cache-ram", "0", "--ctx-checkpoints", "2")
+    with LlamaServer(servers.patched, tiny_model("mamba"), *options) as patched:
+        for prompt in (LEFT, RIGHT, THIRD):
+            patched.complete(prompt)
+        assert patched.complete(THIRD).cached == len(THIRD) - 4
+        assert patched.complete(LEFT).cached == 0
+
+
+def test_a_hybrid_finds_its_own_checkpoint_after_another_branch(servers: Servers, tiny_model):
+    model = tiny_model("qwen35")
+    with LlamaServer(servers.stock, model) as stock, LlamaServer(servers.patched, model) as patched:
+        before, now = (play(server, "branches") for server in (stock, patched))
+    assert now[0] == before[0]
+    assert now[1] < before[1]
