@@ -9,7 +9,7 @@ BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-stock lint fuzz soak bench clean
+.PHONY: help venv demo test test-stock llama-server lint fuzz soak bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,6 +26,9 @@ test: test-stock ## lint, types, the whole suite, and its native part again on t
 
 test-stock: lint ## lint, types and the whole suite on the stock engine
 	$(BIN)/pytest
+
+llama-server: venv ## llama-server of the pinned source, stock and patched
+	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m llamahybrid.engine server
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check .

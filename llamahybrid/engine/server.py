@@ -1,0 +1,173 @@
+"""Builds llama-server from the pinned sdist, stock and patched, on libraries that are built anyway.
+
+The stock wheel and the patched engine hold libllama; only the code above it (``common``, ``tools/server``) is
+compiled, once as it is, then, in the same folder, what the patches change. No web interface, no TLS, no
+network. ``CMAKE_ARGS`` shapes the libraries, and this build too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llamahybrid.engine import build, patched, sdist, series
+from llamahybrid.errors import EngineError
+
+_LLAMA_CPP = "vendor/llama.cpp"
+_LIBRARIES = "llama_cpp/lib/"
+_PROGRAM = "llama-server.exe" if sys.platform == "win32" else "llama-server"
+
+# llama.cpp's own CMakeLists would build libllama again. This one takes what stands above it.
+_PROJECT = """\
+cmake_minimum_required(VERSION 3.14)
+project(llama-server C CXX)
+set(PROJECT_SOURCE_DIR ${LLAMA_CPP}) # llama.cpp's scripts look there
+set(BUILD_SHARED_LIBS OFF)
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH "$<IF:$<PLATFORM_ID:Darwin>,@loader_path,$ORIGIN>")
+set(LLAMA_BUILD_COMMON ON)
+set(LLAMA_BUILD_NUMBER 0)
+set(LLAMA_BUILD_COMMIT sdist)
+set(LLAMA_SUBPROCESS ON)
+foreach(name ggml-base ggml llama mtmd)
+  add_library(${name} SHARED IMPORTED GLOBAL)
+  find_library(path-${name} ${name} PATHS ${LIBRARIES} REQUIRED NO_DEFAULT_PATH NO_CACHE)
+  set_target_properties(${name} PROPERTIES
+    IMPORTED_LOCATION ${path-${name}}
+    IMPORTED_IMPLIB ${path-${name}}
+    INTERFACE_INCLUDE_DIRECTORIES "${LLAMA_CPP}/include;${LLAMA_CPP}/ggml/include;${LLAMA_CPP}/tools/mtmd")
+endforeach()
+set_property(TARGET llama PROPERTY INTERFACE_LINK_LIBRARIES ggml ggml-base)
+function(llama_add_compile_flags)
+endfunction()
+function(license_add_file)
+endfunction()
+foreach(part vendor common tools/ui tools/server)
+  add_subdirectory(${LLAMA_CPP}/${part} ${part})
+endforeach()
+"""
+_OPTIONS = (
+    "CMAKE_BUILD_TYPE=Release",
+    "LLAMA_OPENSSL=OFF",
+    "LLAMA_BUILD_UI=OFF",
+    "LLAMA_USE_PREBUILT_UI=OFF",
+)
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Two llama-server programs from one source, each beside the libraries it loads."""
+
+    stock: Path
+    patched: Path
+
+
+def make(progress: build.Progress) -> Servers:
+    """Both servers for this machine and the options in the environment, built if need be (minutes).
+
+    Their folder appears in one rename, so an end of any kind leaves nothing half-installed.
+
+    Raises:
+        EngineError: the sdist cannot be had, a patch does not apply, a tool is missing, or a build failed.
+    """
+    home = sdist.cache_dir() / "servers" / key(build.Recipe.here(), series.patches())
+    if not home.is_dir():
+        wheel, engine = build.wheel(progress), patched.make(progress)
+        with sdist.scratch(home.parent) as scratch:
+            new = scratch / "new"
+            _libraries(wheel, new / "stock")
+            shutil.copytree(engine.libraries, new / "patched", symlinks=True)
+            tree = sdist.unpack(scratch / "tree") / _LLAMA_CPP
+            _build(tree, new / "stock", progress, home.parent / f"{home.name}.log")
+            header = tree / "include" / "llama.h"
+            before = header.stat()
+            series.apply(tree)
+            # The patches only add functions to it: what is compiled already stays as good as it was.
+            os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
+            _build(tree, new / "patched", progress, home.parent / f"{home.name}.log")
+            try:
+                os.replace(new, home)
+            except OSError:
+                if not home.is_dir():  # else another process finished the same build first
+                    raise
+    return Servers(home / "stock" / _PROGRAM, home / "patched" / _PROGRAM)
+
+
+def key(recipe: build.Recipe, patches: dict[str, str]) -> str:
+    """A short name for all that shapes the servers."""
+    text = json.dumps([asdict(recipe), patches, _PROJECT, _OPTIONS], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _libraries(wheel: Path, dest: Path) -> None:
+    dest.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.startswith(_LIBRARIES) and not name.endswith("/"):
+                (dest / name.removeprefix(_LIBRARIES)).write_bytes(archive.read(name))
+
+
+def _build(tree: Path, dest: Path, progress: build.Progress, log: Path) -> None:
+    """Compile what changed since the last call for this tree, link with `dest`'s libraries, copy there."""
+    project = tree.parent / "server"
+    project.mkdir(exist_ok=True)
+    (project / "CMakeLists.txt").write_text(_PROJECT)
+    cmake, ninja = _tool("cmake"), _tool("ninja")
+    if cmake is None:
+        raise EngineError("building llama-server needs CMake; `pip install cmake ninja` and try again")
+    options = [f"-D{option}" for option in (*_OPTIONS, f"LLAMA_CPP={tree}", f"LIBRARIES={dest}")]
+    if ninja:
+        options += ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    out = project / "build"
+    custom = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    progress(0, 0, f"Configuring llama-server, {dest.name}")
+    _run([cmake, "-S", str(project), "-B", str(out), *options, *custom], progress, log)
+    jobs = str(os.cpu_count() or 1)
+    _run([cmake, "--build", str(out), "--target", "llama-server", "--parallel", jobs], progress, log)
+    shutil.copy2(next(path for path in out.rglob(_PROGRAM) if path.is_file()), dest)
+
+
+def _tool(name: str) -> str | None:
+    """A program beside this Python (a virtual environment need not be active) or on the PATH."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+def _run(command: Sequence[str], progress: build.Progress, log: Path) -> None:
+    """One step of the build; its log is kept only if it fails."""
+    tail: deque[str] = deque(maxlen=20)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that an end reaches the compilers too
+    )
+    with log.open("w") as record, process:
+        try:
+            for line in process.stdout or ():
+                record.write(line)
+                tail.append(line)
+                if step := build.read_step(line):
+                    progress(*step)
+        except BaseException:
+            if sys.platform == "win32":
+                process.terminate()
+            else:
+                os.killpg(process.pid, signal.SIGTERM)
+            raise
+    if process.returncode:
+        raise EngineError(f"llama-server did not build; the whole log is {log}. Its end:\n{''.join(tail)}")
+    log.unlink()
