@@ -1,0 +1,60 @@
+"""0017: what is copied into a sequence takes the place of what it holds at these positions."""
+
+from __future__ import annotations
+
+import pytest
+from capi import EXACT, PARTIAL, Context, difference, lib, token
+
+SHARED = {"n_seq_max": 2, "kv_unified": True}
+
+
+def feed(context, begin, end):
+    """Positions [begin, end) of a text that leaves text 0 at position 10."""
+    return context.decode((token(p, 0 if p < 10 else 1), p, (0,)) for p in range(begin, end))
+
+
+def appended_before_cut(path):
+    """Attention of [10, 20) goes onto 24 tokens of another text, and a snapshot of 20 on top of it."""
+    donor, context = Context(path, **SHARED), Context(path, **SHARED)
+    assert feed(donor, 0, 10) == feed(donor, 10, 20) == context.feed(0, 24) == 0
+    snapshot = donor.save(flags=PARTIAL)
+    donor.cp(0, 1, 10, 20)
+    segment = donor.save(1)
+    donor.rm(1, -1, -1)
+    assert context.load(segment, 1) == len(segment)
+    context.cp(1, 0)
+    context.rm(1, -1, -1)
+    hybrid = lib.llama_model_is_hybrid(donor.model)
+    restored = not hybrid or context.load(snapshot, flags=PARTIAL) == len(snapshot)
+    assert restored
+    assert context.rm(0, 20, -1)
+    sizes = len(context.save()), len(donor.save())
+    assert feed(donor, 20, 21) == feed(context, 20, 21) == 0
+    return difference(context.logits(), donor.logits()), sizes
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "jamba", "lfm2", "llama"])
+def test_each_position_is_there_once(run, tiny_model, arch):
+    apart, (size, wanted) = run(appended_before_cut, tiny_model(arch))
+    assert size == wanted
+    assert apart < EXACT
+
+
+def copied_over(path):
+    """A copy of a part, onto a sequence that shares its beginning and one that does not."""
+    shape = {"n_seq_max": 3, "kv_unified": True}
+    context, plain = Context(path, **shape), Context(path, **shape)
+    assert context.feed(0, 20) == plain.feed(0, 20) == 0
+    context.cp(0, 1, 0, 12)
+    assert context.feed(12, 30, seq=1, text=2) == plain.feed(20, 21) == 0
+    context.cp(0, 1, 5, -1)
+    context.rm(1, 20, -1)
+    assert context.feed(20, 21, seq=1, text=0) == 0
+    return difference(context.logits(), plain.logits()), context.ends(0), context.ends(1)
+
+
+def test_what_both_share_stays_shared(run, tiny_model):
+    apart, source, target = run(copied_over, tiny_model("llama"))
+    assert apart < EXACT
+    assert source == [0, 19]
+    assert target == [0, 20]
