@@ -36,7 +36,7 @@ class LlamaServer:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
+        self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         # flash attention's logits depend on how a prompt is cut into batches, and here the text must not
         command = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
         command += ["-np", "1", "-t", "1", "-c", "4096", "-fa", "off", "--no-warmup", *options]
@@ -72,6 +72,10 @@ class LlamaServer:
         path = "/v1/chat/completions"
         return self._answer(path, body, lambda reply: reply["choices"][0]["message"]["content"])
 
+    def log(self) -> str:
+        """All that it wrote so far."""
+        return Path(self._log.name).read_text(errors="replace")
+
     def _answer(self, path: str, body: dict[str, Any], text: Any) -> Answer:
         try:
             reply = self._post(path, body)
@@ -90,5 +94,4 @@ class LlamaServer:
             return answer
 
     def _death(self) -> ServerDied:
-        self._log.seek(0)
-        return ServerDied(f"exit {self._process.returncode}: {self._log.read()[-1000:]}")
+        return ServerDied(f"exit {self._process.returncode}: {self.log()[-1000:]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from llama_server import LlamaServer
 from test_chats import play
 
@@ -41,12 +42,36 @@ def test_another_branch_of_the_same_length_is_not_taken(servers: Servers, tiny_m
         assert third.text == patched.complete(THIRD, cache_prompt=False).text
 
 
+def test_the_deepest_checkpoint_is_taken_whenever_it_was_made(servers: Servers, tiny_model):
+    with LlamaServer(servers.patched, tiny_model("mamba"), "--cache-ram", "0") as patched:
+        for prompt in (LEFT, LEFT[:300], LEFT):
+            answer = patched.complete(prompt)
+        assert answer.decoded == 4
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "mamba"])
+def test_a_shallower_checkpoint_of_another_branch_is_not_taken(servers: Servers, tiny_model, arch: str):
+    longer = [*RIGHT, *_tokens(150)]
+    edited = [*longer[:450], *_tokens(10)]
+    with LlamaServer(servers.patched, tiny_model(arch), "--cache-ram", "0") as patched:
+        patched.complete(LEFT)  # its checkpoint lies before the edit
+        patched.complete(longer)
+        answer = patched.complete(edited)
+        assert answer.cached == 0
+        assert answer.text == patched.complete(edited, cache_prompt=False).text
+
+
 def test_the_limit_holds_and_takes_other_branches_first(servers: Servers, tiny_model):
-    options = ("--cache-ram", "0", "--ctx-checkpoints", "2")
-    with LlamaServer(servers.patched, tiny_model("mamba"), *options) as patched:
-        for prompt in (LEFT, RIGHT, THIRD):
+    longer = [*LEFT, *_tokens(100)]
+    options = ("--cache-ram", "0", "--ctx-checkpoints", "3")
+    with LlamaServer(servers.patched, tiny_model("qwen35"), *options) as patched:
+        for prompt in (RIGHT, LEFT, longer):
             patched.complete(prompt)
-        assert patched.complete(THIRD).cached == len(THIRD) - 4
+        assert patched.complete([*LEFT[:-2], *_tokens(5)]).cached == len(LEFT) - 4
+    options = ("--cache-ram", "0", "--ctx-checkpoints", "1")
+    with LlamaServer(servers.patched, tiny_model("mamba"), *options) as patched:
+        patched.complete(LEFT)
+        patched.complete(RIGHT)
         assert patched.complete(LEFT).cached == 0
 
 
