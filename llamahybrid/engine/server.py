@@ -30,7 +30,7 @@ _PROGRAM = "llama-server.exe" if sys.platform == "win32" else "llama-server"
 
 # llama.cpp's own CMakeLists would build libllama again. This one takes what stands above it.
 _PROJECT = """\
-cmake_minimum_required(VERSION 3.14)
+cmake_minimum_required(VERSION 3.21) # find_library NO_CACHE
 project(llama-server C CXX)
 set(PROJECT_SOURCE_DIR ${LLAMA_CPP}) # llama.cpp's scripts look there
 set(BUILD_SHARED_LIBS OFF)
