@@ -35,9 +35,10 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, then cancelled requests, against fresh contexts for TIME seconds each
+fuzz: venv ## random histories, cancelled requests and damaged state, for TIME seconds each
 	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.blob_fuzz --seconds $(TIME)
 
 soak: venv ## one long chat for TIME seconds, watching memory
 	$(BIN)/python -m llamahybrid.harness.soak --seconds $(TIME)

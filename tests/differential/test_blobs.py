@@ -1,0 +1,72 @@
+"""Damaged and foreign state in small: `harness.blob_fuzz` finds nothing, and would find something."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from llamahybrid.harness import blob_fuzz
+from llamahybrid.harness.blob_fuzz import Damage, at_the_library, batch, mutated, through_api
+from llamahybrid.live import paging, sequence
+from llamahybrid.live.snapshot import HEADER_BYTES, SnapshotInfo
+
+PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
+
+
+@pytest.mark.parametrize("arch", blob_fuzz.ARCHITECTURES)
+def test_nothing_wrong_is_taken(tiny_model, arch):
+    outcomes = through_api(tiny_model(arch), seed=11, count=40)
+    assert sum(outcomes.values()) == 40
+
+
+if PATCHED:  # the stock library dies of such bytes
+
+    @pytest.mark.parametrize("arch", blob_fuzz.ARCHITECTURES)
+    def test_the_patched_library_survives_and_changes_nothing_it_refuses(tiny_model, arch, monkeypatch):
+        monkeypatch.setenv("LLAMAHYBRID_ENGINE", PATCHED)
+        outcomes, failure = batch("native", tiny_model(arch), 12, 100)
+        assert failure == ""
+        assert outcomes["refused"] > 10
+
+
+def test_a_mutation_is_never_the_original():
+    rng = random.Random(1)
+    blob, other = np.arange(200, dtype=np.uint8), np.zeros(150, np.uint8)
+    assert not any(np.array_equal(mutated(blob, other, rng), blob) for _ in range(2000))
+
+
+def test_a_missing_check_is_found(tiny_model, monkeypatch):
+    def trusting(record, *, fingerprint, tokens, kind=0):
+        n = len(tokens)
+        return SnapshotInfo(n, n - 1 if kind == 0 else 0, n - 1, record[HEADER_BYTES:])
+
+    monkeypatch.setattr(sequence, "open_snapshot", trusting)
+    monkeypatch.setattr(paging, "open_snapshot", trusting)
+    monkeypatch.setattr(
+        blob_fuzz, "mutated", lambda blob, other, rng: np.concatenate([blob[:-4], blob[-4:] ^ 1])
+    )
+    with pytest.raises(Damage, match="was taken"):
+        through_api(tiny_model("mamba"), seed=1, count=40)
+
+
+def test_a_crash_is_a_result(tiny_model, monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nif '--child' in sys.orig_argv: os.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    _, failure = batch("api", tiny_model("mamba"), 1, 10)
+    assert "died of signal 6" in failure
+
+
+def test_a_refusal_that_changes_memory_is_found(tiny_model, monkeypatch):
+    load = blob_fuzz._Way.load
+
+    def clumsy(way, blob):
+        read = load(way, blob)
+        if not read:
+            way._native.llama_memory_seq_rm(way._native.llama_get_memory(way._ctx), 0, -1, -1)
+        return read
+
+    monkeypatch.setattr(blob_fuzz._Way, "load", clumsy)
+    monkeypatch.setattr(blob_fuzz, "mutated", lambda blob, other, rng: blob[: len(blob) // 2])
+    with pytest.raises(Damage, match="changed memory"):
+        at_the_library(tiny_model("llama"), seed=1, count=20)
