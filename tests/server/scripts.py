@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 Messages: TypeAlias = list[dict[str, str]]
@@ -18,7 +18,8 @@ QUESTIONS = (
 )
 
 
-def _user(text: str) -> dict[str, str]:
+def user(text: str) -> dict[str, str]:
+    """A question."""
     return {"role": "user", "content": text}
 
 
@@ -27,11 +28,19 @@ def _thought(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": f"<think>\n{text}</think>\nSo be it."}
 
 
+def transcript(questions: Sequence[str]) -> Messages:
+    """A chat up to its last question, each but that one answered."""
+    chat = [SYSTEM]
+    for question in questions:
+        chat += [user(question), _thought("Let me see.")]
+    return chat[:-1]
+
+
 def talk(ask: Ask) -> Messages:
     """Turn after turn, thinking stripped from the history."""
     chat = [SYSTEM]
     for question in QUESTIONS:
-        chat.append(_user(question))
+        chat.append(user(question))
         chat.append(_thought(ask(chat)))
     return chat
 
@@ -46,18 +55,18 @@ def regenerate(ask: Ask) -> None:
 def edit(ask: Ask) -> None:
     """Another question in the middle, then the old one again."""
     chat = talk(ask)
-    ask([*chat[:5], _user("No: how much bread?")])
+    ask([*chat[:5], user("No: how much bread?")])
     ask(chat[:-1])
 
 
 def branches(ask: Ask) -> None:
     """Two continuations of one beginning, in turn; then an edit in the middle of one of them."""
     left = talk(ask)[:-1]
-    right = [*left[:3], _user("Forget the watch: where is the cat?")]
+    right = [*left[:3], user("Forget the watch: where is the cat?")]
     for _ in range(3):
         ask(right)
         ask(left)
-    ask([*left[:7], _user("And the course before noon?")])
+    ask([*left[:7], user("And the course before noon?")])
 
 
 SCRIPTS: dict[str, Callable[[Ask], object]] = {

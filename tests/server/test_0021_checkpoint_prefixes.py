@@ -6,6 +6,7 @@ import random
 
 import pytest
 from llama_server import LlamaServer
+from scripts import QUESTIONS, transcript, user
 from test_chats import play
 
 from llamahybrid.engine.server import Servers
@@ -61,11 +62,22 @@ def test_a_shallower_checkpoint_of_another_branch_is_not_taken(servers: Servers,
         assert answer.text == patched.complete(edited, cache_prompt=False).text
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "mamba"])
+def test_a_draft_model_is_never_left_behind(servers: Servers, tiny_model, arch: str):
+    draft = ("--spec-type", "draft-simple", "--spec-draft-model", str(tiny_model("llama")))
+    with (
+        LlamaServer(servers.stock, tiny_model(arch)) as plain,
+        LlamaServer(servers.patched, tiny_model(arch), *draft) as patched,
+    ):
+        for prompt in (LEFT, RIGHT, LEFT, RIGHT):
+            assert patched.complete(prompt).text == plain.complete(prompt, cache_prompt=False).text
+
+
 def test_the_limit_holds_and_takes_other_branches_first(servers: Servers, tiny_model):
     longer = [*LEFT, *_tokens(100)]
     options = ("--cache-ram", "0", "--ctx-checkpoints", "3")
     with LlamaServer(servers.patched, tiny_model("qwen35"), *options) as patched:
-        for prompt in (RIGHT, LEFT, longer):
+        for prompt in (RIGHT, LEFT, longer, [*longer, *_tokens(100)]):
             patched.complete(prompt)
         assert patched.complete([*LEFT[:-2], *_tokens(5)]).cached == len(LEFT) - 4
     options = ("--cache-ram", "0", "--ctx-checkpoints", "1")
@@ -81,3 +93,17 @@ def test_a_hybrid_finds_its_own_checkpoint_after_another_branch(servers: Servers
         before, now = (play(server, "branches") for server in (stock, patched))
     assert now[0] == before[0]
     assert now[1] < before[1]
+
+
+def test_checkpoints_are_spaced_within_their_own_branch(servers: Servers, tiny_model):
+    mine, other = transcript(QUESTIONS), transcript(QUESTIONS[::-1] * 3)
+    edited = [*mine[:7], user("And the course before noon?")]
+    options = ("--cache-ram", "0", "--checkpoint-min-step", "16", "--ubatch-size", "64")
+
+    def cached(*chats: list[dict[str, str]]) -> int:
+        with LlamaServer(servers.patched, tiny_model("qwen35"), *options) as patched:
+            for chat in chats:
+                patched.chat(chat)
+            return patched.chat(edited).cached
+
+    assert cached(other, mine) == cached(mine) > cached(transcript(QUESTIONS[:2]))
