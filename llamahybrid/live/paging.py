@@ -1,20 +1,22 @@
-"""Attention KV out of the live sequence and back into it, by way of a scratch sequence.
+"""Attention KV out of the live sequence and back into it.
 
-Works on the stock library through its public functions, given a context with `kv_unified` and a second
-sequence: cells are shared by both, so that nothing is copied inside the context. A recurrent part is dropped
-by loading the PARTIAL state of an empty sequence.
+On the stock library by way of a scratch sequence, given a context with `kv_unified` and a second sequence:
+cells are shared by both, so that nothing is copied inside the context. A recurrent part is dropped by loading
+the PARTIAL state of an empty sequence. The patched library reads and writes ranges itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llama_cpp import llama_cpp
 
 from ..errors import SnapshotError
+from ..native import library
 from ..prompt_cache.base import Bytes, Segment, Tokens
 from .native_calls import FULL, PARTIAL, SEQ
 from .segment import SegmentLayout
@@ -85,12 +87,16 @@ class Pager:
         nothing = np.empty(_size(ctx, SCRATCH, PARTIAL), np.uint8)
         if _get(ctx, nothing, SCRATCH, PARTIAL) != nothing.nbytes:
             return None
-        pager = cls(ctx, SegmentLayout(0, (), 0), nothing)
-        payload = pager._read(start, end, lambda n: np.empty(n, np.uint8))
-        if payload is None:
-            return None
-        layout = SegmentLayout.learn(payload, end - start, nothing.nbytes - _STATE_HEAD)
-        return None if layout is None else cls(ctx, layout, nothing)
+        for kind in (RangePager, cls) if RangePager.available() else (cls,):
+            pager = kind(ctx, SegmentLayout(0, 0, (), 0), nothing)
+            payload = pager._read(start, end, lambda n: np.empty(n, np.uint8))
+            layout = None if payload is None else pager._layout_of(payload, end - start)
+            if layout is not None:
+                return kind(ctx, layout, nothing)
+        return None
+
+    def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
+        return SegmentLayout.learn(payload, n, _SCRATCH_HEAD, self._nothing.nbytes - _STATE_HEAD)
 
     def save(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
         """A record with the payload of [start, end) of the live sequence, to be sealed; None if that failed.
@@ -121,6 +127,9 @@ class Pager:
         Joined first: without flash attention each payload would cost a small copy for each row of values.
         """
         payload = payloads[0] if len(payloads) == 1 else self._joined(payloads)
+        return self._write(payload)
+
+    def _write(self, payload: Bytes) -> bool:
         try:
             if _set(self._ctx, payload, SCRATCH, FULL) != payload.nbytes:
                 return False
@@ -161,7 +170,48 @@ class Pager:
         return removed and llama_cpp.llama_memory_seq_pos_max(memory, SCRATCH) == -1
 
 
+class RangePager(Pager):
+    """The same through the patched library's functions for ranges (patches/0015-attention-ranges.patch)."""
+
+    @staticmethod
+    def available() -> bool:
+        """The loaded library has these functions."""
+        return "llama_state_seq_get_data_range" in library().optional
+
+    def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
+        return SegmentLayout.learn(payload, n, _RANGE_HEAD, 0)
+
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
+        size = _range("size")(self._ctx.ctx, SEQ, start, end)
+        if not size:
+            return None
+        payload = buffer(size)
+        if payload.nbytes != size:
+            return None
+        written = _range("data")(self._ctx.ctx, _pointer(payload), size, SEQ, start, end)
+        return payload if written == size else None
+
+    def _write(self, payload: Bytes) -> bool:
+        first = self.layout.first_position(payload)
+        end = first + self.layout.count(payload)
+        read = _range("set")(self._ctx.ctx, _pointer(payload), payload.nbytes, SEQ, first, end)
+        return bool(read == payload.nbytes)
+
+
+@cache
+def _range(what: str) -> Any:
+    """A function for ranges: "size" and "data" of a saved one, or "set"."""
+    name = {"size": "get_size", "data": "get_data", "set": "set_data"}[what]
+    function = getattr(llama_cpp._lib, f"llama_state_seq_{name}_range")
+    buffer = [] if what == "size" else [ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t]
+    function.argtypes = [ctypes.c_void_p, *buffer, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+    function.restype = ctypes.c_size_t
+    return function
+
+
 _STATE_HEAD = 8  # magic and sequence id, in front of every sequence state (src/llama-context.cpp:3213)
+_SCRATCH_HEAD = _STATE_HEAD + 8  # and the numbers of streams and cells
+_RANGE_HEAD = 8  # magic and the number of cells
 
 
 def _size(ctx: LlamaContext, seq: int, flags: int) -> int:

@@ -1,10 +1,9 @@
 """Attention KV of a token range as the library writes it: its layout, cutting it in two, joining pieces.
 
-A segment's payload is the whole state of a scratch sequence that holds nothing but the range (see
-`paging`): magic and sequence id, the cells' metadata, then for each layer the keys and the values, and at the
-end what an empty sequence has to say of its recurrent or sliding-window part
-(src/llama-kv-cache.cpp, state_write_meta and state_write_data). The layout is learnt from one such state and
-holds for every other of its context.
+A segment's payload is what `paging` gets for a range: a head that ends with the number of cells, the cells'
+metadata, then for each layer the keys and the values, and at the end what a scratch sequence has to say of
+its empty recurrent or window part (src/llama-kv-cache.cpp, state_write_meta and state_write_data). The layout
+is learnt from one such state and holds for every other of its context.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ import numpy.typing as npt
 
 from ..prompt_cache.base import Bytes
 
-_HEAD = struct.Struct("<IiII")  # magic, sequence id, streams, cells
 _COUNT = struct.Struct("<I")
-_COUNT_AT = 12
 _KINDS = struct.Struct("<II")  # values transposed, layers
 _ROWS = struct.Struct("<iQ")  # type, bytes of a cell's row
 _COLUMNS = struct.Struct("<iII")  # type, bytes of an element, elements of a cell
@@ -34,6 +31,7 @@ CELL_BYTES = (12, 20, 24, 28)
 class SegmentLayout:
     """Where the bytes of each cell lie in a payload of n cells."""
 
+    head_bytes: int
     cell_bytes: int
     planes: tuple[tuple[int, int], ...]
     """(rows, bytes of a cell in a row) of keys, then values, in the order of their layers."""
@@ -41,26 +39,27 @@ class SegmentLayout:
     """What an empty sequence has besides attention, behind the cells."""
 
     @classmethod
-    def learn(cls, payload: Bytes, n: int, rest_bytes: int) -> SegmentLayout | None:
+    def learn(cls, payload: Bytes, n: int, head_bytes: int, rest_bytes: int) -> SegmentLayout | None:
         """The layout of a payload of n cells at consecutive positions; None when it is not as we know it."""
         for cell_bytes in CELL_BYTES:
-            planes = _planes(payload[: payload.nbytes - rest_bytes], n, cell_bytes)
+            planes = _planes(payload[: payload.nbytes - rest_bytes], n, head_bytes, cell_bytes)
             if planes is not None:
-                return cls(cell_bytes, planes, rest_bytes)
+                return cls(head_bytes, cell_bytes, planes, rest_bytes)
         return None
 
     def size(self, n: int) -> int:
         """Bytes of a payload of n cells."""
         cells = self.cell_bytes + sum(rows * width for rows, width in self.planes)
-        return _HEAD.size + _KINDS.size + len(self.planes) * _ROWS.size + self.rest_bytes + n * cells
+        fixed = self.head_bytes + _KINDS.size + len(self.planes) * _ROWS.size + self.rest_bytes
+        return fixed + n * cells
 
     def joined_size(self, payloads: Sequence[Bytes]) -> int:
         """Bytes of all payloads in one."""
-        return self.size(sum(self._count(p) for p in payloads))
+        return self.size(sum(self.count(p) for p in payloads))
 
     def cut(self, payload: Bytes, at: int, out: tuple[Bytes, Bytes]) -> None:
         """Write cells [0, at) and [at, n) of a payload into two of their own, filling `out`."""
-        n = self._count(payload)
+        n = self.count(payload)
         for piece, start, end in ((out[0], 0, at), (out[1], at, n)):
             self._frame(payload, n, piece, end - start)
             for whole, part in zip(self._cells(payload, n), self._cells(piece, end - start), strict=True):
@@ -68,7 +67,7 @@ class SegmentLayout:
 
     def join(self, payloads: Sequence[Bytes], out: Bytes) -> None:
         """Write the cells of all payloads, in order, into one of `size` of their sum."""
-        counts = [self._count(p) for p in payloads]
+        counts = [self.count(p) for p in payloads]
         total = sum(counts)
         self._frame(payloads[0], counts[0], out, total)
         starts = itertools.accumulate(counts, initial=0)
@@ -76,8 +75,13 @@ class SegmentLayout:
             for part, whole in zip(self._cells(payload, n), self._cells(out, total), strict=True):
                 whole[:, start : start + n] = part
 
-    def _count(self, payload: Bytes) -> int:
-        (n,) = _COUNT.unpack_from(payload.data, _COUNT_AT)
+    def first_position(self, payload: Bytes) -> int:
+        """Where the first cell of a payload lies."""
+        return int(payload[self.head_bytes : self.head_bytes + 4].view(np.int32)[0])
+
+    def count(self, payload: Bytes) -> int:
+        """Cells of a payload. Raises ValueError when it is none of this layout."""
+        (n,) = _COUNT.unpack_from(payload.data, self.head_bytes - _COUNT.size)
         if payload.nbytes != self.size(n):
             raise ValueError(f"{payload.nbytes} bytes are no {n} cells of this layout")
         return int(n)
@@ -86,12 +90,12 @@ class SegmentLayout:
         """Everything but the cells, as in `source` of n cells, for `count` cells."""
         for (a, b), (c, d) in zip(self._gaps(n), self._gaps(count), strict=True):
             out[c:d] = source[a:b]
-        _COUNT.pack_into(out.data, _COUNT_AT, count)
+        _COUNT.pack_into(out.data, self.head_bytes - _COUNT.size, count)
 
     def _gaps(self, n: int) -> Iterator[tuple[int, int]]:
         """The byte ranges between the cells, of a payload of n cells."""
-        yield 0, _HEAD.size
-        at = _HEAD.size + n * self.cell_bytes
+        yield 0, self.head_bytes
+        at = self.head_bytes + n * self.cell_bytes
         gap = _KINDS.size
         for rows, width in self.planes:
             gap += _ROWS.size
@@ -106,16 +110,16 @@ class SegmentLayout:
             yield payload[start : start + n * rows * width].reshape(rows, n, width)
 
 
-def _planes(data: Bytes, n: int, cell_bytes: int) -> tuple[tuple[int, int], ...] | None:
+def _planes(data: Bytes, n: int, head_bytes: int, cell_bytes: int) -> tuple[tuple[int, int], ...] | None:
     """Rows and widths of keys and values; None unless every byte of `data` is accounted for."""
-    at = _HEAD.size + n * cell_bytes + _KINDS.size
+    at = head_bytes + n * cell_bytes + _KINDS.size
     if data.nbytes < at:
         return None
-    _, _, streams, cells = _HEAD.unpack_from(data.data, 0)
-    metadata = data[_HEAD.size : _HEAD.size + n * cell_bytes].reshape(n, cell_bytes)
+    (cells,) = _COUNT.unpack_from(data.data, head_bytes - _COUNT.size)
+    metadata = data[head_bytes : head_bytes + n * cell_bytes].reshape(n, cell_bytes)
     positions = metadata[:, :4].copy().view(np.int32).ravel()
     transposed, layers = _KINDS.unpack_from(data.data, at - _KINDS.size)
-    if streams != 1 or cells != n or transposed > 1 or np.any(np.diff(positions) != 1):
+    if cells != n or transposed > 1 or np.any(np.diff(positions) != 1):
         return None
     planes: list[tuple[int, int]] = []
     while at < data.nbytes:

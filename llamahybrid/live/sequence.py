@@ -341,6 +341,10 @@ class LiveSequence:
         info = open_snapshot(record, fingerprint=self.fingerprint, tokens=tokens)
         position = info.position
         payloads = [open_segment(s, self.fingerprint, tokens[: s.end]) for s in segments]
+        pager = self.profile.pager
+        sizes = [0 if pager is None else pager.layout.size(s.end - s.start) for s in segments]
+        if sizes != [p.nbytes for p in payloads]:
+            raise SnapshotError("a segment has another layout than this context's")
         if self.profile.needs_attention:
             starts = [*(s.start for s in segments), position]
             ends = [kept, *(s.end for s in segments)] if segments else [position]
@@ -399,8 +403,7 @@ class LiveSequence:
     def _page_in(self, payloads: Sequence[Bytes], kept: int) -> str | None:
         """Put stored attention behind the first `kept` live tokens; the fault if it failed."""
         pager = self.profile.pager
-        if pager is None:
-            return "this context cannot load segments"
+        assert pager is not None, "segments were checked against it"
         pager.keep_attention(kept)
         return None if pager.append(payloads) else "the library refused stored attention"
 

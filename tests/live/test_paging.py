@@ -8,6 +8,7 @@ import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.errors import SnapshotError
+from llamahybrid.live.paging import seal_segment
 from llamahybrid.prompt_cache.base import Segment
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
@@ -154,6 +155,14 @@ def test_a_range_that_is_missing_is_refused(live):
     for segments, kept in (([first, last], 0), ([last], 50), ([first], 0)):
         with pytest.raises(SnapshotError, match="neither live nor stored"):
             live.restore(record, ids(ONE), segments, kept)
+
+
+def test_a_segment_of_another_layout_is_refused(live):
+    record, segment = live.snapshot(new), live.page_out(0, len(ONE), new)
+    shorter = seal_segment(segment.record[:-8].copy(), live.fingerprint, ids(ONE), 0)
+    live.empty()
+    with pytest.raises(SnapshotError, match="another layout"):
+        live.restore(record, ids(ONE), [shorter], 0)
 
 
 def test_a_snapshot_is_no_segment(live):

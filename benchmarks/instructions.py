@@ -1,0 +1,125 @@
+"""Instructions that a prefill and 100 decodes take, patched over stock: what the patches cost, to the digit.
+
+callgrind counts them in the library's own threads (one), so the figures repeat where timings do not. Both
+libraries must be built with the same flags, as the wheel and `llamahybrid engine build` are.
+Run: python benchmarks/instructions.py [PATCHED_FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+TARGET = 1.005
+MODELS = ("qwen35", "jamba", "mamba", "llama")
+PREFILL, DECODES = 256, 100
+ROUNDS = 9
+
+_WORK = """
+import sys, time
+from llama_cpp import Llama
+llm = Llama(sys.argv[1], n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False, logits_all=False)
+prefill, decodes, rounds = map(int, sys.argv[2:5])
+for _ in range(rounds):
+    llm.reset()
+    started = time.perf_counter()
+    if prefill:
+        llm.eval([(7 * i + 1) % 120 for i in range(prefill)])
+    for i in range(decodes):
+        llm.eval([(5 * i + 2) % 120])
+    print(time.perf_counter() - started)
+"""
+
+
+def environment(folder: str) -> Mapping[str, str]:
+    """Where llama_cpp finds its library: in `folder`, or its own when that is empty."""
+    kept = {k: v for k, v in os.environ.items() if k not in {"LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"}}
+    more = {"LLAMA_CPP_LIB_PATH": folder, "MTMD_CPP_LIB": folder} if folder else {}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+def instructions(folder: str, model: Path, prefill: int, decodes: int) -> int:
+    """Instructions of a whole process that does this once."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "callgrind"
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", sys.executable, "-c", _WORK]
+        subprocess.run(
+            [*command, str(model), str(prefill), str(decodes), "1"],
+            env=environment(folder),
+            check=True,
+            capture_output=True,
+        )
+        found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
+        assert found is not None, "callgrind wrote no total"
+        return int(found[1])
+
+
+def counts(folder: str, model: Path) -> tuple[int, int]:
+    """Instructions of a prefill, and of decodes: what a process takes more than one that does neither."""
+    nothing = instructions(folder, model, 1, 0)
+    prefill = instructions(folder, model, PREFILL, 0)
+    decodes = instructions(folder, model, 1, DECODES)
+    return prefill - nothing, decodes - nothing
+
+
+def seconds(folder: str, model: Path) -> list[float]:
+    """Wall seconds of prefill and decodes together, one for each round."""
+    command = [sys.executable, "-c", _WORK, str(model), str(PREFILL), str(DECODES), "3"]
+    printed = subprocess.run(command, env=environment(folder), check=True, capture_output=True, text=True)
+    return [float(line) for line in printed.stdout.split()]
+
+
+def main(patched: str) -> int:
+    from llamahybrid import tiny
+
+    console = Console()
+    if shutil.which("valgrind") is None:
+        console.print("valgrind is not installed (Debian package valgrind)", style="red")
+        return 2
+    table = Table("model", title="patched over stock")
+    for head in ("prefill", "decodes", "target", "holds", "wall time", "quartiles"):
+        table.add_column(head, justify="right")
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for arch in MODELS:
+            model = tiny.make(arch, Path(folder) / f"{arch}.gguf")
+            stock, ours = counts("", model), counts(patched, model)
+            ratios = [b / a for a, b in zip(stock, ours, strict=True)]
+            times: list[float] = []
+            for turn in range(ROUNDS):
+                sides = ("", patched) if turn % 2 else (patched, "")
+                took = {side: min(seconds(side, model)) for side in sides}
+                times.append(took[patched] / took[""])
+                time.sleep(0)
+            low, middle, high = statistics.quantiles(times)
+            holds = max(ratios) <= TARGET
+            missed += not holds
+            row = (*(f"{r:.4f}" for r in ratios), str(TARGET), "yes" if holds else "no", f"{middle:.3f}")
+            table.add_row(arch, *row, f"{low:.3f}-{high:.3f}")
+    console.print(table)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "patched", nargs="?", help="folder of the patched libraries; default: the built engine"
+    )
+    arguments = parser.parse_args()
+    if arguments.patched is None:
+        command = [sys.executable, "-m", "llamahybrid.cli", "engine", "build"]
+        os.environ["LLAMAHYBRID_ENGINE"] = "stock"
+        arguments.patched = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    sys.exit(main(arguments.patched))

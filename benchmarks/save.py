@@ -1,0 +1,116 @@
+"""What it costs to save a state into RAM, checksum included: ratio to a plain memcpy of as many bytes.
+
+Snapshots and attention segments of models whose states take 1 MiB and more, flash attention on. Checkpoints
+are kept, so each save goes into another touched buffer than the one before; so does the memcpy that follows
+it. The ratio is the median over the rounds.
+Run: python benchmarks/save.py [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from llamahybrid import Llama
+from llamahybrid.harness.tables import machine
+from llamahybrid.live.sequence import LiveSequence
+from llamahybrid.prompt_cache.base import Bytes
+from llamahybrid.tiny import make
+
+TARGET = 1.5
+MIB = 1 << 20
+MODELS = {"qwen35": 100_000_000, "jamba": 60_000_000, "mamba": 60_000_000}
+TOKENS = 2000
+
+
+class Buffers:
+    """Touched buffers, handed out in turn."""
+
+    def __init__(self) -> None:
+        self._all: list[Bytes] = []
+        self._next = 0
+
+    def __call__(self, n: int) -> Bytes:
+        """The next buffer; all are made anew when the size changes."""
+        if not self._all or self._all[0].nbytes != n:
+            self._all = [np.ones(n, np.uint8) for _ in range(max(2, min(32, (128 << 20) // n)))]
+        self._next += 1
+        return self._all[self._next % len(self._all)]
+
+
+def ratio(save: Callable[[], Bytes], rounds: int) -> tuple[int, float, float, float]:
+    """(bytes, ms of a save, ms of a memcpy, ratio): medians, taken in turns."""
+    size = save().nbytes
+    source, targets = np.ones(size, np.uint8), Buffers()
+    targets(size)
+    saves, copies = [], []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        save()
+        saved = time.perf_counter()
+        np.copyto(targets(size), source)
+        copies.append(time.perf_counter() - saved)
+        saves.append(saved - started)
+    each = [a / b for a, b in zip(saves, copies, strict=True)]
+    return size, statistics.median(saves) * 1e3, statistics.median(copies) * 1e3, statistics.median(each)
+
+
+def cases(live: LiveSequence) -> dict[str, Callable[[], Bytes]]:
+    """What is saved: the recurrent state, and attention of all tokens."""
+    buffer, out = Buffers(), {}
+
+    def snapshot() -> Bytes:
+        record = live.snapshot(buffer)
+        assert record is not None, "the state cannot be vouched for"
+        return record
+
+    def segment() -> Bytes:
+        saved = live.page_out(0, live.n, buffer)
+        assert saved is not None, "the attention cannot be vouched for"
+        return saved.record
+
+    out["snapshot"] = snapshot
+    if live.profile.pager is not None:
+        out["segment"] = segment
+    return out
+
+
+def main(rounds: int) -> int:
+    console = Console()
+    table = Table("model", "what", title=f"medians of {rounds} rounds, {TOKENS:,} tokens")
+    for head in ("MiB", "save ms", "memcpy ms", "ratio", "target", "holds"):
+        table.add_column(head, justify="right")
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for arch, params in MODELS.items():
+            model = make(arch, Path(folder) / f"{arch}.gguf", params=params)
+            with closing(Llama(str(model), n_ctx=4096, flash_attn=True, verbose=False)) as llm:
+                llm.eval([(7 * i + 1) % llm.n_vocab() for i in range(TOKENS)])
+                keeper = llm._keeper
+                assert keeper is not None
+                for what, save in cases(keeper.live).items():
+                    size, taken, copied, found = ratio(save, rounds)
+                    counts = size >= MIB
+                    missed += counts and found > TARGET
+                    verdict = ("yes" if found <= TARGET else "no") if counts else "small"
+                    row = (f"{size / MIB:.1f}", f"{taken:.2f}", f"{copied:.2f}", f"{found:.2f}")
+                    table.add_row(arch, what, *row, str(TARGET), verdict)
+    console.print(table)
+    console.print(machine(), style="dim")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    sys.exit(main(parser.parse_args().rounds))
