@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as native
 
-from .errors import ContextOverflow, DecodeError, RequestCancelled
+from .errors import ContextOverflow, DecodeError, LlamaHybridError, RequestCancelled
 from .live.boundaries import Boundaries
 from .live.context import GuardedContext
 from .live.cost import CostMeter
@@ -117,7 +117,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def last_request(self) -> RequestReport | None:
         """What the last request (or the running one, so far) decoded, reused and why."""
-        return self._turn.report() if self._turn else None
+        return self._turn.report(self._spell) if self._turn else None
+
+    def _spell(self, token: int) -> str:
+        """The text of one token; its id where it has none (content that was decoded natively)."""
+        if not 0 <= token < self._n_vocab:
+            return str(token)
+        text: bytes = self._model.detokenize([token], special=True)
+        return text.decode("utf-8", errors="replace")
 
     def cancel(self) -> None:
         """End the request that runs now, and no other; from any thread, or a signal handler.
@@ -127,6 +134,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         between two tokens. What was decoded is kept. Needs the prompt cache (`prompt_cache` not False).
         """
         self._gate.cancel()
+
+    def warm(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
+        """Decode a prompt ahead of time, so that whatever begins with it starts there; what it took.
+
+        `prompt`: text, token ids, or chat messages (the model's chat format is applied to them).
+        """
+        if isinstance(prompt, str):
+            prompt = self.tokenize(prompt.encode("utf-8"), special=True)
+        words: list[Any] = list(prompt)
+        if words and isinstance(words[0], dict):
+            self.create_chat_completion(words, max_tokens=1)
+        else:
+            stream = self.generate(words, temp=0.0)
+            next(stream)
+            stream.close()
+        if self.last_request is None:
+            raise LlamaHybridError("there is no prompt cache to warm; leave out prompt_cache=False")
+        return self.last_request
 
     # -- generating ------------------------------------------------------------------------------
 
@@ -266,7 +291,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return
         self._keeper.end(turn)
         if self.on_request is not None:
-            self.on_request(turn.report())
+            self.on_request(turn.report(self._spell))
 
     # -- decoding --------------------------------------------------------------------------------
 

@@ -11,7 +11,14 @@ import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.errors import Busy, ContextOverflow, DecodeError, RequestSuperseded, SnapshotError
+from llamahybrid.errors import (
+    Busy,
+    ContextOverflow,
+    DecodeError,
+    LlamaHybridError,
+    RequestSuperseded,
+    SnapshotError,
+)
 from llamahybrid.harness.counters import DecodeCounter
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
@@ -254,6 +261,37 @@ def test_stored_logits_wait_for_an_output_row(open_model, fresh):
     assert llm.last_request.cached > 0, "a checkpoint was dropped for want of an output row"
     assert take(llm, PROMPT) == fresh(PROMPT)
     assert llm.last_request.cached == len(PROMPT)
+
+
+def test_a_warmed_prompt_starts_where_it_was_warmed(open_model, fresh):
+    llm = open_model()
+    assert llm.warm(PROMPT).left == len(PROMPT)
+    take(llm, OTHER)
+    assert take(llm, [*PROMPT, 3, 4]) == fresh([*PROMPT, 3, 4])
+    assert llm.last_request.cached >= len(PROMPT)
+
+
+def test_a_system_prompt_is_warmed_for_every_chat(open_model):
+    llm = open_model(chat_format="chatml")
+    system = {"role": "system", "content": "You know all the rivers of Austria and their springs."}
+    llm.warm([system])
+    take(llm, OTHER)
+    chat = llm.create_chat_completion([system, {"role": "user", "content": "Which?"}], max_tokens=2)
+    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+    assert llm.warm("some text").total > 0
+
+
+def test_without_a_cache_there_is_nothing_to_warm(open_model):
+    with pytest.raises(LlamaHybridError, match="no prompt cache"):
+        open_model(prompt_cache=False).warm(PROMPT)
+
+
+def test_a_miss_is_explained_in_words(open_model):
+    llm = open_model()
+    take(llm, PROMPT)
+    take(llm, [*PROMPT[:50], 7, *PROMPT[51:]])
+    new, old = (llm._model.detokenize([t], special=True).decode(errors="replace") for t in (7, PROMPT[50]))
+    assert llm.last_request.reason.startswith(f"history differs at token 50 of 80: {new!r} was {old!r};")
 
 
 # -- what is survived ------------------------------------------------------------------------------

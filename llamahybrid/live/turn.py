@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..errors import DecodeError, SnapshotError
 from ..prompt_cache.base import Bytes, Logits, Plan, Tokens
 from ..prompt_cache.cache import PromptCache
 from ..prompt_cache.placement import final_due, next_decode_checkpoint, tip_due
+from ..prompt_cache.selection import DIFFERS
 from ..report import RequestReport
 from .boundaries import Boundaries
 from .cost import CostMeter
@@ -50,14 +51,19 @@ class Turn:
     staged: list[tuple[int, Bytes]] = field(default_factory=list)
     """Checkpoints of this prefill, kept back until its logits prove to be numbers."""
 
-    def report(self) -> RequestReport:
-        """The request so far."""
+    def report(self, spell: Callable[[int], str] = str) -> RequestReport:
+        """The request so far; `spell` gives a token's text."""
+        plan, reason = self.plan, self.plan.reason
+        if plan.differs is not None and reason.startswith(DIFFERS):
+            new, old = map(spell, plan.differs)
+            where, _, rest = reason.partition(";")
+            reason = f"{where}: {new!r} was {old!r};{rest}"
         return RequestReport(
             total=self.plan.total,
             matched=self.plan.matched,
             cached=self.plan.cached,
             source=self.plan.source,
-            reason=self.plan.reason,
+            reason=reason,
             generated=self.generated,
             checkpoints=self.checkpoints,
             cancelled=self.cancelled,

@@ -110,6 +110,8 @@ class Plan:
     """Positions in (cached, total), ascending, where the prefill is cut and a checkpoint taken."""
     reason: str = ""
     """One sentence for `last_request.reason`."""
+    differs: tuple[int, int] | None = None
+    """The prompt's token at `matched`, and the one that was there before; None where the prompt only adds."""
     stored: bool = False
     """A checkpoint at `cached` is stored already."""
     segments: tuple[Segment, ...] = ()

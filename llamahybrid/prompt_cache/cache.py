@@ -59,6 +59,7 @@ class PromptCache(BasePromptCache):
         self._live: list[Entry] = []  # checkpoints on the path last seen live, shallowest first
         self._boundaries: dict[str, frozenset[int]] = {}  # of the last prompt, by namespace
         self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
+        self._pinned: list[Tokens] = []
         self._lent: dict[int, weakref.ref[Bytes]] = {}  # buffers handed out and not yet admitted, by id
         self._doomed: set[Entry] = set()  # out of the tree, but pinned
         self._reserve_size = 0  # of the buffers to keep ready; 0: none
@@ -113,6 +114,7 @@ class PromptCache(BasePromptCache):
                 logits=choice.logits,
                 cuts=cuts,
                 reason=explain(choice, total, matched, len(view.tokens)),
+                differs=_difference(tokens, view.tokens, live_lcp, match),
                 stored=any(e.position == cached for e in self._live),
                 segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
                 kept=attention.kept,
@@ -168,6 +170,7 @@ class PromptCache(BasePromptCache):
             checkpoint.snapshot.flags.writeable = False
             marked = position in self._boundaries.get(view.namespace, ())
             entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint, marked)
+            entry.kept = self._is_pinned(path)
             self._live = sorted([*self._live, entry], key=lambda e: e.position)
             self._make_room(0)
             return entry.node is not None
@@ -242,6 +245,49 @@ class PromptCache(BasePromptCache):
             if buffer.base is None and self._used() + buffer.nbytes <= self._limit:
                 self._pool.put(buffer)
 
+    def pin(self, prefix: Sequence[int] | Tokens) -> int:
+        """Keep the checkpoints on this path, now and later, whatever the budget asks for; how many there are.
+
+        Their segments stay with them. `unpin` takes it back. Pins do not survive `clear`.
+        """
+        tokens = np.array(prefix, dtype=np.int32)
+        with self._lock:
+            self._pinned.append(tokens)
+            entries = [e for n in self._tree.namespaces() for e in self._tree.match(n, tokens).entries()]
+            for entry in entries:
+                entry.kept = True
+            return len(entries)
+
+    def unpin(self, prefix: Sequence[int] | Tokens) -> None:
+        """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned."""
+        tokens = np.array(prefix, dtype=np.int32)
+        with self._lock:
+            self._pinned = [p for p in self._pinned if not np.array_equal(p, tokens)]
+            for name in self._tree.namespaces():
+                for entry in self._tree.match(name, tokens).entries():
+                    entry.kept = self._is_pinned(tokens[: entry.position])
+            self._make_room(0)
+
+    def forget(self, prefix: Sequence[int] | Tokens) -> int:
+        """Forget this token path and all that goes on from it; bytes freed. What others share of it stays."""
+        tokens = np.array(prefix, dtype=np.int32)
+        with self._lock:
+            before = self._used() - self._pool.nbytes
+            for name in self._tree.namespaces():
+                match = self._tree.match(name, tokens)
+                if match.length < len(tokens) or not match.path:
+                    continue
+                for node in list(self._tree.below(match.path[-1])):
+                    for entry in list(node.entries.values()):
+                        if entry.position >= len(tokens) or node.start >= match.path[-1].start:
+                            self._remove(entry)
+                    while node.segments:
+                        self._tree.shorten(node)
+                    if node.tail():
+                        self._tree.trim(node)
+            self._pool = BufferPool()  # their bytes are not to lie about
+            return before - self._used()
+
     def drop(self, checkpoint: Checkpoint) -> None:
         """See `BasePromptCache.drop`."""
         with self._lock:
@@ -256,6 +302,7 @@ class PromptCache(BasePromptCache):
                 self._remove(entry)
             self._tree = Tree()
             self._pool = BufferPool()
+            self._pinned.clear()
 
     def stats(self) -> CacheStats:
         """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget."""
@@ -294,6 +341,10 @@ class PromptCache(BasePromptCache):
             assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
             assert not any(self._pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
             assert self._used() <= self._limit or held or self._lent_bytes(), "over budget"
+
+    def _is_pinned(self, path: Tokens) -> bool:
+        """A path lies on a pinned prefix."""
+        return any(len(path) <= len(p) and np.array_equal(p[: len(path)], path) for p in self._pinned)
 
     def _used(self) -> int:
         """Bytes that count toward the budget now."""
@@ -396,3 +447,14 @@ class PromptCache(BasePromptCache):
             else:
                 self._tree.trim(victim, path.keep(victim) if path else 0)
         return True
+
+
+def _difference(prompt: Tokens, live: Tokens, live_lcp: int, match: Match) -> tuple[int, int] | None:
+    """The prompt's token where it leaves all that is known, and the token that was there."""
+    at = max(live_lcp, match.length)
+    if at == 0 or at == len(prompt):
+        return None
+    old = match.follower() if match.length == at else None
+    if old is None and live_lcp == at < len(live):
+        old = int(live[at])
+    return None if old is None else (int(prompt[at]), old)

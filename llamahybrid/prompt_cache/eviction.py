@@ -23,7 +23,7 @@ def off_path_victim(tree: Tree, path: Match | None, live: Sequence[Entry]) -> En
     `path`: tokens that must stay. `live`: its checkpoints.
     """
     on_path = set(live)
-    entry = next((e for e in tree.oldest_entries() if not e.pins and e not in on_path), None)
+    entry = next((e for e in tree.oldest_entries() if not e.pins and not e.kept and e not in on_path), None)
     leaf = next((n for n in tree.oldest_nodes() if n.tail(path.keep(n) if path else 0)), None)
     if entry is None or leaf is None:
         return entry or leaf
@@ -52,7 +52,7 @@ def ladder_victim(live: Sequence[Entry], incoming: int | None) -> Entry | None:
     it is going to be the deepest. The first one (a system prompt's end: every later chat shares it) goes
     last, the deepest before it.
     """
-    free = [e for e in live if not e.pins]
+    free = [e for e in live if not e.pins and not e.kept]
     if not free:
         return None
     positions = sorted({*(e.position for e in live), incoming or live[-1].position + 1})

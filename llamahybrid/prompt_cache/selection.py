@@ -13,6 +13,9 @@ from typing import Literal
 from llamahybrid.prompt_cache.base import LiveView, Logits, Segment
 from llamahybrid.prompt_cache.tree import Entry
 
+DIFFERS = "history differs at token"
+"""How the explanation of a miss begins."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -89,12 +92,13 @@ def explain(choice: Choice, total: int, matched: int, live_tokens: int) -> str:
         return f"live sequence extended by {total - cached} tokens"
     if matched == 0:
         return "nothing in common with anything known"
-    known = f"history differs at token {matched} of {total}" if matched < total else "whole prompt known"
+    known = f"{DIFFERS} {matched:,} of {total:,}" if matched < total else "whole prompt known"
+    lost = f", {matched - cached:,} known tokens lost" if matched - cached > 1 else ""
     if choice.source == "none":
-        return f"{known}; no restore point before it"
+        return f"{known}; no restore point before it{lost}"
     if choice.source == "live":
-        return f"{known}; live sequence cut to {cached}"
-    return f"{known}; restored at {cached} from RAM"
+        return f"{known}; live sequence cut to {cached:,}{lost}"
+    return f"{known}; restored at {cached:,} from RAM{lost}"
 
 
 def _tip_serves(total: int, view: LiveView) -> bool:

@@ -35,6 +35,9 @@ class Entry:
     marked: bool = False
     """A message, or a marked part of one, starts here."""
     pins: int = 0
+    """Plans that name it."""
+    kept: bool = False
+    """The user pinned its path."""
     last_used: int = 0
 
     @property
@@ -109,6 +112,16 @@ class Match:
     def entries(self) -> list[Entry]:
         """Checkpoints on the matched path, shallowest first."""
         return [node.entries[p] for node in self.path for p in sorted(node.entries) if p <= self.length]
+
+    def follower(self) -> int | None:
+        """The token that is known to follow the match, the last used path first; None at a path's end."""
+        if not self.path:
+            return None
+        node = self.path[-1]
+        if self.length < node.end:
+            return int(node.tokens[self.length - node.start])
+        child = max(node.children.values(), key=lambda c: c.last_used, default=None)
+        return None if child is None else int(child.tokens[0])
 
     def branches(self) -> bool:
         """Known paths part right where the match ends."""
@@ -232,6 +245,16 @@ class Tree:
             crossing = next((s for s in node.segments if s.start < position < s.end), None)
             if crossing is not None:
                 self._divide(namespace, node, crossing, position)
+
+    def namespaces(self) -> list[str]:
+        """Those with any path."""
+        return list(self._roots)
+
+    def below(self, node: Node) -> Iterator[Node]:
+        """A node and all under it, deeper ones first."""
+        for child in list(node.children.values()):
+            yield from self.below(child)
+        yield node
 
     def prune(self, node: Node) -> None:
         """Drop the segments that no checkpoint is behind, from `node` upward."""

@@ -69,7 +69,7 @@ def test_stripped_thinking_restores_right_before_the_mark() -> None:
     assert plan.source == "ram"
     assert (
         plan.reason
-        == f"history differs at token {plan.cached} of {plan.total}; restored at {plan.cached} from RAM"
+        == f"history differs at token {plan.cached:,} of {plan.total:,}; restored at {plan.cached:,} from RAM"
     )
 
 
@@ -213,7 +213,10 @@ def test_a_remembered_path_tells_where_histories_differ() -> None:
     cache.remember("m", np.array(HISTORY, np.int32))
     plan = plan_for(cache, HISTORY[:170] + DIFFERENT, live_view([0]))
     assert (plan.matched, plan.cached) == (170, 0)
-    assert plan.reason == "history differs at token 170 of 470; no restore point before it"
+    assert (
+        plan.reason
+        == "history differs at token 170 of 470; no restore point before it, 170 known tokens lost"
+    )
 
 
 def test_a_dropped_checkpoint_is_not_offered_again() -> None:
@@ -235,3 +238,66 @@ def test_hits_misses_and_tokens_saved_are_counted() -> None:
     e.prefill(DIFFERENT)
     stats = e.cache.stats()
     assert (stats.hits, stats.misses, stats.tokens_saved) == (1, 2, 300)
+
+
+def test_a_miss_names_the_tokens_that_differ() -> None:
+    e = engine()
+    e.prefill(HISTORY)
+    assert e.prefill([*HISTORY[:170], 7, 8]).differs == (7, HISTORY[170])
+    assert e.prefill([*HISTORY[:170], 9]).differs in ((9, 7), (9, HISTORY[170]))
+    assert e.prefill([*HISTORY[:170], 9, 9]).differs is None
+    assert e.prefill(DIFFERENT).differs is None
+
+
+def test_a_pinned_prefix_outlives_everything_else() -> None:
+    cache = PromptCache(20_000)
+    one = FakeEngine(cache, "recurrent")
+    system = HISTORY[:200]
+    one.prefill(system + DIFFERENT[:40], [200])
+    assert cache.pin(system) > 0
+    for seed in range(40):
+        one.prefill([(seed * 37 + i) % 500 + 2000 for i in range(300)])
+        cache.check_integrity()
+    assert one.prefill(system + DIFFERENT[100:140], [200]).cached == 200
+    cache.unpin(system)
+    for seed in range(40):
+        one.prefill([(seed * 41 + i) % 500 + 3000 for i in range(300)])
+    assert one.prefill(system + DIFFERENT[200:240], [200]).cached == 0
+
+
+def test_checkpoints_taken_later_on_a_pinned_path_are_kept_too() -> None:
+    cache = PromptCache(20_000)
+    cache.pin(HISTORY[:200])
+    one = FakeEngine(cache, "recurrent")
+    one.prefill(HISTORY[:200] + DIFFERENT[:40], [200])
+    for seed in range(40):
+        one.prefill([(seed * 37 + i) % 500 + 2000 for i in range(300)])
+    assert one.prefill(HISTORY[:200] + DIFFERENT[100:140], [200]).cached == 200
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_a_forgotten_chat_is_gone_and_the_others_stay(kind: Kind) -> None:
+    cache = PromptCache(1 << 26)
+    e = FakeEngine(cache, kind)
+    system = HISTORY[:100]
+    secret, other = system + DIFFERENT[:80], system + DIFFERENT[::-1][:80]
+    for chat in (secret, other):
+        e.prefill(chat, [100])
+        e.generate(list(range(50)))
+    e.prefill([5, 6, 7])
+    assert cache.forget(secret) > 0
+    cache.check_integrity()
+    e.prefill([8, 9])
+    again = e.prefill(secret, [100])
+    assert again.matched == again.cached == 100
+    assert e.prefill(other, [100]).cached == len(other)
+
+
+def test_forgetting_what_is_not_known_does_nothing() -> None:
+    cache = PromptCache(1 << 26)
+    e = FakeEngine(cache, "hybrid")
+    e.prefill(HISTORY)
+    entries = cache.stats().entries
+    cache.forget(DIFFERENT)
+    cache.forget([*HISTORY, 1])
+    assert cache.stats().entries == entries
