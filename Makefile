@@ -24,7 +24,7 @@ test: test-stock ## lint, types, the whole suite, and its native part again on t
 	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
 		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(BIN)/pytest -m native
 
-test-stock: lint ## lint, types and the whole suite on the stock engine
+test-stock: lint llama-server ## lint, types and the whole suite on the stock engine
 	$(BIN)/pytest
 
 llama-server: venv ## llama-server of the pinned source, stock and patched
