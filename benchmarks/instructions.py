@@ -1,8 +1,9 @@
 """Instructions that a prefill and 100 decodes take, patched over stock: what the patches cost, to the digit.
 
-callgrind counts them in the library's own threads (one), so the figures repeat where timings do not. Both
-libraries must be built with the same flags, as the wheel and `llamahybrid engine build` are.
-Run: python benchmarks/instructions.py [PATCHED_FOLDER]
+callgrind counts them in the one thread there is, so the figures repeat where timings do not. Both libraries must
+be built with the same flags, and without instructions that valgrind does not know (AVX-512):
+CMAKE_ARGS=-DGGML_NATIVE=OFF llamahybrid engine build, and the same with --source for the unpatched sources.
+Run: python benchmarks/instructions.py STOCK_FOLDER PATCHED_FOLDER
 """
 
 from __future__ import annotations
@@ -44,10 +45,8 @@ for _ in range(rounds):
 
 
 def environment(folder: str) -> Mapping[str, str]:
-    """Where llama_cpp finds its library: in `folder`, or its own when that is empty."""
-    kept = {k: v for k, v in os.environ.items() if k not in {"LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"}}
-    more = {"LLAMA_CPP_LIB_PATH": folder, "MTMD_CPP_LIB": folder} if folder else {}
-    return {**kept, "OMP_NUM_THREADS": "1", **more}
+    """Where llama_cpp finds its library."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "LLAMA_CPP_LIB_PATH": folder}
 
 
 def instructions(folder: str, model: Path, prefill: int, decodes: int) -> int:
@@ -81,7 +80,7 @@ def seconds(folder: str, model: Path) -> list[float]:
     return [float(line) for line in printed.stdout.split()]
 
 
-def main(patched: str) -> int:
+def main(unpatched: str, patched: str) -> int:
     from llamahybrid import tiny
 
     console = Console()
@@ -95,14 +94,13 @@ def main(patched: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for arch in MODELS:
             model = tiny.make(arch, Path(folder) / f"{arch}.gguf")
-            stock, ours = counts("", model), counts(patched, model)
+            stock, ours = counts(unpatched, model), counts(patched, model)
             ratios = [b / a for a, b in zip(stock, ours, strict=True)]
             times: list[float] = []
             for turn in range(ROUNDS):
-                sides = ("", patched) if turn % 2 else (patched, "")
+                sides = (unpatched, patched) if turn % 2 else (patched, unpatched)
                 took = {side: min(seconds(side, model)) for side in sides}
-                times.append(took[patched] / took[""])
-                time.sleep(0)
+                times.append(took[patched] / took[unpatched])
             low, middle, high = statistics.quantiles(times)
             holds = max(ratios) <= TARGET
             missed += not holds

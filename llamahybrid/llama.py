@@ -16,13 +16,14 @@ import numpy as np
 from llama_cpp import llama_cpp as native
 
 from .errors import ContextOverflow, DecodeError, LlamaHybridError, RequestCancelled
+from .live.belief import common_prefix
 from .live.boundaries import Boundaries
 from .live.context import GuardedContext
 from .live.cost import CostMeter
 from .live.fingerprint import fingerprint
 from .live.memory import probe
 from .live.native_calls import Outputs
-from .live.sequence import LiveSequence, common_prefix
+from .live.sequence import LiveSequence
 from .live.stop import RequestGate
 from .live.turn import Keeper, Turn
 from .prompt_cache import PromptCache

@@ -16,7 +16,8 @@ import xxhash
 from llama_cpp.llama_cache import BaseLlamaCache
 
 from .errors import SnapshotError
-from .live.sequence import LiveSequence, common_prefix
+from .live.belief import common_prefix
+from .live.sequence import LiveSequence
 from .prompt_cache.base import Logits, Tokens
 
 SEAL = "llamahybrid"

@@ -9,7 +9,7 @@ from llama_cpp import llama_cpp as native
 
 from llamahybrid import Llama
 from llamahybrid.errors import DecodeError, SnapshotError
-from llamahybrid.live.sequence import common_prefix
+from llamahybrid.live.belief import common_prefix
 
 PROMPT = [(7 * i + 1) % 200 for i in range(60)]
 
