@@ -1,7 +1,7 @@
 """Instructions that a prefill and 100 decodes take, patched over stock: what the patches cost, to the digit.
 
-callgrind counts them in the one thread there is, so the figures repeat where timings do not. Both libraries must
-be built with the same flags, and without instructions that valgrind does not know (AVX-512):
+callgrind counts them in the one thread there is, so the figures repeat where timings do not. Both libraries
+must be built with the same flags, and without instructions that valgrind does not know (AVX-512):
 CMAKE_ARGS=-DGGML_NATIVE=OFF llamahybrid engine build, and the same with --source for the unpatched sources.
 Run: python benchmarks/instructions.py STOCK_FOLDER PATCHED_FOLDER
 """
@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -112,12 +111,7 @@ def main(unpatched: str, patched: str) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "patched", nargs="?", help="folder of the patched libraries; default: the built engine"
-    )
+    parser.add_argument("stock", help="folder of the unpatched libraries")
+    parser.add_argument("patched", help="folder of the patched libraries")
     arguments = parser.parse_args()
-    if arguments.patched is None:
-        command = [sys.executable, "-m", "llamahybrid.cli", "engine", "build"]
-        os.environ["LLAMAHYBRID_ENGINE"] = "stock"
-        arguments.patched = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    sys.exit(main(arguments.patched))
+    sys.exit(main(arguments.stock, arguments.patched))

@@ -22,15 +22,9 @@ from llamahybrid.prompt_cache.base import (
 )
 from llamahybrid.prompt_cache.eviction import ladder_victim, off_path_victim, spare_segments
 from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.ram import BufferPool, default_ram_bytes, owned
+from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, owned
 from llamahybrid.prompt_cache.selection import choose, explain, reachable
 from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
-
-RESERVE_BYTES = 64 << 20
-RESERVE_SHARE = 1 / 16
-RESERVE_BUFFERS = 32
-"""What `reserve` may keep idle, of memory and of the budget."""
-
 
 SPARE_SNAPSHOTS = 2
 """Room that is left for so many checkpoints where a segment of the live path is stored."""
@@ -62,8 +56,7 @@ class PromptCache(BasePromptCache):
         self._pinned: list[Tokens] = []
         self._lent: dict[int, weakref.ref[Bytes]] = {}  # buffers handed out and not yet admitted, by id
         self._doomed: set[Entry] = set()  # out of the tree, but pinned
-        self._reserve_size = 0  # of the buffers to keep ready; 0: none
-        self._filler: threading.Thread | None = None
+        self._reserve = Reserve(self._pool, self._lock, lambda: (self._limit, self._limit - self._used()))
         self._hits = self._misses = self._saved = self._evictions = self._refused = 0
 
     def __reduce__(self) -> tuple[type[PromptCache], tuple[int]]:
@@ -209,7 +202,7 @@ class PromptCache(BasePromptCache):
             if self._make_room(4 * (len(tokens) - match.length), match, ladder=False):
                 self._tree.insert(namespace, tokens)
                 self._make_room(0)
-            self._refill()
+            self._reserve.refill()
 
     def buffer(self, n_bytes: int) -> Bytes:
         """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
@@ -229,12 +222,9 @@ class PromptCache(BasePromptCache):
     def reserve(self, n_bytes: int) -> None:
         """Have idle buffers of `n_bytes` > 0 ready, now and again after each request while there is room.
 
-        Their pages are touched ahead of time: the first touch of memory costs 10 to 40 times a snapshot's
-        copy (1.5 to 7 ms against 0.1 for 2.3 MB), and decoding would wait for it. They count toward the
-        budget, and go as soon as something is worth storing in their place.
+        They count toward the budget, and go as soon as something is worth storing in their place.
         """
-        self._reserve_size = n_bytes
-        self._fill_reserve()
+        self._reserve.of(n_bytes)
 
     def recycle(self, buffer: Bytes) -> None:
         """Give back a buffer that was not admitted. Raises ValueError for one that belongs to the cache."""
@@ -285,7 +275,7 @@ class PromptCache(BasePromptCache):
                         self._tree.shorten(node)
                     if node.tail():
                         self._tree.trim(node)
-            self._pool = BufferPool()  # their bytes are not to lie about
+            self._pool.clear()  # their bytes are not to lie about
             return before - self._used()
 
     def drop(self, checkpoint: Checkpoint) -> None:
@@ -301,7 +291,7 @@ class PromptCache(BasePromptCache):
             for entry in list(self._tree.oldest_entries()):
                 self._remove(entry)
             self._tree = Tree()
-            self._pool = BufferPool()
+            self._pool.clear()
             self._pinned.clear()
 
     def stats(self) -> CacheStats:
@@ -357,33 +347,6 @@ class PromptCache(BasePromptCache):
         buffers = {key: ref() for key, ref in self._lent.items()}
         self._lent = {key: self._lent[key] for key, buffer in buffers.items() if buffer is not None}
         return sum(buffer.nbytes for buffer in buffers.values() if buffer is not None)
-
-    def _refill(self) -> None:
-        """A request is over: bring the reserve up to its size again, beside whatever comes next."""
-        low = self._pool.count(self._reserve_size) < RESERVE_BUFFERS // 2
-        busy = self._filler is not None and self._filler.is_alive()
-        if self._reserve_size and low and not busy and self._reserve_room() >= self._reserve_size:
-            self._filler = threading.Thread(
-                target=self._fill_reserve, name="llamahybrid-reserve", daemon=True
-            )
-            self._filler.start()
-
-    def _fill_reserve(self) -> None:
-        """Touch buffers one at a time, outside the lock, until the reserve is full."""
-        while True:
-            size = self._reserve_size
-            with self._lock:
-                if self._pool.count(size) >= RESERVE_BUFFERS or self._reserve_room() < size:
-                    return
-            buffer = np.full(size, 0, np.uint8)
-            with self._lock:
-                if self._reserve_room() >= size:
-                    self._pool.put(buffer)
-
-    def _reserve_room(self) -> int:
-        """Bytes that idle buffers may take on top of what they have."""
-        idle = min(RESERVE_BYTES, int(self._limit * RESERVE_SHARE)) - self._pool.nbytes
-        return min(idle, self._limit - self._used())
 
     def _is_lent(self, buffer: Bytes) -> bool:
         ref = self._lent.get(id(buffer))

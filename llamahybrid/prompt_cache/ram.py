@@ -6,11 +6,20 @@ A fresh buffer of a few hundred KiB costs 27-167 us to fill (page faults), a reu
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+
+import numpy as np
 
 from llamahybrid.prompt_cache.base import Bytes
 
 MIN_RAM_BYTES = 256 << 20
 MAX_RAM_BYTES = 8 << 30
+
+RESERVE_BYTES = 64 << 20
+RESERVE_SHARE = 1 / 16
+RESERVE_BUFFERS = 32
+"""What a reserve may keep idle, of memory and of the budget."""
 
 
 def default_ram_bytes() -> int:
@@ -55,6 +64,11 @@ class BufferPool:
         self._idle.setdefault(buffer.nbytes, []).append(buffer)
         self.nbytes += buffer.nbytes
 
+    def clear(self) -> None:
+        """Give all idle buffers back to the system."""
+        self._idle.clear()
+        self.nbytes = 0
+
     def free(self, n_bytes: int) -> None:
         """Give idle buffers back to the system until `n_bytes` are free or none is left."""
         target = max(0, self.nbytes - n_bytes)
@@ -67,6 +81,52 @@ class BufferPool:
         assert all(b.nbytes == size for size, stack in self._idle.items() for b in stack), "filed wrongly"
         assert len({id(b) for b in buffers}) == len(buffers), "a buffer lies in the pool twice"
         assert self.nbytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
+
+
+class Reserve:
+    """Keeps idle buffers of one size ready in a pool, their pages touched ahead of time.
+
+    The first touch of memory costs 10 to 40 times a snapshot's copy (1.5 to 7 ms against 0.1 for 2.3 MB), and
+    decoding would wait for it.
+    """
+
+    def __init__(self, pool: BufferPool, lock: threading.Lock, budget: Callable[[], tuple[int, int]]) -> None:
+        """`budget()`, called with `lock` held, gives the whole budget and what of it is free, in bytes."""
+        self._pool = pool
+        self._lock = lock
+        self._budget = budget
+        self._size = 0
+        self._filler: threading.Thread | None = None
+
+    def of(self, n_bytes: int) -> None:
+        """Keep buffers of `n_bytes` > 0 from now on, and have them now."""
+        self._size = n_bytes
+        self._fill()
+
+    def refill(self) -> None:
+        """A request is over (`lock` is held): fill up beside whatever comes next."""
+        low = self._pool.count(self._size) < RESERVE_BUFFERS // 2
+        busy = self._filler is not None and self._filler.is_alive()
+        if self._size and low and not busy and self._room() >= self._size:
+            self._filler = threading.Thread(target=self._fill, name="llamahybrid-reserve", daemon=True)
+            self._filler.start()
+
+    def _fill(self) -> None:
+        """Touch buffers one at a time, outside the lock, until there are enough."""
+        while True:
+            size = self._size
+            with self._lock:
+                if self._pool.count(size) >= RESERVE_BUFFERS or self._room() < size:
+                    return
+            buffer = np.full(size, 0, np.uint8)
+            with self._lock:
+                if self._room() >= size:
+                    self._pool.put(buffer)
+
+    def _room(self) -> int:
+        """Bytes that idle buffers may take on top of what they have."""
+        whole, free = self._budget()
+        return min(RESERVE_BYTES - self._pool.nbytes, int(whole * RESERVE_SHARE) - self._pool.nbytes, free)
 
 
 def owned(snapshot: Bytes) -> Bytes:

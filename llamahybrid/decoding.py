@@ -1,0 +1,173 @@
+"""DecodingLlama: tokens into context memory, cut where checkpoints are due, with upstream's arrays kept true.
+
+Upstream's own code, chat handlers and users call `eval()`; each finds the live sequence, brings it to the
+`n_tokens` that upstream believes in, and decodes behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp import llama_cpp as native
+
+from .errors import ContextOverflow, DecodeError
+from .live.native_calls import Outputs
+from .live.stop import RequestGate
+from .live.turn import Keeper, Turn
+from .prompt_cache.base import Bytes, Tokens
+from .report import RequestReport
+
+
+class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
+    """`llama_cpp.Llama` whose `eval()` works on a live sequence."""
+
+    n_tokens: int
+    on_request: Callable[[RequestReport], None] | None
+    _keeper: Keeper | None
+    _gate: RequestGate
+    _active: Turn | None
+    """The turn that is open."""
+    _undo: tuple[int, Bytes] | None
+    """The state before a draft, until it proved wanted."""
+    _score_rows: int
+    """Rows of `scores` that are those of the live tokens."""
+    _handoff: bool
+    """A chat handler decoded content natively, and generates from it next."""
+    _native_from: int | None
+    """Where natively decoded content starts."""
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Decode tokens behind the `n_tokens` that are there, in native batches of at most `n_batch`.
+
+        Raises ContextOverflow before anything is decoded when they do not fit, DecodeError when the
+        library fails; the state is sound either way.
+        """
+        if self._keeper is None:
+            super().eval(tokens)
+            return
+        inside = self._gate.running_here
+        if inside and self._append(tokens):
+            return
+        with self._gate.hold():
+            if not inside:
+                self._retire()
+            if self._active is None:
+                self._notice_native()
+                self._keeper.check()
+            work = np.concatenate([self._align(), self._checked(tokens)])
+            self._fits(self._keeper.live.n + len(work))
+            turn = self._active
+            if turn is not None and not turn.prefilling:
+                self._keeper.before_token(turn)
+                if len(work) > 1 and not self._keeper.live.profile.cuttable:
+                    self._undo = self._keeper.undo()
+            self._decode(work, turn)
+            if turn is not None and turn.prefilling and not self._keeper.prompt_done(turn):
+                prompt = self.input_ids[: self.n_tokens].astype(np.int32)
+                self._keeper.live.empty()
+                self._decode(prompt, turn)
+
+    def _append(self, tokens: Sequence[int]) -> bool:
+        """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.
+
+        After each token of a large model all of this runs from a cold cache: every call counts.
+        """
+        turn, keeper = self._active, self._keeper
+        if turn is None or turn.prefilling or len(tokens) != 1 or self._logits_all or keeper is None:
+            return False
+        token, n = tokens[0], keeper.live.n
+        if self.n_tokens != n or n >= self._n_ctx or not 0 <= token < self._n_vocab:
+            return False
+        keeper.before_token(turn)
+        keeper.append(token)
+        self.input_ids[n] = token
+        self.n_tokens = n + 1
+        self._requires_eval = False
+        return True
+
+    def _decode(self, work: Tokens, turn: Turn | None) -> None:
+        """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""
+        assert self._keeper is not None
+        first = self._keeper.live.n
+        drafted = turn is not None and not turn.prefilling and len(work) > 1
+        outputs: Outputs = "all" if self._logits_all or drafted else "last"
+        for start, end in self._keeper.decode(turn, work, outputs) if len(work) else ():
+            self._settle(work[start - first : end - first], start)
+            if self._logits_all:
+                rows = native.llama_get_logits(self._ctx.ctx)
+                self.scores[start:end] = np.ctypeslib.as_array(rows, shape=(end - start, self._n_vocab))
+                if self._score_rows >= start:
+                    self._score_rows = end
+
+    def _settle(self, ids: Tokens, start: int = 0) -> None:
+        """Upstream's arrays say what the live sequence says: [start, ...) is `ids`, opaque ones left out."""
+        end = start + len(ids)
+        np.copyto(self.input_ids[start:end], ids, where=ids >= 0)
+        self.n_tokens = end
+        self._score_rows = min(self._score_rows, end) if start == 0 else self._score_rows
+        assert self._keeper is not None
+        self._requires_eval = not self._keeper.live.tip_logits
+
+    def _align(self) -> Tokens:
+        """Make context memory a prefix of `input_ids[:n_tokens]`; what of it is still to be decoded."""
+        assert self._keeper is not None
+        live = self._keeper.live
+        target = np.asarray(self.input_ids[: self.n_tokens], dtype=np.int32)
+        n = len(target)
+        if n == 0:
+            live.cut(0)
+        elif not live.holds(target):
+            ahead = live.n > n and live.starts_with(target)
+            if not (ahead and (live.cut(n) or self._keeper.take_back(self._undo, n))):
+                if self._native_from is not None and n > self._native_from:
+                    raise DecodeError(
+                        0, "natively decoded content is gone from context memory; decode it again"
+                    )
+                self._keeper.begin(target)
+        self._score_rows = min(self._score_rows, live.n)
+        return target[live.n :]
+
+    def _notice_native(self) -> None:
+        """Take note of content that a chat handler decoded natively and counted in `n_tokens`."""
+        assert self._keeper is not None
+        live = self._keeper.live
+        start = live.n
+        if self.n_tokens > start and live.touched_outside() and live.adopt_native(self.n_tokens):
+            self._native_from = start if self._native_from is None else min(start, self._native_from)
+            self._handoff = True
+            self._score_rows = 0
+
+    def _checked(self, tokens: Sequence[int]) -> Tokens:
+        """The ids as an array. Raises DecodeError, as the library would, for one outside the vocabulary."""
+        ids = np.asarray(tokens, dtype=np.int64).reshape(-1)
+        if ids.size and (ids.min() < 0 or ids.max() >= self._n_vocab):
+            raise DecodeError(-1, f"token ids must lie in [0, {self._n_vocab}); llama_decode would return -1")
+        return ids.astype(np.int32)
+
+    def _fits(self, n: int) -> None:
+        if n > self._n_ctx:
+            raise ContextOverflow(f"{n} tokens do not fit into the context window of {self._n_ctx}")
+
+    def _retire(self) -> None:
+        """End the turn that is open, keeping its progress."""
+        turn, self._active, self._undo = self._active, None, None
+        if turn is None or self._keeper is None or self._ctx.ctx is None:
+            return
+        self._keeper.end(turn)
+        if self.on_request is not None:
+            self.on_request(turn.report(self._spell))
+
+    def _spell(self, token: int) -> str:
+        """The text of one token; its id where it has none (content that was decoded natively)."""
+        if not 0 <= token < self._n_vocab:
+            return str(token)
+        text: bytes = self._model.detokenize([token], special=True)
+        return text.decode("utf-8", errors="replace")
+
+    @property
+    def _scores(self) -> Any:
+        # A criterion is shown the last row even where a request was cancelled before its first batch.
+        return self.scores[: max(1, self.n_tokens), :]
