@@ -178,13 +178,10 @@ def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
     import llama_cpp
     from llama_cpp import llama_cpp as native
 
-    silent = native.llama_log_callback(lambda level, text, user_data: None)
-    native.llama_log_set(silent, None)
     rng, outcomes = random.Random(seed), Counter[str]()
     shape = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     swa = {"swa_full": False} if rng.random() < 0.5 else {}
     with closing(llama_cpp.Llama(str(model), **shape, **swa)) as llm:
-        native.llama_log_set(silent, None)
         ways = {
             "sequence": _Way(native, llm.ctx, 0),
             "partial": _Way(native, llm.ctx, 1),
@@ -315,6 +312,9 @@ def main(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
+        from llamahybrid.harness.quiet import silence
+
+        silence()
         print(json.dumps(TARGETS[sys.argv[2]](Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))))
     else:
         typer.run(main)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import llama_cpp
 import typer
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from rich.console import Console
@@ -31,6 +30,7 @@ from llamahybrid import tiny
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.harness.differential import Mismatch
 from llamahybrid.harness.history import Ask, Chat, random_history
+from llamahybrid.harness.quiet import silence
 from llamahybrid.harness.reference import Logits, Reference, Setting, difference, output_row
 from llamahybrid.harness.soak import cached_bytes, resident_bytes
 from llamahybrid.llama import Llama
@@ -163,8 +163,7 @@ def main(
     arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
 ) -> None:
     """Requests cancelled at random moments, for a bounded time."""
-    silent = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
-    llama_cpp.llama_log_set(silent, None)  # the library reports each abort
+    silence()  # the library reports each abort
     console = Console()
     table = Table("architecture", "setting", title=f"seed {seed}")
     for heading in ("in the prompt", "in the answer", "too late", "worst difference", "threads", "MiB"):
