@@ -111,7 +111,8 @@ class Match:
 
     def entries(self) -> list[Entry]:
         """Checkpoints on the matched path, shallowest first."""
-        return [node.entries[p] for node in self.path for p in sorted(node.entries) if p <= self.length]
+        stored = (node.entries for node in self.path if node.entries)
+        return [entries[p] for entries in stored for p in sorted(entries) if p <= self.length]
 
     def follower(self) -> int | None:
         """The token that is known to follow the match, the last used path first; None at a path's end."""
@@ -129,7 +130,8 @@ class Match:
 
     def segments(self) -> list[Segment]:
         """Segments that begin on the matched path, ascending; the last one may leave it."""
-        return [s for node in self.path for s in node.segments if s.start < self.length]
+        stored = (node.segments for node in self.path if node.segments)
+        return [s for segments in stored for s in segments if s.start < self.length]
 
     def missing(self, end: int) -> list[tuple[int, int]]:
         """Ranges of [0, end) without a segment, ascending, each within one node."""
@@ -169,19 +171,25 @@ class Tree:
         return iter(self._nodes)
 
     def match(self, namespace: str, tokens: Tokens) -> Match:
-        """Follow `tokens` from the root of `namespace` as far as the tree knows them."""
+        """Follow `tokens` from the root of `namespace` as far as the tree knows them.
+
+        Edges are compared as bytes: a path may have thousands of short ones.
+        """
         node = self._roots.get(namespace)
+        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        words, raw = memoryview(ids), ids.tobytes()
         path: list[Node] = []
-        at = 0
-        while node is not None and at < len(tokens):
-            node = node.children.get(int(tokens[at]))
+        at, total = 0, len(ids)
+        while node is not None and at < total:
+            node = node.children.get(words[at])
             if node is None:
                 break
-            shared = common_prefix(node.tokens, tokens[at:])
             path.append(node)
-            at += shared
-            if shared < len(node.tokens):
+            edge = node.tokens.tobytes()
+            if not raw.startswith(edge, 4 * at):
+                at += common_prefix(node.tokens, ids[at:])
                 break
+            at += len(edge) // 4
         return Match(at, tuple(path))
 
     def touch(self, match: Match) -> None:
