@@ -49,10 +49,11 @@ def environment(folder: str) -> Mapping[str, str]:
 
 
 def instructions(folder: str, model: Path, prefill: int, decodes: int) -> int:
-    """Instructions of a whole process that does this once."""
+    """Instructions inside `llama_decode` in a process that does this once."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "callgrind"
-        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", sys.executable, "-c", _WORK]
+        tool = ["--tool=callgrind", f"--callgrind-out-file={out}", "--toggle-collect=llama_decode"]
+        command = ["valgrind", *tool, sys.executable, "-c", _WORK]
         subprocess.run(
             [*command, str(model), str(prefill), str(decodes), "1"],
             env=environment(folder),
@@ -65,11 +66,9 @@ def instructions(folder: str, model: Path, prefill: int, decodes: int) -> int:
 
 
 def counts(folder: str, model: Path) -> tuple[int, int]:
-    """Instructions of a prefill, and of decodes: what a process takes more than one that does neither."""
-    nothing = instructions(folder, model, 1, 0)
+    """Instructions of a prefill, and of decodes behind it."""
     prefill = instructions(folder, model, PREFILL, 0)
-    decodes = instructions(folder, model, 1, DECODES)
-    return prefill - nothing, decodes - nothing
+    return prefill, instructions(folder, model, PREFILL, DECODES) - prefill
 
 
 def seconds(folder: str, model: Path) -> list[float]:

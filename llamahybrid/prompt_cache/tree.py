@@ -177,7 +177,7 @@ class Tree:
         """
         node = self._roots.get(namespace)
         ids = np.ascontiguousarray(tokens, dtype=np.int32)
-        words, raw = memoryview(ids), ids.tobytes()
+        words, raw = ids.data, ids.tobytes()
         path: list[Node] = []
         at, total = 0, len(ids)
         while node is not None and at < total:
