@@ -1,7 +1,8 @@
 """Upstream's whole-state interfaces made safe: `save_state`, `load_state` and `set_cache`.
 
-A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip;
-one that upstream saved is taken as upstream takes it.
+A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip.
+One that upstream saved carries no checksum: it is taken as upstream takes it, and whoever kept it vouches
+for its bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class StateSeal:
 
     fingerprint: bytes
     checksum: int
-    """xxh3-64 of the native bytes."""
+    """xxh3-64 of the native bytes, the ids and the logits."""
     tokens: Tokens
     """Ids of the sequence, shape (n_tokens,); negative where content was decoded natively."""
     logits: Logits | None
@@ -37,11 +38,18 @@ class StateSeal:
 
 def seal_state(state: llama_cpp.LlamaState, live: LiveSequence) -> llama_cpp.LlamaState:
     """Attach the seal to a state just saved from `live`."""
-    logits = live.logits()
-    checksum = xxhash.xxh3_64_intdigest(state.llama_state)
+    logits, tokens = live.logits(), live.tokens.copy()
     kept = None if logits is None else logits.copy()
-    setattr(state, SEAL, StateSeal(live.fingerprint, checksum, live.tokens.copy(), kept))
+    checksum = _checksum(state.llama_state, tokens, kept)
+    setattr(state, SEAL, StateSeal(live.fingerprint, checksum, tokens, kept))
     return state
+
+
+def _checksum(native: bytes, tokens: Tokens, logits: Logits | None) -> int:
+    hasher = xxhash.xxh3_64(native)
+    hasher.update(tokens.tobytes())
+    hasher.update(b"" if logits is None else logits.tobytes())
+    return hasher.intdigest()
 
 
 def check_state(state: llama_cpp.LlamaState, live: LiveSequence) -> None:
@@ -55,7 +63,9 @@ def check_state(state: llama_cpp.LlamaState, live: LiveSequence) -> None:
         return
     if seal.fingerprint != live.fingerprint:
         raise SnapshotError("state belongs to another model, engine or context shape")
-    if seal.checksum != xxhash.xxh3_64_intdigest(state.llama_state) or len(seal.tokens) != state.n_tokens:
+    ids = np.asarray(state.input_ids[: state.n_tokens])
+    same = len(seal.tokens) == len(ids) and bool(np.all((seal.tokens == ids) | (seal.tokens < 0)))
+    if not same or seal.checksum != _checksum(state.llama_state, seal.tokens, seal.logits):
         raise SnapshotError("state is damaged")
 
 

@@ -1,6 +1,6 @@
 """Blob campaigns: damaged, foreign and made-up state, through our API or straight at the C API.
 
-``python -m llamahybrid.harness.blob_fuzz [--count 10000] [--seconds 600] [--seed 1] [--native]``
+``python -m llamahybrid.harness.blob_fuzz [--count 10000] [--seconds 600] [--seed 0] [--native]``
 
 Through the API every record that is not exactly what was saved here must be refused, and the next answer
 must be right. With ``--native`` the bytes go to the library itself, which must not die, and where it refuses
@@ -11,7 +11,9 @@ it is left out here.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import json
 import random
 import subprocess
@@ -32,28 +34,66 @@ from rich.progress import Progress
 from rich.table import Table
 
 from llamahybrid import tiny
+from llamahybrid.tiny_native import Gguf
 
 Bytes = npt.NDArray[np.uint8]
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama")
 BATCH = 100
 HANG_SECONDS = 300
+TOLERANCE = 1e-3
+"""Of the logits' range: the prompt may have been cut into other batches in between."""
 
 PROMPT = [(7 * i + 1) % 120 for i in range(90)]
 OTHER = [(11 * i + 3) % 120 for i in range(90)]
 VARIANTS: dict[str, dict[str, Any]] = {
-    "same": {},
+    "other weights": {},
     "flash attention": {"flash_attn": True},
-    "q8 keys": {"type_k": 8},
+    "q8 keys": {"type_k": 8, "flash_attn": True},
     "window": {"swa_full": False},
     "no second sequence": {"paging": False},
+    "larger context": {"n_ctx": 512},
 }
+"""How the context differs whose sound records, of the very same tokens, must be refused all the same."""
 
 
 class Damage(AssertionError):
     """Something that must be refused was taken, or left wrong state behind."""
 
 
-def mutated(blob: Bytes, other: Bytes, rng: random.Random) -> Bytes:
+def mutated(record: Any, other: Any, rng: random.Random) -> Any:
+    """A record with one to a few things wrong; never equal to it."""
+    if isinstance(record, np.ndarray):
+        return mutated_bytes(record, other, rng)
+    return mutated_state(record, other, rng)
+
+
+def mutated_state(state: Any, other: Any, rng: random.Random) -> Any:
+    """A `LlamaState` with its bytes, its ids, its counts or its seal damaged, or another's seal."""
+    out, seal = copy.copy(state), copy.copy(state.llamahybrid)
+    kind = rng.choice(("bytes", "bytes", "ids", "tokens", "logits", "count", "size", "seal"))
+    if kind == "bytes":
+        mine, theirs = (np.frombuffer(s.llama_state, np.uint8) for s in (state, other))
+        out.llama_state = mutated_bytes(mine, theirs, rng).tobytes()
+        out.llama_state_size = len(out.llama_state) if rng.random() < 0.8 else state.llama_state_size
+    elif kind == "ids":
+        out.input_ids = state.input_ids.copy()
+        out.input_ids[rng.randrange(state.n_tokens)] ^= 1
+    elif kind == "count":
+        out.n_tokens = rng.choice((0, 1, state.n_tokens - 1, state.n_tokens + 1, 10**6, -1))
+    elif kind == "size":
+        out.llama_state_size += rng.choice((-1, 1, 1 << 20))
+    elif kind == "seal":
+        seal = other.llamahybrid if other is not state else seal
+        seal = seal if seal.checksum != state.llamahybrid.checksum else dataclasses.replace(seal, checksum=1)
+    else:
+        damaged = getattr(seal, kind).copy()
+        damaged.view(np.uint8)[rng.randrange(damaged.nbytes)] ^= 1 << rng.randrange(8)
+        seal = dataclasses.replace(seal, **{kind: damaged})
+    out.llamahybrid = seal
+    return out
+
+
+def mutated_bytes(blob: Bytes, other: Bytes, rng: random.Random) -> Bytes:
     """`blob` with one to a few things wrong; never equal to it."""
     out = blob.copy()
     kind = rng.choice(("bit", "bit", "bytes", "word", "cut", "longer", "splice", "zeros", "header", "empty"))
@@ -82,7 +122,7 @@ def mutated(blob: Bytes, other: Bytes, rng: random.Random) -> Bytes:
         out[: min(n, 96)] = other[: min(n, 96, len(other))] if len(other) >= 96 else 0
     else:
         out = out[:0]
-    return mutated(blob, other, rng) if np.array_equal(out, blob) else out
+    return mutated_bytes(blob, other, rng) if np.array_equal(out, blob) else out
 
 
 # -- through our API -----------------------------------------------------------------------------------
@@ -91,57 +131,72 @@ def mutated(blob: Bytes, other: Bytes, rng: random.Random) -> Bytes:
 def through_api(model: Path, seed: int, count: int) -> Counter[str]:
     """Hand `count` wrong records to a `Llama`; what became of them.
 
+    A third are sound but foreign: of another context, model or text, with the seal they were given there.
+    The others are damaged, or in parts from two sources. A payload that was made up together with a fitting
+    seal is out of scope: checksums tell damage, not intent.
+
     Raises:
-        Damage: one was taken, or the next answer was wrong.
+        Damage: one was taken, or the next logits were not those of before.
     """
     from llamahybrid.errors import SnapshotError
+    from llamahybrid.harness.reference import difference
     from llamahybrid.llama import Llama
 
     rng, outcomes = random.Random(seed), Counter[str]()
-    name = rng.choice(list(VARIANTS))
-    base = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    name = list(VARIANTS)[seed % len(VARIANTS)]
+    base: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    weights = model
+    if name == "other weights":
+        with Gguf(model) as gguf:
+            arch = gguf.read("")["general.architecture"]
+        weights = tiny.make(arch, model.with_suffix(".other.gguf"), seed=7)
 
-    def opened(**more: Any) -> Llama:
-        return Llama(str(model), **{**base, **more})
-
-    with closing(opened()) as llm, closing(opened(**VARIANTS[name])) as donor:
+    with (
+        closing(Llama(str(model), **base)) as llm,
+        closing(Llama(str(weights), **{**base, **VARIANTS[name]})) as donor,
+    ):
+        foreign, elsewhere = _records(donor, PROMPT), _records(llm, OTHER)
         records = _records(llm, PROMPT)
-        foreign = _records(donor, OTHER)
         wanted = _answer(llm)
         for number in range(count):
             kind = rng.choice(list(records))
-            wrong, make = records[kind], rng.random()
-            if make < 0.85:
-                blob, refuse = mutated(wrong, foreign.get(kind, wrong), rng), True
-            else:  # whole and sound, but of other tokens or of a context of another shape
-                blob, refuse = foreign.get(kind, wrong[:1]), True
+            source = rng.choice(("damaged", "damaged", "foreign", "other text"))
+            sound = {"foreign": foreign, "other text": elsewhere}.get(source, {}).get(kind)
+            wrong = mutated(records[kind], rng.choice((foreign, elsewhere)).get(kind, records[kind]), rng)
             llm.reset()
             llm.eval(PROMPT)
             try:
-                taken = _hand_over(llm, kind, blob, rng)
+                taken = _hand_over(llm, kind, wrong if sound is None else sound, rng)
             except (SnapshotError, RuntimeError) as error:
                 outcomes[type(error).__name__] += 1
             else:
-                if taken and refuse:
-                    raise Damage(f"{model.name}, seed {seed}, number {number}: a wrong {kind} was taken")
-                outcomes["fault"] += 1
-            if _answer(llm) != wanted:
-                raise Damage(f"{model.name}, seed {seed}, number {number}: wrong answer after a {kind}")
+                what = f"{source} {kind} ({name})"
+                if taken and (source != "other text" or kind != "state"):
+                    raise Damage(f"{model.name}, seed {seed}, number {number}: {what} was taken")
+                outcomes["taken" if taken else "fault"] += 1
+            if not difference(_answer(llm), wanted) <= TOLERANCE:
+                raise Damage(
+                    f"{model.name}, seed {seed}, number {number}: other logits after a {source} {kind}"
+                )
     return outcomes
 
 
-def _answer(llm: Any) -> list[int]:
+def _answer(llm: Any) -> npt.NDArray[np.float32]:
+    """The logits at the end of one prompt, decoded from where it differs from `PROMPT` by a token."""
+    from llamahybrid.harness.reference import output_row
+
     stream = llm.generate([*PROMPT, 5], temp=0.0)
     with closing(stream):
-        return [next(stream) for _ in range(3)]
+        next(stream)
+        return output_row(llm.ctx, -1, llm.n_vocab())
 
 
-def _records(llm: Any, tokens: list[int]) -> dict[str, Bytes]:
-    """Every kind of stored state this model makes, of `tokens`."""
+def _records(llm: Any, tokens: list[int]) -> dict[str, Any]:
+    """Every kind of stored state this model makes, of `tokens`; a whole state with its seal."""
     llm.reset()
     llm.eval(tokens)
     live = llm._keeper.live
-    out = {"state": np.frombuffer(llm.save_state().llama_state, np.uint8).copy()}
+    out = {"state": llm.save_state()}
     if live.profile.needs_checkpoints:
         out["snapshot"] = live.snapshot(lambda n: np.empty(n, np.uint8))
     if live.profile.needs_checkpoints and live.profile.pager is not None:
@@ -149,21 +204,18 @@ def _records(llm: Any, tokens: list[int]) -> dict[str, Bytes]:
     return out
 
 
-def _hand_over(llm: Any, kind: str, blob: Bytes, rng: random.Random) -> bool:
-    """Try to make the model take `blob`; True if it did."""
+def _hand_over(llm: Any, kind: str, record: Any, rng: random.Random) -> bool:
+    """Try to make the model take a record; True if it did."""
     from llamahybrid.prompt_cache.base import Segment
 
     live, ids = llm._keeper.live, np.array(PROMPT, np.int32)
     if kind == "state":
-        state = copy.copy(llm.save_state())
-        state.llama_state = blob.tobytes()
-        state.llama_state_size = len(blob) if rng.random() < 0.9 else rng.randrange(1 << 31)
-        llm.load_state(state)
+        llm.load_state(record)
         return True
     if kind == "snapshot":
-        return live.restore(blob, ids) is None
-    record = live.snapshot(lambda n: np.empty(n, np.uint8))
-    return live.restore(record, ids, [Segment(0, len(PROMPT), blob)], 0) is None
+        return live.restore(record, ids) is None
+    snapshot = live.snapshot(lambda n: np.empty(n, np.uint8))
+    return live.restore(snapshot, ids, [Segment(0, len(PROMPT), record)], 0) is None
 
 
 # -- straight at the library ---------------------------------------------------------------------------
@@ -178,6 +230,8 @@ def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
     import llama_cpp
     from llama_cpp import llama_cpp as native
 
+    from llamahybrid.harness.reference import difference, output_row
+
     rng, outcomes = random.Random(seed), Counter[str]()
     shape = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     swa = {"swa_full": False} if rng.random() < 0.5 else {}
@@ -185,7 +239,8 @@ def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
         ways = {
             "sequence": _Way(native, llm.ctx, 0),
             "partial": _Way(native, llm.ctx, 1),
-            "device": _Way(native, llm.ctx, 3),
+            "device": _Way(native, llm.ctx, 2),
+            "partial device": _Way(native, llm.ctx, 3),
             "whole": _Way(native, llm.ctx, None),
         }
         llm.eval(OTHER)
@@ -193,21 +248,31 @@ def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
         llm.reset()
         llm.eval(PROMPT)
         sound = {name: way.save() for name, way in ways.items()}
+        llm.eval([5])
+        wanted = output_row(llm.ctx, -1, llm.n_vocab())
+        if ways["whole"].load(sound["whole"]) != len(sound["whole"]):
+            raise Damage(f"{model.name}, seed {seed}: the library does not read its own state")
         for number in range(count):
             name = rng.choice(list(ways))
-            if name == "device":
-                sound[name] = ways[name].save()
+            if "device" in name:
+                sound[name] = ways[name].save()  # only the last one of a sequence is kept
             before = ways["whole"].save()
-            blob = mutated(sound[name], others[name], rng)
+            blob = mutated_bytes(sound[name], others[name], rng)
             read = ways[name].load(blob)
             if read:
                 outcomes["taken"] += 1
+                with contextlib.suppress(RuntimeError):
+                    llm.eval([7])  # whatever was taken is decoded on, or refused
                 if ways["whole"].load(sound["whole"]) != len(sound["whole"]):
                     raise Damage(f"{model.name}, seed {seed}, number {number}: no way back after {name}")
             else:
                 outcomes["refused"] += 1
                 if not np.array_equal(ways["whole"].save(), before):
                     raise Damage(f"{model.name}, seed {seed}, number {number}: refused {name} changed memory")
+        llm.n_tokens = len(PROMPT)
+        llm.eval([5])
+        if not difference(output_row(llm.ctx, -1, llm.n_vocab()), wanted) <= TOLERANCE:
+            raise Damage(f"{model.name}, seed {seed}: other logits after {count} records")
     return outcomes
 
 

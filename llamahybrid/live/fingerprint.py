@@ -15,6 +15,7 @@ SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 
 SHAPING_PARAMETERS = (
+    "n_ctx",  # some models choose their rope factors by it (src/llama-model.cpp:2337)
     "type_k",
     "type_v",
     "flash_attn_type",

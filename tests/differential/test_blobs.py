@@ -1,15 +1,18 @@
 """Damaged and foreign state in small: `harness.blob_fuzz` finds nothing, and would find something."""
 
+import copy
+import dataclasses
 import os
 import random
 
 import numpy as np
 import pytest
 
+from llamahybrid import upstream_state
 from llamahybrid.harness import blob_fuzz
 from llamahybrid.harness.blob_fuzz import Damage, at_the_library, batch, mutated, through_api
 from llamahybrid.live import paging, sequence
-from llamahybrid.live.snapshot import HEADER_BYTES, SnapshotInfo
+from llamahybrid.live.snapshot import HEADER_BYTES, SnapshotInfo, open_snapshot
 
 PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
 
@@ -44,10 +47,47 @@ def test_a_missing_check_is_found(tiny_model, monkeypatch):
     monkeypatch.setattr(sequence, "open_snapshot", trusting)
     monkeypatch.setattr(paging, "open_snapshot", trusting)
     monkeypatch.setattr(
-        blob_fuzz, "mutated", lambda blob, other, rng: np.concatenate([blob[:-4], blob[-4:] ^ 1])
+        blob_fuzz, "mutated_bytes", lambda blob, other, rng: np.concatenate([blob[:-4], blob[-4:] ^ 1])
     )
     with pytest.raises(Damage, match="was taken"):
         through_api(tiny_model("mamba"), seed=1, count=40)
+
+
+@pytest.mark.parametrize("name", [name for name in blob_fuzz.VARIANTS if name != "window"])
+def test_a_missing_look_at_the_owner_is_found(tiny_model, monkeypatch, name):
+    def anybodys(record, *, fingerprint, tokens, kind=0):
+        return open_snapshot(record, fingerprint=record[16:32].tobytes(), tokens=tokens, kind=kind)
+
+    monkeypatch.setattr(sequence, "open_snapshot", anybodys)
+    monkeypatch.setattr(paging, "open_snapshot", anybodys)
+    seed = list(blob_fuzz.VARIANTS).index(name)
+    with pytest.raises(Damage, match=r"was taken|other logits"):
+        through_api(tiny_model("qwen35"), seed, count=100)
+
+
+@pytest.mark.parametrize("left_out", ["tokens", "logits"])
+def test_a_seal_that_leaves_something_out_is_found(tiny_model, monkeypatch, left_out):
+    whole = upstream_state._checksum
+
+    def partial(native, tokens, logits):
+        return whole(native, tokens[:0] if left_out == "tokens" else tokens, None)
+
+    monkeypatch.setattr(upstream_state, "_checksum", partial)
+    monkeypatch.setattr(blob_fuzz, "mutated_state", lambda state, other, rng: damaged(state, left_out))
+    with pytest.raises(Damage, match="was taken"):
+        through_api(tiny_model("llama"), seed=1, count=40)
+
+
+def damaged(state, part):
+    """A state whose seal has one wrong id, which it has too, or one wrong logit."""
+    out, seal = copy.copy(state), state.llamahybrid
+    changed = getattr(seal, part).copy()
+    changed[3] += 1
+    if part == "tokens":
+        out.input_ids = state.input_ids.copy()
+        out.input_ids[3] += 1
+    out.llamahybrid = dataclasses.replace(seal, **{part: changed})
+    return out
 
 
 def test_a_crash_is_a_result(tiny_model, monkeypatch, tmp_path):
@@ -67,6 +107,6 @@ def test_a_refusal_that_changes_memory_is_found(tiny_model, monkeypatch):
         return read
 
     monkeypatch.setattr(blob_fuzz._Way, "load", clumsy)
-    monkeypatch.setattr(blob_fuzz, "mutated", lambda blob, other, rng: blob[: len(blob) // 2])
+    monkeypatch.setattr(blob_fuzz, "mutated_bytes", lambda blob, other, rng: blob[: len(blob) // 2])
     with pytest.raises(Damage, match="changed memory"):
         at_the_library(tiny_model("llama"), seed=1, count=20)
