@@ -148,7 +148,7 @@ def through_api(model: Path, seed: int, count: int) -> Counter[str]:
     weights = model
     if name == "other weights":
         with Gguf(model) as gguf:
-            arch = gguf.read("")["general.architecture"]
+            arch = str(gguf.read("")["general.architecture"])
         weights = tiny.make(arch, model.with_suffix(".other.gguf"), seed=7)
 
     with (
