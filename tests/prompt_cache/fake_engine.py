@@ -67,7 +67,7 @@ class FakeEngine:
         extends = plan.source == "live" and plan.cached == len(self.state)
         if extends or self.kind == "plain":
             return
-        if self.logits is not None and tip_due(self.cache.unstored(self.view())):
+        if self.logits is not None and self.cache.unstored(self.view()):
             self.checkpoint()
         self.page_out()
 
