@@ -80,9 +80,10 @@ def prefill_cuts(
 
     `boundaries`: ascending positions where a message, or a marked part of one, starts. The prompt's end is
     no cut. In order of worth: the deepest boundary (with a chat template that is where stripped thinking
-    diverges), the branch point `matched`, the first boundary (the system prompt's end), the last messages,
-    then the ladder. Batch boundaries that the prefill passes anyway come on top: they cost no batch. So does,
-    once, the branch point where histories have `parted` before: more of them will (a few-shot prompt), and
+    diverges), the branch point `matched`, the last message (another question may follow the same text), the
+    first boundary (the system prompt's end), the messages before the last, then the ladder. Batch boundaries
+    that the prefill passes anyway come on top: they cost no batch. So does, once, the branch point where
+    histories have `parted` before: more of them will (a few-shot prompt), and
     each would decode again the few tokens between the message's start and what differs.
     """
     left = total - cached
@@ -158,8 +159,9 @@ def _candidates(total: int, matched: int, boundaries: Sequence[int]) -> Iterator
     distance, grid = TURN_END
     yield inside[-1] if inside else (total - distance) // grid * grid
     yield matched
+    yield from inside[-2:-1]
     yield from inside[:1]
-    yield from inside[-2 : -2 - RECENT_STARTS : -1]
+    yield from inside[-3 : -2 - RECENT_STARTS : -1]
     for distance, grid in LADDER:
         yield (total - distance) // grid * grid
 

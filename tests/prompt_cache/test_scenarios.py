@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from llamahybrid.harness.fake_engine import FakeEngine, Kind, logits_of
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Logits
 
-from .fake_engine import FakeEngine, Kind, logits_of
 from .workloads import Chat
 
 HISTORY = list(range(100, 400))
