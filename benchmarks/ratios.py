@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-import llama_cpp
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from llamahybrid.engine.activation import loaded_from, stock
-from llamahybrid.harness.compare import WORKLOADS, Comparer, with_real_costs
+from llamahybrid.harness.compare import WORKLOADS, Comparer, Stock, with_real_costs
 from llamahybrid.harness.quiet import silence
 from llamahybrid.harness.subjects import SUBJECTS, Subject
 from llamahybrid.harness.tables import machine
@@ -60,7 +59,7 @@ class Cell:
 
 def measure(comparer: Comparer, workload: Workload, arch: str, with_stock: bool) -> Cell:
     ours = comparer.side(with_real_costs, workload, "ours")
-    stock = comparer.side(llama_cpp.Llama, workload, "stock") if with_stock else None
+    stock = comparer.side(Stock, workload, "stock") if with_stock else None
     equal = stock and [r.generated for r in stock.records] == [r.generated for r in ours.records]
     return Cell(
         workload=workload.name,

@@ -21,6 +21,9 @@ from llamahybrid.live.cost import CostMeter
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache.base import Costs
 
+Stock = llama_cpp.Llama
+"""Upstream's class, on the engine that llamahybrid chose: who imports llama_cpp first gets another."""
+
 WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS)}
 
 REAL = Costs(token_seconds=10e-3, prefill_seconds=3e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
@@ -132,7 +135,7 @@ class Comparer:
 
     def run(self, workload: Workload) -> Comparison:
         """Run `workload` once on each, in fresh contexts."""
-        stock = self.side(llama_cpp.Llama, workload, "stock")
+        stock = self.side(Stock, workload, "stock")
         return Comparison(workload, stock, self.side(Llama, workload, "ours"))
 
     def side(self, llama: Callable[..., llama_cpp.Llama], workload: Workload, name: str = "") -> Side:
