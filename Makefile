@@ -35,13 +35,15 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, cancelled requests and damaged state, for TIME seconds each
+fuzz: venv ## random histories, cancelled requests, threads and damaged state, for TIME seconds each
 	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.blob_fuzz --seconds $(TIME)
 
-soak: venv ## one long chat for TIME seconds, watching memory
+soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget
 	$(BIN)/python -m llamahybrid.harness.soak --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.footprint
 
 bench: venv ## overhead against stock
 	$(BIN)/python benchmarks/overhead.py
