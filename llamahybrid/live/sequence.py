@@ -179,8 +179,8 @@ class LiveSequence(Belief):
     def snapshot(self, buffer: Callable[[int], Bytes], *, deep: bool = True) -> Bytes | None:
         """Save the tip's state as a sealed record; None when it cannot be vouched for.
 
-        `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for a record
-        that is used only after a deep look at what was decoded on top of it.
+        `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for a
+        record that is used only after a deep look at what was decoded on top of it.
         """
         if self._n == 0 or self.opaque or self.fault(deep=deep) is not None:
             return None

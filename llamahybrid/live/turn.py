@@ -153,7 +153,8 @@ class Keeper:
         for start, end in self.cache.missing(view):
             segment = self.live.page_out(start, end, lambda n: np.empty(n, np.uint8))
             if segment is None or not self.cache.keep(view, segment):
-                return
+                break
+        self.cache.settle(view)
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llamahybrid.prompt_cache.base import LiveView, Logits, Segment
+from llamahybrid.prompt_cache.base import LiveView, Logits, Segment, Source
 from llamahybrid.prompt_cache.tree import Entry
 
 DIFFERS = "history differs at token"
@@ -26,6 +26,15 @@ class Choice:
     entry: Entry | None
     """What the request takes from the store: a snapshot (source "ram") or only the logits ("live")."""
     logits: Logits | None
+
+    @property
+    def tier(self) -> Source:
+        """Where it comes from: "disk" for what was read from there just now."""
+        return (
+            "disk"
+            if self.source == "ram" and self.entry is not None and self.entry.from_disk
+            else self.source
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,8 @@ def explain(choice: Choice, total: int, matched: int, live_tokens: int) -> str:
         return f"{known}; no restore point before it{lost}"
     if choice.source == "live":
         return f"{known}; live sequence cut to {cached:,}{lost}"
-    return f"{known}; restored at {cached:,} from RAM{lost}"
+    where = "disk" if choice.tier == "disk" else "RAM"
+    return f"{known}; restored at {cached:,} from {where}{lost}"
 
 
 def _tip_serves(total: int, view: LiveView) -> bool:

@@ -1,0 +1,299 @@
+"""The disk behind the RAM tier: what of it could serve a prompt, and what is written to it, later.
+
+Where a restore point on disk serves a prompt better than RAM does, its records are read, checked, and taken
+into the RAM tier; everything else then happens there. What the disk refuses is never an error of a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from llamahybrid.errors import RecordError
+from llamahybrid.prompt_cache.base import Bytes, Logits, Segment, Splitter, Tokens, part_of
+from llamahybrid.prompt_cache.disk import DISK_ERRORS, RecordStore
+from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, Range
+from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, key_of, pack
+from llamahybrid.prompt_cache.tree import Entry
+from llamahybrid.prompt_cache.write_behind import WriteBehind
+
+logger = logging.getLogger("llamahybrid")
+
+READ_SAMPLES = 15
+"""Recent reads that say what reading costs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """What an offer gave: checked, in memory."""
+
+    snapshot: Bytes
+    logits: Logits | None
+    segments: tuple[Segment, ...]
+    """Ascending."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Something of the RAM tier to be written, if it is still there then."""
+
+    namespace: str
+    path: Tokens
+    what: weakref.ref[Entry | Segment]
+
+
+@dataclass
+class DiskCounts:
+    """What happened between this process and the folder."""
+
+    written: int = 0
+    loaded: int = 0
+    damaged: int = 0
+    """Records that did not prove right; they are removed."""
+    dropped: int = 0
+    """Evicted from RAM before they could be written."""
+    evicted: int = 0
+    failed: int = 0
+    """1: the disk refused, and nothing is written any more."""
+
+
+class DiskTier:
+    """Records of one folder, at most `limit` bytes, shared with other processes."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        limit: int,
+        hold: Callable[[Entry], AbstractContextManager[bool]],
+    ) -> None:
+        """`hold(entry)`: a context in which an entry's bytes stay as they are; False if it is gone.
+
+        Raises `DISK_ERRORS` when the folder cannot be used.
+        """
+        self.limit = limit
+        self.counts = DiskCounts()
+        self.pinned: Sequence[Tokens] = ()
+        """Paths whose records are never evicted."""
+        self._hold = hold
+        self._store = RecordStore(folder)
+        self._lock = threading.RLock()
+        self._index = DiskIndex()
+        self._queued: weakref.WeakSet[Entry | Segment] = weakref.WeakSet()
+        self._writer = WriteBehind(self._write)
+        self._reads: deque[float] = deque(maxlen=READ_SAMPLES)
+        self._readable = True
+        with self._lock:
+            self._store.sweep()
+            self._refresh()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def offer(
+        self, namespace: str, tokens: Tokens, above: int, limit: int, missing: Sequence[Range]
+    ) -> Offer | None:
+        """See `DiskIndex.offer`; knows what other processes have added."""
+        with self._lock:
+            self._refresh()
+            return self._index.offer(namespace, tokens, above, limit, missing) if self._readable else None
+
+    def seconds(self, n_bytes: int) -> float:
+        """What reading so many bytes takes, as measured; 0 while not measured."""
+        return n_bytes * median(self._reads) if self._reads else 0.0
+
+    def load(self, offer: Offer, path: Tokens, split: Splitter | None) -> Loaded | None:
+        """Read and check what an offer names on `path`; None, with what is damaged removed, if that fails."""
+        started = time.perf_counter()
+        records: dict[str, tuple[Head, Bytes]] = {}
+        segments: list[Segment] = []
+        for key in offer.keys:
+            try:
+                head, payload = records[key] = self._store.load(key)
+                if key == offer.checkpoint.key and not np.array_equal(head.tokens, path):
+                    raise RecordError("a record holds other tokens than it did")
+                for wanted in (s for s in offer.segments if s.key == key):
+                    end = min(wanted.end, len(path))
+                    if not np.array_equal(head.tokens[:end], path[:end]):
+                        raise RecordError("a record holds other tokens than it did")
+                    whole = Segment(head.start, head.end, payload)
+                    part = part_of(whole, head.tokens, wanted.start, end, split)
+                    segments += [] if part is None else [part]
+            except ValueError as error:
+                self._damaged(key, error)
+                return None
+            except DISK_ERRORS as error:
+                self._unreadable(error)
+                return None
+        self._reads.append((time.perf_counter() - started) / max(1, offer.nbytes))
+        self.counts.loaded += 1
+        head, snapshot = records[offer.checkpoint.key]
+        return Loaded(snapshot, head.logits, tuple(sorted(segments, key=lambda s: s.start)))
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def later(
+        self, namespace: str, path: Tokens, entries: Iterable[Entry], segments: Iterable[Segment]
+    ) -> None:
+        """Queue what of a path is not on disk yet. Only references wait, none that keeps anything alive.
+
+        Attention comes first: a checkpoint on disk never waits for what it needs.
+        """
+        if self.counts.failed:
+            return
+        with self._lock:
+            new = self._index.lacks(namespace, path, entries, segments)
+        jobs = [Job(namespace, path, weakref.ref(what)) for what in new if what not in self._queued]
+        self._queued.update(new)
+        self._writer.add(jobs)
+
+    def flush(self, seconds: float | None = None) -> bool:
+        """Wait until all that was queued is written, at most so long; False if it is not."""
+        return self._writer.flush(seconds)
+
+    def close(self) -> None:
+        """Write what is queued and let go of the folder."""
+        self.flush()
+        self._store.close()
+
+    # -- forgetting --------------------------------------------------------------------------------
+
+    def forget(self, tokens: Tokens) -> None:
+        """Remove every record of a path and of all that goes on from it."""
+        with self._lock:
+            self._refresh()
+            self._index.remove_path(tokens)
+            self._erase_dead()
+
+    def discard(self, namespace: str, tokens: Tokens) -> None:
+        """Remove the checkpoint at the end of these tokens: it did not prove right."""
+        with self._lock:
+            self.counts.damaged += self._index.remove_checkpoint(namespace, tokens)
+            self._erase_dead()
+
+    def clear(self) -> None:
+        """Remove every record."""
+        with self._lock:
+            self._index = DiskIndex()
+            try:
+                self._index.dead += self._store.keys()
+            except DISK_ERRORS as error:
+                self._unreadable(error)
+            self._erase_dead()
+
+    def stats(self) -> dict[str, int]:
+        """Records, bytes and counts, for `PromptCache.stats`."""
+        with self._lock:
+            try:
+                size = self._store.nbytes
+            except DISK_ERRORS:
+                size = 0
+            counts = {f"disk_{name}": value for name, value in vars(self.counts).items()}
+            return {"disk_records": len(self._index), "disk_bytes": size, **counts}
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the index is whole."""
+        with self._lock:
+            self._index.check_integrity()
+            assert not self._index.dead, "a record is neither named nor erased"
+
+    # -- what both need ----------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Take note of what was added, by this process or another."""
+        try:
+            for key in self._store.fresh() if self._readable else ():
+                self._note(key)
+        except DISK_ERRORS as error:
+            self._unreadable(error)
+
+    def _note(self, key: str) -> None:
+        if key in self._index:
+            return
+        try:
+            self._index.add(key, self._store.head(key))
+            self._erase_dead()
+        except RecordError as error:
+            self._damaged(key, error)
+
+    def _erase_dead(self) -> None:
+        try:
+            while self._index.dead:
+                self._store.delete(self._index.dead[-1])
+                self._index.dead.pop()
+        except DISK_ERRORS as error:
+            self._index.dead.clear()
+            self._fail(error)
+
+    def _damaged(self, key: str, error: Exception) -> None:
+        """A record is not what it should be: it goes, from the folder and from the index."""
+        logger.warning("a record of the disk cache is dropped: %s", error)
+        with self._lock:
+            self.counts.damaged += 1
+            self._index.remove_record(key)
+            self._erase_dead()
+
+    def _fail(self, error: Exception) -> None:
+        """The disk takes nothing more: say so once, and go on without writing."""
+        if not self.counts.failed:
+            logger.warning("nothing more is written to the disk cache: %s", error)
+        self.counts.failed = 1
+
+    def _unreadable(self, error: Exception) -> None:
+        """The disk gives nothing more: go on without it."""
+        self._readable = False
+        self._fail(error)
+
+    # -- the writer's thread -----------------------------------------------------------------------
+
+    def _write(self, job: Job) -> None:
+        """Write one job, unless the RAM tier has given it up meanwhile."""
+        what = job.what()
+        if what is None:
+            self.counts.dropped += 1
+            return
+        try:
+            if isinstance(what, Segment):
+                self._put(job.namespace, SEGMENT, what.start, job.path[: what.end], None, what.record)
+                return
+            with self._hold(what) as there:
+                if there:
+                    state, path = what.checkpoint, job.path[: what.position]
+                    self._put(job.namespace, SNAPSHOT, len(path), path, state.logits, state.snapshot)
+                self.counts.dropped += not there
+        except DISK_ERRORS as error:
+            self._fail(error)
+        finally:
+            self._queued.discard(what)
+
+    def _put(
+        self, namespace: str, kind: int, start: int, path: Tokens, logits: Logits | None, payload: Bytes
+    ) -> None:
+        key = key_of(namespace, kind, start, path, logits=logits is not None)
+        parts = pack(namespace, kind, start, path, logits, payload)
+        if self.counts.failed or not self._room(sum(map(len, parts)), namespace, path, key):
+            return
+        self._store.write(key, parts)
+        self.counts.written += 1
+        with self._lock:
+            self._note(key)
+
+    def _room(self, n_bytes: int, namespace: str, path: Tokens, key: str) -> bool:
+        """Make room for a record; False if it is there already or does not fit."""
+        with self._lock:
+            self._refresh()
+            spared = [(namespace, path), *((None, p) for p in self.pinned)]
+            while key not in self._index and self._store.nbytes + n_bytes > self.limit:
+                if not self._index.evict(spared):
+                    return False
+                self.counts.evicted += 1
+                self._erase_dead()
+            return key not in self._index
