@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import diskcache
 from diskcache.core import MODE_BINARY, UNKNOWN
 
-from llamahybrid.errors import RecordError
+from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.prompt_cache.records import Head, read_head, read_payload
 
@@ -49,7 +49,8 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
     ) -> tuple[int, int, str, None]:
         """Write buffers, one after the other, to a new file that only its owner may read."""
         name, path = self.filename(key, value)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        for above in (Path(path).parent.parent, Path(path).parent):
+            above.mkdir(mode=0o700, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(file, "wb") as out:
@@ -82,8 +83,7 @@ class RecordStore:
             for path in self.folder.glob("cache.db*"):  # damaged: the records it named become orphans
                 path.unlink()
             self._cache = self._open()
-        with contextlib.suppress(OSError):  # not ours: whoever owns it decides who reads it
-            self.folder.chmod(0o700)
+        with contextlib.suppress(OSError):  # another user's: theirs to decide
             for path in self.folder.glob("cache.db*"):
                 path.chmod(0o600)
         self._mark = ""
@@ -110,12 +110,12 @@ class RecordStore:
         return [key for key in reversed(new) if key]
 
     def head(self, key: str) -> Head:
-        """A record without its payload. Raises RecordError when it is damaged or not there."""
+        """A record without its payload. Raises RecordError when it is damaged, RecordGone when it is gone."""
         with self._file(key) as file:
             return read_head(file)
 
     def load(self, key: str) -> tuple[Head, Bytes]:
-        """A whole record, checked. Raises RecordError when it is damaged or not there."""
+        """A whole record, checked. Raises RecordError when it is damaged, RecordGone when it is gone."""
         with self._file(key) as file:
             head = read_head(file)
             if head.payload_bytes > os.fstat(file.fileno()).st_size:
@@ -155,5 +155,5 @@ class RecordStore:
     def _file(self, key: str) -> BinaryIO:
         file: BinaryIO | None = self._cache.get(key, read=True, retry=True)
         if file is None:
-            raise RecordError("the record is gone")
+            raise RecordGone("the record is gone")
         return file

@@ -131,6 +131,15 @@ class DiskIndex:
         ]
         return new + [e for e in entries if e.position not in known or known[e.position] < has_logits(e)]
 
+    def adds(self, namespace: str, kind: int, start: int, path: Tokens, *, logits: bool) -> bool:
+        """Whether a record of this path would hold anything that is not here."""
+        match = self._tree.match(namespace, path)
+        if kind == SEGMENT:
+            known = clipped(match.missing(match.length), len(path), start)
+            return match.length < len(path) or bool(known)
+        there = [has_logits(e) for e in match.entries() if e.position == len(path)]
+        return not there or there[0] < logits
+
     def remove_record(self, key: str) -> None:
         """Forget a record that does not prove right."""
         nodes = list(self._tree.oldest_nodes())

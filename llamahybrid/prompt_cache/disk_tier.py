@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from llamahybrid.errors import RecordError
+from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Bytes, Logits, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.disk import DISK_ERRORS, RecordStore
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, Range
@@ -60,6 +60,8 @@ class DiskCounts:
     loaded: int = 0
     damaged: int = 0
     """Records that did not prove right; they are removed."""
+    gone: int = 0
+    """Records that another process has removed."""
     dropped: int = 0
     """Evicted from RAM before they could be written."""
     evicted: int = 0
@@ -235,9 +237,12 @@ class DiskTier:
 
     def _damaged(self, key: str, error: Exception) -> None:
         """A record is not what it should be: it goes, from the folder and from the index."""
-        logger.warning("a record of the disk cache is dropped: %s", error)
+        gone = isinstance(error, RecordGone)
+        if not gone:
+            logger.warning("a record of the disk cache is dropped: %s", error)
         with self._lock:
-            self.counts.damaged += 1
+            self.counts.gone += gone
+            self.counts.damaged += not gone
             self._index.remove_record(key)
             self._erase_dead()
 
@@ -277,23 +282,29 @@ class DiskTier:
     def _put(
         self, namespace: str, kind: int, start: int, path: Tokens, logits: Logits | None, payload: Bytes
     ) -> None:
-        key = key_of(namespace, kind, start, path, logits=logits is not None)
+        """Write one record and take note of it, unless it adds nothing or does not fit."""
+        has_row = logits is not None
+        with self._lock:
+            self._refresh()
+            new = self._index.adds(namespace, kind, start, path, logits=has_row)
+        if self.counts.failed or not new:
+            return
+        key = key_of(namespace, kind, start, path, logits=has_row)
         parts = pack(namespace, kind, start, path, logits, payload)
-        if self.counts.failed or not self._room(sum(map(len, parts)), namespace, path, key):
+        if not self._room(sum(map(len, parts)), namespace, path):
             return
         self._store.write(key, parts)
         self.counts.written += 1
         with self._lock:
             self._note(key)
 
-    def _room(self, n_bytes: int, namespace: str, path: Tokens, key: str) -> bool:
-        """Make room for a record; False if it is there already or does not fit."""
+    def _room(self, n_bytes: int, namespace: str, path: Tokens) -> bool:
+        """Make room for a record of this path; False if that cannot be."""
         with self._lock:
-            self._refresh()
             spared = [(namespace, path), *((None, p) for p in self.pinned)]
-            while key not in self._index and self._store.nbytes + n_bytes > self.limit:
+            while self._store.nbytes + n_bytes > self.limit:
                 if not self._index.evict(spared):
                     return False
                 self.counts.evicted += 1
                 self._erase_dead()
-            return key not in self._index
+            return True
