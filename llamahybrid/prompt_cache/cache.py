@@ -11,13 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import CacheStats, Checkpoint, Costs, LiveView, Plan, Tokens, part_of
+from llamahybrid.prompt_cache.base import (
+    CacheStats,
+    Checkpoint,
+    Costs,
+    LiveView,
+    Plan,
+    Segment,
+    Tokens,
+    part_of,
+)
 from llamahybrid.prompt_cache.disk import DISK_ERRORS
 from llamahybrid.prompt_cache.disk_index import Range, clipped
 from llamahybrid.prompt_cache.disk_tier import DiskTier, Loaded
 from llamahybrid.prompt_cache.ram_cache import RamCache
 from llamahybrid.prompt_cache.selection import choose, reachable
-from llamahybrid.prompt_cache.tree import Entry, common_prefix
+from llamahybrid.prompt_cache.tree import common_prefix
 
 logger = logging.getLogger("llamahybrid")
 
@@ -52,7 +61,7 @@ class PromptCache(RamCache):
         folder = Path(disk_dir).expanduser()
         try:
             limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
-            self._disk = DiskTier(folder, limit, self._hold)
+            self._disk = DiskTier(folder, limit, self)
         except DISK_ERRORS as error:
             logger.warning("the disk cache in %s cannot be used: %s", folder, error)
 
@@ -203,18 +212,25 @@ class PromptCache(RamCache):
                     self._tree.store(match, part)
 
     @contextmanager
-    def _hold(self, entry: Entry) -> Iterator[bool]:
-        """Keep an entry's bytes as they are; False if it has left the tree."""
+    def held(self, namespace: str, path: Tokens) -> Iterator[Checkpoint | None]:
+        """The checkpoint at the end of a path, or None; its bytes stay as they are in this context."""
         with self._lock:
-            there = entry.node is not None
-            if there:
+            entries = self._tree.match(namespace, path).entries()
+            entry = entries[-1] if entries and entries[-1].position == len(path) else None
+            if entry is not None:
                 self._pin_entry(entry)
         try:
-            yield there
+            yield None if entry is None else entry.checkpoint
         finally:
-            if there:
+            if entry is not None:
                 with self._lock:
                     self._unpin_entry(entry)
+
+    def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
+        """The segments of [start, end) of a path, as they are cut now."""
+        with self._lock:
+            segments = self._tree.match(namespace, path).segments()
+            return [s for s in segments if start <= s.start and s.end <= end]
 
     def _tell_pins(self) -> None:
         if self._disk is not None:

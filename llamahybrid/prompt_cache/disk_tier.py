@@ -10,17 +10,17 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.base import Bytes, Logits, Segment, Splitter, Tokens, part_of
+from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.disk import DISK_ERRORS, RecordStore
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, Range
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, key_of, pack
@@ -31,6 +31,9 @@ logger = logging.getLogger("llamahybrid")
 
 READ_SAMPLES = 15
 """Recent reads that say what reading costs."""
+
+LARGE_READ = 1 << 20
+"""Bytes from which a read tells the bandwidth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +46,24 @@ class Loaded:
     """Ascending."""
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """Something of the RAM tier to be written, if it is still there then."""
+class Job(NamedTuple):
+    """A place of the RAM tier that is to be written, if there is still something then."""
 
     namespace: str
     path: Tokens
-    what: weakref.ref[Entry | Segment]
+    kind: int
+    start: int
+    end: int
+
+
+class Upstairs(Protocol):
+    """The RAM tier, as its disk tier needs it; from any thread."""
+
+    def held(self, namespace: str, path: Tokens) -> AbstractContextManager[Checkpoint | None]:
+        """The checkpoint at the end of a path; its bytes stay as they are in this context."""
+
+    def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
+        """The segments of [start, end) of a path, as they are cut now."""
 
 
 @dataclass
@@ -76,23 +90,21 @@ class DiskTier:
         self,
         folder: str | os.PathLike[str],
         limit: int,
-        hold: Callable[[Entry], AbstractContextManager[bool]],
+        upstairs: Upstairs,
     ) -> None:
-        """`hold(entry)`: a context in which an entry's bytes stay as they are; False if it is gone.
-
-        Raises `DISK_ERRORS` when the folder cannot be used.
-        """
+        """Open a folder, making it if need be. Raises `DISK_ERRORS` when it cannot be used."""
         self.limit = limit
         self.counts = DiskCounts()
         self.pinned: Sequence[Tokens] = ()
         """Paths whose records are never evicted."""
-        self._hold = hold
+        self._upstairs = upstairs
         self._store = RecordStore(folder)
         self._lock = threading.RLock()
         self._index = DiskIndex()
-        self._queued: weakref.WeakSet[Entry | Segment] = weakref.WeakSet()
+        self._queued: set[str] = set()
         self._writer = WriteBehind(self._write)
-        self._reads: deque[float] = deque(maxlen=READ_SAMPLES)
+        self._latencies: deque[float] = deque(maxlen=READ_SAMPLES)
+        self._rates: deque[float] = deque(maxlen=READ_SAMPLES)
         self._readable = True
         with self._lock:
             self._store.sweep()
@@ -110,7 +122,15 @@ class DiskTier:
 
     def seconds(self, n_bytes: int) -> float:
         """What reading so many bytes takes, as measured; 0 while not measured."""
-        return n_bytes * median(self._reads) if self._reads else 0.0
+        latency = median(self._latencies) if self._latencies else 0.0
+        return latency + (n_bytes * median(self._rates) if self._rates else 0.0)
+
+    def _measured(self, n_bytes: int, seconds: float) -> None:
+        """A read of so many bytes took so long; a small one says little of the bandwidth."""
+        if n_bytes < LARGE_READ:
+            self._latencies.append(seconds)
+        else:
+            self._rates.append(seconds / n_bytes)
 
     def load(self, offer: Offer, path: Tokens, split: Splitter | None) -> Loaded | None:
         """Read and check what an offer names on `path`; None, with what is damaged removed, if that fails."""
@@ -135,7 +155,7 @@ class DiskTier:
             except DISK_ERRORS as error:
                 self._unreadable(error)
                 return None
-        self._reads.append((time.perf_counter() - started) / max(1, offer.nbytes))
+        self._measured(offer.nbytes, time.perf_counter() - started)
         self.counts.loaded += 1
         head, snapshot = records[offer.checkpoint.key]
         return Loaded(snapshot, head.logits, tuple(sorted(segments, key=lambda s: s.start)))
@@ -145,16 +165,24 @@ class DiskTier:
     def later(
         self, namespace: str, path: Tokens, entries: Iterable[Entry], segments: Iterable[Segment]
     ) -> None:
-        """Queue what of a path is not on disk yet. Only references wait, none that keeps anything alive.
+        """Queue what of a path is not on disk yet: places wait, no bytes.
 
         Attention comes first: a checkpoint on disk never waits for what it needs.
         """
         if self.counts.failed:
             return
         with self._lock:
-            new = self._index.lacks(namespace, path, entries, segments)
-        jobs = [Job(namespace, path, weakref.ref(what)) for what in new if what not in self._queued]
-        self._queued.update(new)
+            jobs = []
+            for what in self._index.lacks(namespace, path, entries, segments):
+                at = (
+                    (SEGMENT, what.start, what.end)
+                    if isinstance(what, Segment)
+                    else (SNAPSHOT, what.position, what.position)
+                )
+                job = Job(namespace, path, *at)
+                if (name := _name(job)) not in self._queued:
+                    self._queued.add(name)
+                    jobs.append(job)
         self._writer.add(jobs)
 
     def flush(self, seconds: float | None = None) -> bool:
@@ -260,24 +288,24 @@ class DiskTier:
     # -- the writer's thread -----------------------------------------------------------------------
 
     def _write(self, job: Job) -> None:
-        """Write one job, unless the RAM tier has given it up meanwhile."""
-        what = job.what()
-        if what is None:
-            self.counts.dropped += 1
-            return
+        """Write what is at a place now; the RAM tier may have given it up meanwhile."""
+        path = job.path[: job.end]
         try:
-            if isinstance(what, Segment):
-                self._put(job.namespace, SEGMENT, what.start, job.path[: what.end], None, what.record)
+            if job.kind == SEGMENT:
+                found = self._upstairs.attention(job.namespace, path, job.start, job.end)
+                for s in found:
+                    self._put(job.namespace, SEGMENT, s.start, path[: s.end], None, s.record)
+                self.counts.dropped += not found
                 return
-            with self._hold(what) as there:
-                if there:
-                    state, path = what.checkpoint, job.path[: what.position]
-                    self._put(job.namespace, SNAPSHOT, len(path), path, state.logits, state.snapshot)
-                self.counts.dropped += not there
+            with self._upstairs.held(job.namespace, path) as state:
+                if state is not None:
+                    self._put(job.namespace, SNAPSHOT, job.end, path, state.logits, state.snapshot)
+                self.counts.dropped += state is None
         except DISK_ERRORS as error:
             self._fail(error)
         finally:
-            self._queued.discard(what)
+            with self._lock:
+                self._queued.discard(_name(job))
 
     def _put(
         self, namespace: str, kind: int, start: int, path: Tokens, logits: Logits | None, payload: Bytes
@@ -308,3 +336,7 @@ class DiskTier:
                 self.counts.evicted += 1
                 self._erase_dead()
             return True
+
+
+def _name(job: Job) -> str:
+    return key_of(job.namespace, job.kind, job.start, job.path[: job.end])
