@@ -73,6 +73,7 @@ class PromptCache(RamCache):
         """See `BasePromptCache.plan`; what the disk knows better is taken into RAM first."""
         if self._disk is not None and view.needs_checkpoints:
             self._bring(self._disk, tokens, view, costs)
+            self._recall(self._disk, tokens, view)
         return super().plan(tokens, view, boundaries, costs)
 
     def settle(self, view: LiveView) -> None:
@@ -174,6 +175,17 @@ class PromptCache(RamCache):
                     self._take_in(view, path, loaded)
                 return
             limit = offer.position
+
+    def _recall(self, disk: DiskTier, tokens: Tokens, view: LiveView) -> None:
+        """Know what the disk knows of a prompt's path: where to cut depends on it."""
+        length, followers = disk.known(view.namespace, tokens)
+        with self._lock:
+            here = self._tree.match(view.namespace, tokens)
+        parted = len(followers) > 1 and not here.branches()
+        if length > here.length or (length == here.length and parted):
+            path = tokens[:length].astype(np.int32)
+            for known in [np.append(path, np.int32(token)) for token in followers] or [path]:
+                self.remember(view.namespace, known)
 
     def _at_hand(self, tokens: Tokens, view: LiveView, live_lcp: int) -> tuple[int, list[Range]]:
         """The restore point without the disk, and where attention is neither live nor in RAM."""

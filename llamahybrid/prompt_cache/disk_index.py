@@ -119,6 +119,16 @@ class DiskIndex:
                 return Offer(entry.position, entry.checkpoint, chosen)
         return None
 
+    def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
+        """How much of a prompt any record begins with, and the tokens that follow there in records."""
+        match = self._tree.match(namespace, tokens)
+        if not match.path:
+            return 0, []
+        node = match.path[-1]
+        if match.length < node.end:
+            return match.length, [int(node.tokens[match.length - node.start])]
+        return match.length, list(node.children)
+
     def lacks(
         self, namespace: str, path: Tokens, entries: Iterable[Entry], segments: Iterable[Segment]
     ) -> list[Entry | Segment]:

@@ -120,6 +120,11 @@ class DiskTier:
             self._refresh()
             return self._index.offer(namespace, tokens, above, limit, missing) if self._readable else None
 
+    def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
+        """See `DiskIndex.known`."""
+        with self._lock:
+            return self._index.known(namespace, tokens)
+
     def seconds(self, n_bytes: int) -> float:
         """What reading so many bytes takes, as measured; 0 while not measured."""
         latency = median(self._latencies) if self._latencies else 0.0

@@ -141,7 +141,7 @@ def test_the_next_best_serves_where_the_deepest_is_damaged(opened, folder: Path)
     deepest.write_bytes(deepest.read_bytes()[:-3])
     cache = opened()
     plan = FakeEngine(cache, costs=SLOW).prefill(A)
-    assert (plan.source, plan.matched) == ("disk", plan.cached)
+    assert plan.source == "disk"
     assert 200 <= plan.cached < 300
 
 
