@@ -198,6 +198,7 @@ def hammer(processes: int, seconds: float, seed: int, console: Console) -> None:
         for number, process in enumerate(crowd):
             out, err = process.communicate()
             assert process.returncode == 0, f"process {number}: {err}"
+            assert not json.loads(out.splitlines()[-1])["disk_failed"], f"process {number}: {err}"
             console.print(f"process {number} (seed {seed + number}): {out.splitlines()[-1]}", soft_wrap=True)
 
 

@@ -241,8 +241,9 @@ class PromptCache(RamCache):
     def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
         """The segments of [start, end) of a path, as they are cut now."""
         with self._lock:
-            segments = self._tree.match(namespace, path).segments()
-            return [s for s in segments if start <= s.start and s.end <= end]
+            match = self._tree.match(namespace, path)
+            known = min(end, match.length)  # the last segment may belong to a path that left this one
+            return [s for s in match.segments() if start <= s.start and s.end <= known]
 
     def _tell_pins(self) -> None:
         if self._disk is not None:

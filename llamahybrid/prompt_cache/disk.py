@@ -27,6 +27,9 @@ ORPHAN_SECONDS = 3600
 BUSY_SECONDS = 10
 """How long SQLite waits for another process."""
 
+MOST_ATTEMPTS = 20
+"""How often a file is tried to be made in a folder that others remove when it is empty."""
+
 DISK_ERRORS = (OSError, sqlite3.Error, diskcache.Timeout)
 """What a disk that is full, read-only, broken or busy raises."""
 
@@ -49,9 +52,7 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
     ) -> tuple[int, int, str, None]:
         """Write buffers, one after the other, to a new file that only its owner may read."""
         name, path = self.filename(key, value)
-        for above in (Path(path).parent.parent, Path(path).parent):
-            above.mkdir(mode=0o700, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        file = _create(Path(path))
         try:
             with open(file, "wb") as out:
                 size = sum(int(out.write(part)) for part in value)
@@ -67,6 +68,20 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
         if mode != MODE_BINARY or not path.startswith(root + os.sep):
             raise OSError("not a record")
         return open(path, "rb")
+
+
+def _create(path: Path) -> int:
+    """A new file's descriptor; its folders are made, again if another process removes them as empty."""
+    attempt = 0
+    while True:
+        try:
+            for above in (path.parent.parent, path.parent):
+                above.mkdir(mode=0o700, exist_ok=True)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:
+            attempt += 1
+            if attempt == MOST_ATTEMPTS:
+                raise
 
 
 class RecordStore:

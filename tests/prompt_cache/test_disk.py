@@ -210,3 +210,20 @@ def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
         store.write("k", [b"begun", Half()])  # type: ignore[list-item]
     assert not list(tmp_path.glob("*/*/*.val"))
     assert list(store.keys()) == []
+
+
+def test_a_folder_that_another_process_removes_as_empty_is_made_again(tmp_path: Path, monkeypatch) -> None:
+    store, made = RecordStore(tmp_path), os.open
+    removed: list[object] = []
+
+    def removing(path: object, *rest: object) -> int:
+        if len(removed) < 3:
+            removed.append(path)
+            os.rmdir(os.path.dirname(path))  # type: ignore[call-overload]
+        return made(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk.os, "open", removing)
+    key = put(store)
+    monkeypatch.undo()
+    assert len(removed) == 3
+    assert np.array_equal(store.load(key)[1], PAYLOAD)
