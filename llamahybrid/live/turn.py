@@ -188,7 +188,8 @@ class Keeper:
             fault = str(error)
         if fault is None:
             if plan.checkpoint is not None:
-                self.meter.restored(time.perf_counter() - clock)
+                loaded = sum(s.end - s.start for s in plan.segments)
+                self.meter.restored(time.perf_counter() - clock, loaded)
             return True
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
         if plan.checkpoint is not None:

@@ -154,7 +154,7 @@ class PromptCache(RamCache):
             limit = min(limit, live_lcp)  # no other attention can be put back
         while True:
             with self._lock:
-                best, missing = self._at_hand(tokens, view, live_lcp)
+                best, missing = self._at_hand(tokens, view, live_lcp, costs)
             offer = disk.offer(view.namespace, tokens, best, limit, missing)
             if offer is None:
                 return
@@ -187,12 +187,14 @@ class PromptCache(RamCache):
             for known in [np.append(path, np.int32(token)) for token in followers] or [path]:
                 self.remember(view.namespace, known)
 
-    def _at_hand(self, tokens: Tokens, view: LiveView, live_lcp: int) -> tuple[int, list[Range]]:
+    def _at_hand(
+        self, tokens: Tokens, view: LiveView, live_lcp: int, costs: Costs
+    ) -> tuple[int, list[Range]]:
         """The restore point without the disk, and where attention is neither live nor in RAM."""
         match = self._tree.match(view.namespace, tokens)
         segments = match.segments() if view.split is not None else ()
         reach = reachable(live_lcp, segments).reach
-        best = choose(len(tokens), live_lcp, view, match.entries(), reach).position
+        best = choose(len(tokens), live_lcp, view, match.entries(), reach, costs).position
         if not view.needs_attention:
             return best, []
         missing = [*match.missing(match.length), (match.length, len(tokens))]

@@ -87,7 +87,7 @@ class RamCache(BasePromptCache):
             self._live = match.entries()
             matched = max(live_lcp, match.length)
             attention = reachable(live_lcp, match.segments() if view.split is not None else ())
-            choice = choose(total, live_lcp, view, self._live, attention.reach)
+            choice = choose(total, live_lcp, view, self._live, attention.reach, costs)
             cached = choice.position
             if choice.source == "ram" and cached > live_lcp:
                 self._tree.divide(view.namespace, match, cached)

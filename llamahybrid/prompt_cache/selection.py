@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llamahybrid.prompt_cache.base import LiveView, Logits, Segment, Source
+from llamahybrid.prompt_cache.base import Costs, LiveView, Logits, Segment, Source
 from llamahybrid.prompt_cache.tree import Entry
+
+UNMEASURED = Costs()
 
 DIFFERS = "history differs at token"
 """How the explanation of a miss begins."""
@@ -67,11 +69,14 @@ def reachable(live_lcp: int, segments: Sequence[Segment]) -> Attention:
     return Attention(run[0].start if run else live_lcp, tuple(run), reach)
 
 
-def choose(total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry], reach: int) -> Choice:
+def choose(
+    total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry], reach: int, costs: Costs = UNMEASURED
+) -> Choice:
     """Pick the restore point for a prompt of `total` tokens.
 
     `live_lcp`: common prefix of prompt and live sequence. `entries`: checkpoints on the prompt's own path,
-    shallowest first. `reach`: attention of [0, reach) is live or stored.
+    shallowest first. `reach`: attention of [0, reach) is live or stored. A stored one that takes longer to
+    restore than what it saves takes to decode is left alone.
     """
     limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
     at_end = next((e for e in reversed(entries) if e.position == total), None)
@@ -82,7 +87,7 @@ def choose(total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry], 
     usable = (e for e in reversed(entries) if e.position <= deepest)
     best = next((e for e in usable if e.position < total or e.checkpoint.logits is not None), None)
 
-    if best is not None and best.position > live:
+    if best is not None and best.position > live and _pays(best.position, live, live_lcp, costs):
         return Choice(best.position, "ram", best, best.checkpoint.logits if best.position == total else None)
     if live == 0:
         return Choice(0, "none", None, None)
@@ -109,6 +114,17 @@ def explain(choice: Choice, total: int, matched: int, live_tokens: int) -> str:
         return f"{known}; live sequence cut to {cached:,}{lost}"
     where = "disk" if choice.tier == "disk" else "RAM"
     return f"{known}; restored at {cached:,} from {where}{lost}"
+
+
+def _pays(position: int, live: int, live_lcp: int, costs: Costs) -> bool:
+    """Restoring at `position` is no slower than decoding to it from `live`, as far as both were measured."""
+    loaded = max(0, position - live_lcp) * costs.segment_seconds
+    return not costs.prefill_seconds or costs.restore_seconds + loaded <= _decoding(position - live, costs)
+
+
+def _decoding(tokens: int, costs: Costs) -> float:
+    """Seconds to decode so many prompt tokens: a small batch takes as long as a token alone, at least."""
+    return max(costs.token_seconds, tokens * costs.prefill_seconds)
 
 
 def _tip_serves(total: int, view: LiveView) -> bool:

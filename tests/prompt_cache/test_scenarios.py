@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -301,3 +302,27 @@ def test_forgetting_what_is_not_known_does_nothing() -> None:
     cache.forget(DIFFERENT)
     cache.forget([*HISTORY, 1])
     assert cache.stats().entries == entries
+
+
+@pytest.mark.parametrize(
+    ("costs", "source"),
+    [
+        (Costs(token_seconds=1e-3, prefill_seconds=1e-3, restore_seconds=0.2), "ram"),
+        (Costs(token_seconds=1e-3, prefill_seconds=1e-3, restore_seconds=0.4), "live"),
+        (Costs(token_seconds=1e-3, prefill_seconds=1e-3, restore_seconds=0.2, segment_seconds=1e-3), "live"),
+        (Costs(token_seconds=0.5, prefill_seconds=1e-3, restore_seconds=0.4), "ram"),
+        (Costs(restore_seconds=9.0), "ram"),
+    ],
+)
+def test_a_stored_state_is_restored_where_that_is_faster_than_decoding(costs: Costs, source: str) -> None:
+    """300 tokens are saved, and attention of as many is loaded; the live sequence could be cut to 60."""
+    cache = PromptCache(1 << 20)
+    e = FakeEngine(cache, "hybrid")
+    e.prefill([*range(60), *HISTORY])
+    e.prefill([*range(60), *DIFFERENT])
+    view = replace(e.view(), cut_floor=0)
+    prompt = np.array([*range(60), *HISTORY, 1], np.int32)
+    plan = cache.plan(prompt, view, (), costs)
+    cache.release(plan)
+    assert plan.source == source
+    assert plan.cached == (360 if source == "ram" else 60)
