@@ -240,6 +240,32 @@ def test_no_segment_is_kept_at_the_price_of_a_checkpoint_or_the_room_for_two() -
         cache.check_integrity()
 
 
+def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
+    cache = PromptCache(3 * SIZE + 4 * 300 + bytes_of((0, 150)))
+    cache.admit(view(PATH), 300, cache.buffer(SIZE))
+    assert cache.keep(view(PATH), piece(PATH, 0, 150))
+    assert not cache.keep(view(PATH), piece(PATH, 150, 300))
+    assert cache.missing(view(PATH)) == [(150, 300)]
+
+
+def test_what_only_the_live_path_needs_goes_before_its_checkpoints() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 100, 200)
+    cache.ram_bytes = cache.stats().bytes_ram - 4 * 100 - 1  # the bare tail, and a byte
+    assert (cache.stats().entries, cache.stats().segments) == (2, 0)
+
+
+def test_what_another_chat_needs_too_stays() -> None:
+    cache = PromptCache(1 << 20)
+    one, two = PATH[:200], PATH[:100] + [-1] * 100
+    store(cache, one, 200)
+    cache.pin(one)
+    plan_for(cache, two, view(one))
+    store(cache, two, 200)
+    cache.ram_bytes = 100
+    assert plan_for(cache, [*one, 999], view(ELSEWHERE)).cached == 200
+
+
 def test_room_for_a_segment_is_not_made_from_its_own_path() -> None:
     budget = 3 * SIZE + bytes_of((0, 100)) + 4 * 300 + 4 * 10
     cache = PromptCache(budget)
