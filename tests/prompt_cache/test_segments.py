@@ -1,4 +1,4 @@
-"""Stored attention: which segments serve a prompt, where they are cut, what they stay for and what they may cost."""
+"""Stored attention: which segments serve a prompt, where they are cut, what they stay for, what they cost."""
 
 from __future__ import annotations
 
