@@ -260,17 +260,13 @@ class RamCache(BasePromptCache):
         with self._lock:
             before = self._used() - self._pool.nbytes
             for name in self._tree.namespaces():
-                match = self._tree.match(name, tokens)
-                if match.length < len(tokens) or not match.path:
-                    continue
-                for node in list(self._tree.below(match.path[-1])):
-                    for entry in list(node.entries.values()):
-                        if entry.position >= len(tokens) or node.start >= match.path[-1].start:
-                            self._remove(entry)
-                    while node.segments:
-                        self._tree.shorten(node)
-                    if node.tail():
-                        self._tree.trim(node)
+                while (match := self._tree.match(name, tokens)).path and match.length == len(tokens):
+                    leaf = match.path[-1].leaf()  # one at a time: the tree closes up behind it
+                    for entry in list(leaf.entries.values()):
+                        self._remove(entry)
+                    while leaf.segments:
+                        self._tree.shorten(leaf)
+                    self._tree.trim(leaf)
             self._pool.clear()  # their bytes are not to lie about
             return before - self._used()
 
@@ -347,7 +343,7 @@ class RamCache(BasePromptCache):
 
     def _is_pinned(self, path: Tokens) -> bool:
         """A path lies on a pinned prefix."""
-        return any(len(path) <= len(p) and np.array_equal(p[: len(path)], path) for p in self._pinned)
+        return any(np.array_equal(p[: len(path)], path) for p in self._pinned)
 
     def _used(self) -> int:
         """Bytes that count toward the budget now."""

@@ -55,7 +55,7 @@ class Attention:
 
 
 def reachable(live_lcp: int, segments: Sequence[Segment]) -> Attention:
-    """What `segments` of a prompt's path, ascending, add to the live prefix [0, live_lcp).
+    """What `segments` of a prompt's path, ascending and disjoint, add to the live prefix [0, live_lcp).
 
     Cells must lie in the order of their positions, or the numbers differ in their last bits: live memory is
     therefore cut to the start of the first segment that is loaded.
@@ -63,7 +63,7 @@ def reachable(live_lcp: int, segments: Sequence[Segment]) -> Attention:
     run: list[Segment] = []
     reach = live_lcp
     for segment in segments:
-        if segment.end > reach and segment.start <= reach and (not run or segment.start == reach):
+        if segment.start <= reach < segment.end:
             run.append(segment)
             reach = segment.end
     return Attention(run[0].start if run else live_lcp, tuple(run), reach)
@@ -78,7 +78,7 @@ def choose(
     shallowest first. `reach`: attention of [0, reach) is live or stored. A stored one that takes longer to
     restore than what it saves takes to decode is left alone.
     """
-    limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
+    limit = total if view.reuse_limit is None else view.reuse_limit
     at_end = next((e for e in reversed(entries) if e.position == total), None)
     stored = at_end.checkpoint.logits if at_end is not None else None
 

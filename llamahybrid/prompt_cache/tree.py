@@ -91,6 +91,13 @@ class Node:
         deepest = max(self.entries, default=self.start)
         return sum(s.start >= deepest for s in self.segments)
 
+    def leaf(self) -> Node:
+        """One of the leaves below this node; itself if it is one."""
+        node = self
+        while node.children:
+            node = next(iter(node.children.values()))
+        return node
+
     def path(self) -> Iterator[Node]:
         """This node and those above it, the root last and left out."""
         node = self
@@ -264,12 +271,6 @@ class Tree:
     def namespaces(self) -> list[str]:
         """Those with any path."""
         return list(self._roots)
-
-    def below(self, node: Node) -> Iterator[Node]:
-        """A node and all under it, deeper ones first."""
-        for child in list(node.children.values()):
-            yield from self.below(child)
-        yield node
 
     def prune(self, node: Node) -> None:
         """Drop the segments that no checkpoint is behind, from `node` upward."""

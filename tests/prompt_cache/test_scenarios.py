@@ -250,6 +250,14 @@ def test_a_miss_names_the_tokens_that_differ() -> None:
     assert e.prefill(DIFFERENT).differs is None
 
 
+def test_the_token_named_is_the_one_where_all_that_is_known_ends() -> None:
+    cache = PromptCache(1 << 26)
+    cache.remember("m", np.array([*HISTORY[:50], 7], np.int32))
+    assert plan_for(cache, [*HISTORY[:100], 9], live_view([*HISTORY[:100], 8])).differs == (9, 8)
+    cache.remember("m", np.array(HISTORY[:100], np.int32))
+    assert plan_for(cache, [*HISTORY[:100], 9], live_view([*HISTORY[:50], *[8] * 100])).differs is None
+
+
 def test_a_pinned_prefix_outlives_everything_else() -> None:
     cache = PromptCache(20_000)
     one = FakeEngine(cache, "recurrent")
@@ -294,6 +302,21 @@ def test_a_forgotten_chat_is_gone_and_the_others_stay(kind: Kind) -> None:
     assert e.prefill(other, [100]).cached == len(other)
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_a_prefix_is_forgotten_with_every_chat_that_goes_on_from_it(kind: Kind) -> None:
+    cache = PromptCache(1 << 26)
+    e = FakeEngine(cache, kind)
+    for start in (0, 80, 160):
+        e.prefill(HISTORY[:100] + DIFFERENT[start : start + 80], [60, 100])
+        e.generate(list(range(40)))
+    e.prefill([5, 6, 7])
+    cache.forget(HISTORY[:90])
+    cache.check_integrity()
+    stats = cache.stats()
+    assert (stats.extra["tokens"], stats.extra["idle_bytes"]) == (3, 0)
+    assert e.prefill(HISTORY).matched == 0
+
+
 def test_forgetting_what_is_not_known_does_nothing() -> None:
     cache = PromptCache(1 << 26)
     e = FakeEngine(cache, "hybrid")
@@ -301,6 +324,7 @@ def test_forgetting_what_is_not_known_does_nothing() -> None:
     entries = cache.stats().entries
     cache.forget(DIFFERENT)
     cache.forget([*HISTORY, 1])
+    cache.forget([])
     assert cache.stats().entries == entries
 
 
