@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,37 @@ from llamahybrid.harness.crowds import CROWDS
 from llamahybrid.harness.oracle import least_decodes, oracle_ratio
 from llamahybrid.harness.speech import Speech
 from llamahybrid.harness.workloads import TOKEN_WORKLOADS, Workload
+from llamahybrid.live.cost import CostMeter
 from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache.base import Costs
+
+Stock = llama_cpp.Llama
+"""Upstream's class, on the engine that llamahybrid chose: who imports llama_cpp first gets another."""
 
 WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS)}
+
+REAL = Costs(token_seconds=10e-3, prefill_seconds=3e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
+"""Costs in the proportions of a real model. A tiny one decodes a token in the time of a snapshot, and then
+checkpoints within an answer come as rarely as the schedule allows."""
+
+
+class RealCosts(CostMeter):
+    """Says `REAL` as soon as something was measured, so that counts do not depend on the machine's speed."""
+
+    def costs(self) -> Costs:
+        """`REAL`, with this context's own sizes."""
+        measured = super().costs()
+        if not (measured.token_seconds and measured.prefill_seconds):
+            return measured
+        return replace(REAL, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
+
+
+def with_real_costs(**options: Any) -> Llama:
+    """A `Llama` that decides as it would if its model were a real one."""
+    llm = Llama(**options)
+    if llm._keeper is not None:
+        llm._keeper.meter = RealCosts(llm.n_batch)
+    return llm
 
 
 @dataclass(frozen=True)
@@ -107,7 +135,7 @@ class Comparer:
 
     def run(self, workload: Workload) -> Comparison:
         """Run `workload` once on each, in fresh contexts."""
-        stock = self.side(llama_cpp.Llama, workload, "stock")
+        stock = self.side(Stock, workload, "stock")
         return Comparison(workload, stock, self.side(Llama, workload, "ours"))
 
     def side(self, llama: Callable[..., llama_cpp.Llama], workload: Workload, name: str = "") -> Side:
@@ -119,7 +147,8 @@ class Comparer:
 
         options = {"verbose": False, **self.options, "n_ctx": workload.n_ctx}
         with closing(llama(model_path=str(self.model), **options)) as llm:
-            return Side(converse(llm, workload.start(Speech(llm)), told), workload.measured_from)
+            speech = Speech(llm, marked=workload.marked)
+            return Side(converse(llm, workload.start(speech), told), workload.measured_from)
 
     def has_template(self) -> bool:
         """The model brings a chat template, so that chat workloads can run."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from llamahybrid.harness.conversation import Record
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.tree import common_prefix as compare_arrays
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix of two token lists."""
-    n = min(len(a), len(b))
-    differs = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(differs[0]) if len(differs) else n
+    return compare_arrays(np.array(a, np.int32), np.array(b, np.int32))
 
 
 def least_decodes(records: Sequence[Record]) -> list[int]:
@@ -23,14 +23,16 @@ def least_decodes(records: Sequence[Record]) -> list[int]:
     logits it samples from (none if this very prompt was sampled from before), and each sampled token but the
     last, which is never decoded.
     """
-    evaluated: list[tuple[int, ...]] = []
+    evaluated: list[Tokens] = []
     sampled: set[tuple[int, ...]] = set()
     least = []
     for record in records:
-        known = max((common_prefix(record.prompt, tokens) for tokens in evaluated), default=0)
+        tokens = np.array(record.prompt + record.generated[:-1], np.int32)
+        prompt = tokens[: len(record.prompt)]
+        known = max((compare_arrays(prompt, other) for other in evaluated), default=0)
         rest = 0 if record.prompt in sampled else max(1, len(record.prompt) - known)
         least.append(rest + max(0, len(record.generated) - 1))
-        evaluated.append(record.prompt + record.generated[:-1])
+        evaluated.append(tokens)
         sampled.add(record.prompt)
     return least
 

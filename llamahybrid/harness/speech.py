@@ -20,7 +20,8 @@ class Speech:
     that message starts can be found. Thinking starts with a mark of its own.
     """
 
-    def __init__(self, llm: llama_cpp.Llama, seed: int = 0) -> None:
+    def __init__(self, llm: llama_cpp.Llama, seed: int = 0, marked: bool = True) -> None:
+        """`marked` False: ordinary tokens stand for the marks, as in prompts made without a template."""
         vocab = llama_cpp.llama_model_get_vocab(llm.model)
         special = {llm.token_bos(), llm.token_eos(), llm.token_nl()}
         self._random = random.Random(seed)
@@ -35,8 +36,11 @@ class Speech:
             ) and not (token in special or llama_cpp.llama_vocab_is_eog(vocab, token)):
                 marks.append(token)
         self._ordinary = frozenset(self._words)
-        opening = next(iter(_spelled(llm, "<|im_start|>") + marks))
-        self._think = next(mark for mark in _spelled(llm, "<think>") + marks if mark != opening)
+        if marked:
+            opening = next(iter(_spelled(llm, "<|im_start|>") + marks))
+            self._think = next(mark for mark in _spelled(llm, "<think>") + marks if mark != opening)
+        else:
+            opening, self._think = self._words[4:6]
         self._roles = {role: [opening, *self._words[i : i + 2]] for i, role in enumerate(("system", "user"))}
         self._reply = [opening, *self._words[2:4]]
 

@@ -6,7 +6,7 @@ Each follows what people do with a chat, and is built from the answers the model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.speech import Speech
@@ -25,6 +25,17 @@ class Workload:
     """Oracle ratio that llamahybrid promises."""
     template: bool = False
     """Needs a model with a chat template."""
+    marked: bool = True
+    """Messages start with control tokens, as chat templates have it."""
+
+
+RAW_BOUND = 1.06
+
+
+def raw(workload: Workload) -> Workload:
+    """The same conversation in prompts that nothing in the vocabulary marks the messages of."""
+    name, bound = f"raw: {workload.name}", max(workload.bound, RAW_BOUND)
+    return replace(workload, name=name, bound=bound, marked=False)
 
 
 def _joined(parts: Iterable[Sequence[int]]) -> list[int]:

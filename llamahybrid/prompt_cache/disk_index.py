@@ -170,13 +170,14 @@ class DiskIndex:
     def remove_path(self, tokens: Tokens) -> None:
         """Forget a path, of any model, and all that goes on from it."""
         for name in self._tree.namespaces():
-            match = self._tree.match(name, tokens)
-            if match.length < len(tokens) or not match.path:
-                continue
-            nodes = list(self._tree.below(match.path[-1]))
-            self._cut([s for n in nodes for s in n.segments], nodes)
-            for entry in [e for n in nodes for e in n.entries.values()]:
-                self._remove(entry)
+            while (match := self._tree.match(name, tokens)).path and match.length == len(tokens):
+                leaf = match.path[-1].leaf()  # one at a time: the tree closes up behind it
+                entries = list(leaf.entries.values())
+                self._cut(list(leaf.segments), [leaf])
+                for entry in entries:
+                    self._remove(entry)
+                if not entries:
+                    self._tree.trim(leaf)
 
     def evict(self, spared: Iterable[tuple[str | None, Tokens]]) -> bool:
         """Forget what was longest unused, except on the spared paths; False if there is nothing.

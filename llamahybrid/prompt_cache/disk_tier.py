@@ -32,6 +32,9 @@ logger = logging.getLogger("llamahybrid")
 READ_SAMPLES = 15
 """Recent reads that say what reading costs."""
 
+INDEX_GROWTH = 16 << 10
+"""Bytes by which the index may grow for one record."""
+
 LARGE_READ = 1 << 20
 """Bytes from which a read tells the bandwidth."""
 
@@ -335,7 +338,7 @@ class DiskTier:
         """Make room for a record of this path; False if that cannot be."""
         with self._lock:
             spared = [(namespace, path), *((None, p) for p in self.pinned)]
-            while self._store.nbytes + n_bytes > self.limit:
+            while self._store.nbytes + n_bytes + INDEX_GROWTH > self.limit:
                 if not self._index.evict(spared):
                     return False
                 self.counts.evicted += 1

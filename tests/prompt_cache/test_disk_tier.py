@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamahybrid.harness import disk_fuzz
+from llamahybrid.harness.fake_engine import CHEAP, FakeEngine, Kind
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.records import read_head
-
-from .fake_engine import CHEAP, FakeEngine, Kind
 
 SLOW = replace(CHEAP, token_seconds=100.0, prefill_seconds=10.0)
 """Decoding costs so much that reading is always worth it."""
@@ -260,6 +259,7 @@ def test_a_full_disk_for_real(folder: Path) -> None:
 import logging, random, resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from llamahybrid.harness import disk_fuzz
+from llamahybrid.harness.fake_engine import CHEAP, FakeEngine, Kind
 from llamahybrid.prompt_cache.cache import PromptCache
 cache, rng = PromptCache(1 << 26, {str(folder)!r}, 1 << 40), random.Random(5)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from llamahybrid.harness.fake_engine import FakeEngine, Kind
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.tree import common_prefix
 
-from .fake_engine import FakeEngine, Kind
 from .workloads import WORKLOADS, Turn, shortened_answer
 
 SEEDS = range(6)

@@ -38,7 +38,7 @@ def test_cuts_are_ascending_inside_and_apart(prompt: tuple[int, int, int, list[i
 def test_every_cut_is_the_branch_a_boundary_or_on_a_grid(prompt: tuple[int, int, int, list[int]]) -> None:
     total, cached, matched, boundaries = prompt
     for cut in prefill_cuts(total, cached, matched, boundaries, UNMEASURED):
-        assert cut in boundaries or cut == matched or cut % (64 if boundaries else 16) == 0
+        assert cut in boundaries or cut == matched or cut % (16 if boundaries else 8) == 0
 
 
 @given(prompts(), st.data())

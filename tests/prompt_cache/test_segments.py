@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from llamahybrid.harness.fake_engine import FakeEngine
 from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.selection import reachable
 from llamahybrid.prompt_cache.tree import Entry, Tree
 
-from .fake_engine import attention_of, split, tokens_in
+ENGINE = FakeEngine(PromptCache(0))
+"""Makes segments, cuts them and tells what is in them."""
 
 SIZE = 1000
 PATH = list(range(300))
@@ -22,11 +24,11 @@ ELSEWHERE = [-7]
 def view(tokens: Sequence[int], pages: bool = True) -> LiveView:
     n = len(tokens)
     ids = np.array(tokens, np.int32)
-    return LiveView("m", ids, n, True, True, False, split=split if pages else None)
+    return LiveView("m", ids, n, True, True, False, split=ENGINE.split if pages else None)
 
 
 def piece(path: Sequence[int], start: int, end: int) -> Segment:
-    return attention_of(path[:start], path[start:end])
+    return ENGINE.attention_of(path[:start], path[start:end])
 
 
 def bytes_of(*ranges: tuple[int, int]) -> int:
@@ -74,7 +76,7 @@ def test_a_restore_inside_a_segment_gets_the_part_before_it() -> None:
     store(cache, PATH, 150, 250)
     plan = plan_for(cache, [*PATH[:200], 999], view(ELSEWHERE))
     assert (plan.cached, ranges(plan.segments)) == (150, [(0, 150)])
-    assert tokens_in(plan.segments[0], []) == PATH[:150]
+    assert ENGINE.tokens_in(plan.segments[0], []) == PATH[:150]
     cache.check_integrity()
 
 

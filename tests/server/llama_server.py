@@ -22,6 +22,8 @@ class Answer:
     text: str
     decoded: int
     cached: int
+    tokens: tuple[int, ...] = ()
+    """Where they were asked for (`return_tokens`)."""
 
 
 class ServerDied(Exception):
@@ -84,7 +86,8 @@ class LlamaServer:
         except OSError:
             self._process.wait(timeout=60)
             raise self._death() from None
-        return Answer(text(reply), reply["timings"]["prompt_n"], reply["timings"]["cache_n"])
+        timings = reply["timings"]
+        return Answer(text(reply), timings["prompt_n"], timings["cache_n"], tuple(reply.get("tokens", ())))
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()

@@ -22,9 +22,11 @@ WINDOW = 8
 CHEAP = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-5, snapshot_bytes=1024)
 
 
-def logits_of(tokens: Sequence[int]) -> Logits:
-    """Logits that only this token list has."""
-    return np.array([len(tokens), zlib.crc32(np.array(tokens, np.int32).tobytes()) % 9973], np.float32)
+def logits_of(tokens: Sequence[int], n: int = 2) -> Logits:
+    """Logits that only this token list has, shape (n,)."""
+    logits = np.zeros(n, np.float32)
+    logits[:2] = len(tokens), zlib.crc32(np.array(tokens, np.int32).tobytes()) % 9973
+    return logits
 
 
 @dataclass
@@ -42,8 +44,15 @@ class FakeEngine:
     prefilled: int = 0
     pages: bool = True
     """Attention KV can be saved and loaded."""
+    snapshot_bytes: int = 0
+    """Size of every snapshot; 0: as large as its tokens need."""
+    token_bytes: int = 8
+    """Attention KV of a token, a multiple of 8."""
+    vocabulary: int = 2
+    """Logits of a prompt's end."""
 
     def view(self) -> LiveView:
+        """The state as the prompt cache needs to know it."""
         n = len(self.state)
         floors = {"recurrent": n, "hybrid": n, "window": max(0, n - WINDOW), "plain": 0}
         return LiveView(
@@ -53,14 +62,14 @@ class FakeEngine:
             needs_checkpoints=self.kind != "plain",
             needs_attention=self.kind in ("hybrid", "window"),
             tip_logits=self.logits is not None,
-            split=split if self.pages and self.kind in ("hybrid", "window") else None,
+            split=self.split if self.pages and self.kind in ("hybrid", "window") else None,
         )
 
     def page_out(self) -> None:
         """Store the attention that checkpoints on the live path need."""
         view = self.view()
         for start, end in self.cache.missing(view):
-            self.cache.keep(view, attention_of(self.state[:start], self.state[start:end]))
+            self.cache.keep(view, self.attention_of(self.state[:start], self.state[start:end]))
         if isinstance(self.cache, PromptCache):
             self.cache.settle(view)
 
@@ -69,22 +78,22 @@ class FakeEngine:
         extends = plan.source == "live" and plan.cached == len(self.state)
         if extends or self.kind == "plain":
             return
-        if self.logits is not None and tip_due(self.cache.unstored(self.view())):
+        if self.logits is not None and self.cache.unstored(self.view()):
             self.checkpoint()
         self.page_out()
 
     def snapshot(self) -> Bytes:
         """The state as bytes: length, tokens, padding; in a buffer of the cache if it lends them."""
         words = -(-(len(self.state) + 1) // self.snapshot_tokens) * self.snapshot_tokens
-        n_bytes = 4 * words
+        n_bytes = self.snapshot_bytes or 4 * words
         buffer = (
             self.cache.buffer(n_bytes) if isinstance(self.cache, PromptCache) else np.empty(n_bytes, np.uint8)
         )
-        buffer[:] = 0
         buffer.view(np.int32)[: len(self.state) + 1] = [len(self.state), *self.state]
         return buffer
 
     def checkpoint(self, logits: Logits | None = None) -> bool:
+        """Store the state; False if the cache refused it."""
         return self.cache.admit(self.view(), len(self.state), self.snapshot(), logits)
 
     def apply(self, plan: Plan, prompt: Sequence[int]) -> None:
@@ -96,7 +105,7 @@ class FakeEngine:
             if self.kind in ("hybrid", "window"):
                 attention = self.state[: plan.kept if plan.segments else plan.cached]
                 for segment in plan.segments:
-                    attention += tokens_in(segment, attention)
+                    attention += self.tokens_in(segment, attention)
                 assert attention[: plan.cached] == restored, "attention KV of the prefix is not there"
             self.state = restored
         elif plan.source == "live":
@@ -115,12 +124,15 @@ class FakeEngine:
             self.logits = plan.logits.copy()
         if plan.cached == plan.total:
             assert self.logits is not None, "nothing to sample from"
-            assert np.array_equal(self.logits, logits_of(self.state)), "logits of another prompt"
+            assert np.array_equal(self.logits, logits_of(self.state, self.vocabulary)), (
+                "logits of another prompt"
+            )
 
     def decode(self, tokens: Sequence[int]) -> None:
+        """Append tokens; the logits are those of the last one."""
         if tokens:
             self.state += tokens
-            self.logits = logits_of(self.state)
+            self.logits = logits_of(self.state, self.vocabulary)
 
     def prefill(self, prompt: Sequence[int], boundaries: Sequence[int] = ()) -> Plan:
         """Bring the state to the prompt's end; counts the tokens decoded for it in `prefilled`."""
@@ -154,42 +166,43 @@ class FakeEngine:
         """Decode an answer token by token, with the checkpoints that placement asks for."""
         frontier = last = len(self.state)
         due = next_decode_checkpoint(frontier, frontier, self.costs)
-        for token in answer:
-            self.decode([token])
+        end = frontier + len(answer)
+        while len(self.state) < end:
+            at = len(self.state) - frontier
+            self.decode(answer[at : due - frontier])
             if len(self.state) == due and self.kind != "plain":
                 self.checkpoint()
-                last, due = due, next_decode_checkpoint(due, frontier, self.costs)
+                last = due
+            due = next_decode_checkpoint(len(self.state), frontier, self.costs)
         if self.kind != "plain" and final_due(len(self.state) - last, self.costs):
             self.checkpoint()
         self.cache.remember(self.namespace, np.array(self.state, np.int32))
         self.page_out()
 
+    def attention_of(self, before: Sequence[int], tokens: Sequence[int]) -> Segment:
+        """A segment that knows its tokens and what came before them."""
+        words = np.zeros((len(tokens) + 1, self.token_bytes // 8), np.int64)
+        words[0, 0] = zlib.crc32(np.array(before, np.int32).tobytes())
+        words[1:, 0] = tokens
+        return Segment(len(before), len(before) + len(tokens), words.view(np.uint8).reshape(-1))
 
-def attention_of(before: Sequence[int], tokens: Sequence[int]) -> Segment:
-    """A segment that knows its tokens and what came before them."""
-    words = np.array([len(before), zlib.crc32(np.array(before, np.int32).tobytes()), *tokens], np.int64)
-    return Segment(len(before), len(before) + len(tokens), words.view(np.uint8).copy())
+    def tokens_in(self, segment: Segment, before: Sequence[int]) -> list[int]:
+        """The tokens of a segment, which must belong behind `before`."""
+        tokens: list[int] = segment.record.view(np.int64)[:: self.token_bytes // 8].tolist()
+        digest = tokens.pop(0)
+        assert len(tokens) == segment.end - segment.start, "a segment lies about its range"
+        assert segment.start == len(before), "a segment does not follow what is there"
+        assert digest == zlib.crc32(np.array(before, np.int32).tobytes()), "foreign attention"
+        return tokens
 
-
-def tokens_in(segment: Segment, before: Sequence[int]) -> list[int]:
-    """The tokens of a segment, which must belong behind `before`."""
-    start, digest, *tokens = segment.record.view(np.int64).tolist()
-    assert (start, len(tokens)) == (segment.start, segment.end - segment.start), (
-        "a segment lies about its range"
-    )
-    assert (start, digest) == (len(before), zlib.crc32(np.array(before, np.int32).tobytes())), (
-        "foreign attention"
-    )
-    return tokens
-
-
-def split(segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-    """Cut a segment of `path` in two."""
-    tokens = path.tolist()
-    assert tokens[segment.start :] == tokens_in(segment, tokens[: segment.start])
-    return attention_of(tokens[: segment.start], tokens[segment.start : at]), attention_of(
-        tokens[:at], tokens[at:]
-    )
+    def split(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+        """Cut a segment of `path` in two."""
+        tokens = path.tolist()
+        assert tokens[segment.start :] == self.tokens_in(segment, tokens[: segment.start])
+        return (
+            self.attention_of(tokens[: segment.start], tokens[segment.start : at]),
+            self.attention_of(tokens[:at], tokens[at:]),
+        )
 
 
 def tokens_of(*parts: Tokens | Sequence[int]) -> Tokens:

@@ -1,0 +1,130 @@
+"""Oracle ratios: tokens decoded over the least possible, by llama.cpp's own counters, ours beside stock.
+
+Every workload on every kind of memory, once with message starts that the vocabulary marks and once as raw
+tokens; the first, cold request is left out. Sliding windows are 16 tokens, with `swa_full=False` and batches
+small enough for the cache to throw cells away. Models are tiny, but costs are taken to be a real one's
+(`harness.compare.REAL`): they decide how near checkpoints lie.
+Run: python benchmarks/ratios.py [--arch ARCH ...] [--workload NAME ...] [--no-stock] [--json FILE]
+Once per engine, as LLAMAHYBRID_ENGINE says; exits with 1 where a bound is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from llamahybrid.engine.activation import loaded_from, stock
+from llamahybrid.harness.compare import WORKLOADS, Comparer, Stock, with_real_costs
+from llamahybrid.harness.quiet import silence
+from llamahybrid.harness.subjects import SUBJECTS, Subject
+from llamahybrid.harness.tables import machine
+from llamahybrid.harness.workloads import Workload, long_prompt, raw
+from llamahybrid.tiny import make
+
+ENGINE = "stock" if loaded_from() == stock() else "patched"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One workload on one model."""
+
+    workload: str
+    arch: str
+    bound: float
+    ours: float
+    least: int
+    decoded: int
+    stock: float | None
+    texts_equal: bool | None
+
+    @property
+    def holds(self) -> bool:
+        return self.ours <= self.bound
+
+    def __str__(self) -> str:
+        text = f"[{'green' if self.holds else 'red'}]{self.ours:.3f}[/]"
+        if self.stock is not None:
+            text += f"\n[dim]{self.stock:.2f}{'' if self.texts_equal else ' [red]≠[/]'}[/]"
+        return text
+
+
+def measure(comparer: Comparer, workload: Workload, arch: str, with_stock: bool) -> Cell:
+    ours = comparer.side(with_real_costs, workload, "ours")
+    stock = comparer.side(Stock, workload, "stock") if with_stock else None
+    equal = stock and [r.generated for r in stock.records] == [r.generated for r in ours.records]
+    return Cell(
+        workload=workload.name,
+        arch=arch,
+        bound=workload.bound,
+        ours=ours.ratio,
+        least=ours.least,
+        decoded=ours.decoded,
+        stock=stock.ratio if stock else None,
+        texts_equal=equal,
+    )
+
+
+def chosen(names: list[str] | None) -> list[Workload]:
+    """The workloads called `names`, all without names; those made of tokens raw as well."""
+    marked = [w for w in WORKLOADS.values() if w.start is not long_prompt]
+    every = marked + [raw(w) for w in marked if not w.template]
+    return [w for w in every if not names or w.name in names]
+
+
+def table(cells: list[Cell], subjects: list[Subject], with_stock: bool) -> Table:
+    title = f"decoded over least possible{', stock below' * with_stock}; engine: {ENGINE}"
+    out = Table("workload", "bound", *(s.arch for s in subjects), title=title)
+    by_place = {(c.workload, c.arch): c for c in cells}
+    for name, bound in {c.workload: c.bound for c in cells}.items():
+        out.add_row(name, f"{bound:.2f}", *(str(by_place[name, s.arch]) for s in subjects))
+    return out
+
+
+def main(subjects: list[Subject], workloads: list[Workload], with_stock: bool, out: Path | None) -> int:
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    cells: list[Cell] = []
+    silence()
+    with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
+        for subject in progress.track(subjects):
+            model = make(subject.arch, Path(folder) / f"{subject.arch}.gguf", **subject.making)
+            comparer = subject.comparer(model)
+            for workload in progress.track(workloads, description=subject.arch):
+                cells.append(measure(comparer, workload, subject.arch, with_stock))
+    console.print(table(cells, subjects, with_stock))
+    missed = [c for c in cells if not c.holds]
+    for cell in missed:
+        console.print(f"{cell.arch}, {cell.workload}: {cell.ours:.3f}, bound {cell.bound}", style="red")
+    mean = fmean(c.ours for c in cells)
+    console.print(
+        f"mean of {len(cells)}: {mean:.4f}; {len(missed)} above their bound. {machine()}", style="dim"
+    )
+    if out is not None:
+        lines = {"machine": machine(), "engine": ENGINE, "cells": [asdict(c) for c in cells]}
+        out.write_text(json.dumps(lines, indent=1) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", nargs="+", choices=SUBJECTS)
+    parser.add_argument("--workload", nargs="+")
+    parser.add_argument("--no-stock", action="store_true", help="ours alone, in half the time")
+    parser.add_argument("--json", type=Path, help="a file for the numbers")
+    arguments = parser.parse_args()
+    sys.exit(
+        main(
+            [SUBJECTS[arch] for arch in arguments.arch or SUBJECTS],
+            chosen(arguments.workload),
+            not arguments.no_stock,
+            arguments.json,
+        )
+    )
