@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -127,15 +128,18 @@ class RecordStore:
     def head(self, key: str) -> Head:
         """A record without its payload. Raises RecordError when it is damaged, RecordGone when it is gone."""
         with self._file(key) as file:
-            return read_head(file)
+            return replace(read_head(file), used=os.fstat(file.fileno()).st_mtime)
 
     def load(self, key: str) -> tuple[Head, Bytes]:
-        """A whole record, checked. Raises RecordError when it is damaged, RecordGone when it is gone."""
+        """A whole record, checked; marks it as used. Raises RecordError when damaged, RecordGone when gone."""
         with self._file(key) as file:
             head = read_head(file)
             if head.payload_bytes > os.fstat(file.fileno()).st_size:
                 raise RecordError("a record is truncated")
-            return head, read_payload(file, head)
+            payload = read_payload(file, head)
+            with contextlib.suppress(OSError):  # on a read-only disk nothing is evicted either
+                os.utime(file.fileno())
+            return head, payload
 
     def write(self, key: str, parts: Sequence[bytes | memoryview]) -> None:
         """Write a record; it is there for everybody, whole, once this returns."""

@@ -106,11 +106,13 @@ class DiskIndex:
         match = self._tree.match(namespace, tokens)
         self._tree.touch(match)
         stored = [s for s in match.segments() if isinstance(s, StoredSegment)]
-        for entry in reversed(match.entries()):
+        entries = [e for e in match.entries() if e.position <= limit]
+        entries = [e for e in entries if e.position < len(tokens) or has_logits(e)]
+        if entries:  # wherever it is restored from, it is of use
+            self._tree.touch_entry(entries[-1])
+        for entry in reversed(entries):
             if entry.position <= above:
                 break
-            if entry.position > limit or (entry.position == len(tokens) and not has_logits(entry)):
-                continue
             needed = clipped(missing, entry.position)
             chosen = tuple(s for s in stored if any(s.start < b and a < s.end for a, b in needed))
             if all(_covered(a, b, chosen) for a, b in needed):

@@ -246,21 +246,26 @@ class DiskTier:
     # -- what both need ----------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Take note of what was added, by this process or another."""
+        """Take note of what was added, by this process or another; the longest unused first."""
         try:
-            for key in self._store.fresh() if self._readable else ():
-                self._note(key)
+            fresh = self._store.fresh() if self._readable else []
+            found = [(key, head) for key in fresh if (head := self._head(key)) is not None]
         except DISK_ERRORS as error:
             self._unreadable(error)
-
-    def _note(self, key: str) -> None:
-        if key in self._index:
             return
+        for key, head in sorted(found, key=lambda one: one[1].used):
+            self._index.add(key, head)
+        self._erase_dead()
+
+    def _head(self, key: str) -> Head | None:
+        """A record that is not known yet, and sound as far as its head tells."""
+        if key in self._index:
+            return None
         try:
-            self._index.add(key, self._store.head(key))
-            self._erase_dead()
+            return self._store.head(key)
         except RecordError as error:
             self._damaged(key, error)
+            return None
 
     def _erase_dead(self) -> None:
         try:
@@ -332,7 +337,7 @@ class DiskTier:
         self._store.write(key, parts)
         self.counts.written += 1
         with self._lock:
-            self._note(key)
+            self._refresh()
 
     def _room(self, n_bytes: int, namespace: str, path: Tokens) -> bool:
         """Make room for a record of this path; False if that cannot be."""

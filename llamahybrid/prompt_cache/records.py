@@ -46,6 +46,8 @@ class Head:
     """Seconds since 1970."""
     payload_bytes: int
     payload_digest: int
+    used: float = 0.0
+    """When the record was read last, or written, in seconds since 1970; 0: not known."""
 
     @property
     def end(self) -> int:

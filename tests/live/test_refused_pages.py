@@ -1,4 +1,4 @@
-"""What the library refuses, or does by halves, becomes neither a segment nor attention of the live sequence."""
+"""What the library refuses, or does by halves, becomes neither a segment nor live attention."""
 
 import numpy as np
 import pytest

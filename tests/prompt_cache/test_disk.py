@@ -227,3 +227,13 @@ def test_a_folder_that_another_process_removes_as_empty_is_made_again(tmp_path: 
     monkeypatch.undo()
     assert len(removed) == 3
     assert np.array_equal(store.load(key)[1], PAYLOAD)
+
+
+def test_reading_a_record_marks_it_as_used(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    key = put(store)
+    (path,) = tmp_path.glob("*/*/*.val")
+    os.utime(path, (1000, 1000))
+    assert store.head(key).used == 1000
+    store.load(key)
+    assert store.head(key).used > 1000

@@ -94,7 +94,7 @@ def test_a_short_turn_cuts_before_the_thinking_mark() -> None:
 
 
 def test_a_short_turn_without_boundaries_cuts_near_its_end_on_the_grid() -> None:
-    assert prefill_cuts(220, 100, 100, [], UNMEASURED) == (208,)
+    assert prefill_cuts(221, 100, 100, [], UNMEASURED) == (216,)
 
 
 def test_a_long_prompt_keeps_the_system_prompt_the_branch_and_the_last_messages() -> None:
