@@ -131,7 +131,7 @@ class RecordStore:
             return replace(read_head(file), used=os.fstat(file.fileno()).st_mtime)
 
     def load(self, key: str) -> tuple[Head, Bytes]:
-        """A whole record, checked; marks it as used. Raises RecordError when damaged, RecordGone when gone."""
+        """A whole record, checked, then marked as used. Raises RecordError if damaged, RecordGone if gone."""
         with self._file(key) as file:
             head = read_head(file)
             if head.payload_bytes > os.fstat(file.fileno()).st_size:
