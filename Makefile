@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 TIME   ?= 300
+KILLS  ?= 200
 BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
@@ -35,11 +36,12 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, cancelled requests, threads and damaged state, for TIME seconds each
+fuzz: venv ## random histories, threads, cancelled requests, damaged state (TIME seconds each), KILLS killed writers
 	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.blob_fuzz --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.disk_fuzz --kills $(KILLS) --seconds 60
 
 soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget
 	$(BIN)/python -m llamahybrid.harness.soak --seconds $(TIME)

@@ -1,10 +1,10 @@
 """Oracle ratio over byte budgets at the real proportions of Qwen3.6-27B: ours beside llama-server's rules.
 
 150 MiB a snapshot and 64 KiB of attention KV a token; state is played by tokens, all bytes divided by 64.
-Each workload has a cache of its own, except in "side by side", where all share one and take turns. "x 4" has
-messages of four times the length. The server's budget is what its prompt cache and its slot's checkpoints
-take together, with whichever --ctx-checkpoints serves it best at that budget. "mid-generation"
-has no message starts where its histories diverge; it is listed, but no part of the means.
+Each workload has a cache of its own, except in "side by side", where all share one and take turns. "x 4"
+has messages of four times the length. The server's budget is what its prompt cache and the checkpoints of its
+slot take together, with whichever --ctx-checkpoints of `CHECKPOINTS` serves it best at that budget.
+"mid-generation" has no message starts where its histories diverge; it is listed, but no part of the means.
 Run: python benchmarks/budgets.py [--gpu] [--out DIR]
 Writes budgets.json, and budgets.png where matplotlib is installed; exits with 1 where the target is missed.
 """

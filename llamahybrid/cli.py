@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from llamahybrid.cache_commands import cache
 from llamahybrid.engine.commands import engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.split(".")[0] + ".")
 
 app.add_typer(engine, name="engine")
+app.add_typer(cache, name="cache")
 
 
 @app.callback()
@@ -83,12 +85,15 @@ def chat(
     n_ctx: Annotated[int, typer.Option(min=64, help="context length")] = 8192,
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
     keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
+    keep: Annotated[bool, typer.Option(help="on disk, too: later starts go on from there")] = False,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
 ) -> None:
     """Chat in the terminal; a line after each turn says what had to be decoded."""
     from llamahybrid import terminal_chat
+    from llamahybrid.cache_commands import default_folder
     from llamahybrid.errors import LlamaHybridError
+    from llamahybrid.prompt_cache import PromptCache
 
     try:
         terminal_chat.chat(
@@ -97,7 +102,12 @@ def chat(
             n_ctx=n_ctx,
             max_tokens=max_tokens,
             keep_thinking=keep_thinking,
-            options={"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads},
+            options={
+                "n_gpu_layers": n_gpu_layers,
+                "n_threads": threads,
+                "n_threads_batch": threads,
+                "prompt_cache": PromptCache(disk_dir=default_folder() if keep else None),
+            },
         )
     except (LlamaHybridError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)

@@ -31,6 +31,14 @@ class SnapshotError(LlamaHybridError, ValueError):
     """State bytes are damaged, truncated, or belong to another model, engine or context."""
 
 
+class RecordError(LlamaHybridError, ValueError):
+    """A record of the disk cache is damaged, of another format, or gone."""
+
+
+class RecordGone(RecordError):
+    """A record of the disk cache is not there any more; another process may have evicted it."""
+
+
 class ContextOverflow(LlamaHybridError, ValueError, RuntimeError):
     """The tokens do not fit into the context window (upstream raises either base, depending on where)."""
 

@@ -270,6 +270,18 @@ class Llama(DecodingLlama):
         self._settle(prompt[: live.n])
         return self._active, prompt[live.n :]
 
+    # -- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the model and its context; what waits to be written to disk is written first."""
+        if self._keeper is not None:
+            self._keeper.cache.flush()
+        super().close()
+
+    def __del__(self) -> None:
+        # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
+        super().close()
+
     # -- state -----------------------------------------------------------------------------------
 
     def reset(self) -> None:

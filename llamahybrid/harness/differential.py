@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,8 @@ from llamahybrid.harness.reference import (
     difference,
     output_row,
 )
+from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache import PromptCache
 
 
 class Mismatch(AssertionError):
@@ -104,9 +107,14 @@ class Runner:
         reference: Reference,
         setting: Setting,
         reopen: Callable[..., Any] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """`reopen`: makes another subject, given its prompt cache; None: this one stays throughout."""
+        """`reopen`: makes another subject, given its prompt cache; None: this one stays throughout.
+
+        `folder`: where the subject's prompt cache has its disk tier; None: it has none.
+        """
         self._llm = subject
+        self._folder = folder
         self._reopen = reopen
         self._reference = reference
         self._setting = setting
@@ -176,6 +184,9 @@ class Runner:
         elif self._reopen is not None:
             self._hanging.clear()
             self._llm.close()
+            if operation.restart:
+                cache.close()
+                cache = PromptCache(cache.ram_bytes, self._folder)
             self._llm, self._live = self._reopen(prompt_cache=cache), []
 
     def _fitting(self, prompt: list[int], take: int) -> list[int]:
@@ -305,11 +316,14 @@ def run(history: History, factory: Factory, model: Path, reference: Reference, s
     def start(**more: Any) -> Any:
         return setting.open(factory, model, **more)
 
-    runner = Runner(start(), reference, setting, start)
-    try:
-        return runner.run(history)
-    finally:
-        runner.close()
+    ours = isinstance(factory, type) and issubclass(factory, Llama)
+    with tempfile.TemporaryDirectory() as folder:
+        first = {"prompt_cache": PromptCache(None, folder)} if ours else {}
+        runner = Runner(start(**first), reference, setting, start, Path(folder))
+        try:
+            return runner.run(history)
+        finally:
+            runner.close()
 
 
 def check(history: History, factory: Factory, model: Path, setting: Setting = SETTINGS[0]) -> Verdict:

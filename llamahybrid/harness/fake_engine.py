@@ -70,6 +70,8 @@ class FakeEngine:
         view = self.view()
         for start, end in self.cache.missing(view):
             self.cache.keep(view, self.attention_of(self.state[:start], self.state[start:end]))
+        if isinstance(self.cache, PromptCache):
+            self.cache.settle(view)
 
     def leave(self, plan: Plan) -> None:
         """Keep what is worth coming back to before the live tip is given up."""
@@ -96,7 +98,7 @@ class FakeEngine:
 
     def apply(self, plan: Plan, prompt: Sequence[int]) -> None:
         """Do what the plan says, as the real memory would, and prove the state is the prompt's prefix."""
-        if plan.source == "ram":
+        if plan.source in ("ram", "disk"):
             assert plan.checkpoint is not None
             words = plan.checkpoint.snapshot.view(np.int32)
             restored = words[1 : 1 + words[0]].tolist()

@@ -4,7 +4,7 @@
 
 In a fresh process each: chats warm the process up with a budget of nothing, then a budget is set and many
 more chats come, old ones among them. The highest resident memory may be above the warm one by the budget,
-10 %, and one snapshot in flight. Linux only: the peak is in /proc/self/status, /proc/self/clear_refs resets it.
+10 %, and one snapshot in flight. Linux only (/proc/self/status tells the peak, clear_refs resets it).
 """
 
 from __future__ import annotations

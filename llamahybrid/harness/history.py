@@ -191,6 +191,9 @@ class Budget:
 class Reopen:
     """The model is closed, and opened again with the same prompt cache."""
 
+    restart: bool = False
+    """With a new prompt cache on the same folder, as a new process would."""
+
 
 CHATS = 3
 
@@ -251,6 +254,8 @@ def _operation(rng: random.Random, longest: int) -> Operation:
         Collect(),
         Budget(rng.choice((20, 60, 200, 100_000))),
         Reopen(),
+        Reopen(restart=True),
+        Reopen(restart=True),
     )
     return rng.choice(choices)
 

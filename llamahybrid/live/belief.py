@@ -178,5 +178,9 @@ class Belief:
     def _attention_bytes(self) -> int:
         full = self._native.state_size(partial=False)
         if self.profile.partial_is_partial:
-            return full - self._native.state_size(partial=True)
+            return full - self._partial_bytes()
         return 0 if self.profile.keeps_tip_only else full
+
+    def _partial_bytes(self) -> int:
+        """Bytes of the PARTIAL state: a constant of recurrent memory, which need not be asked for again."""
+        return self.profile.snapshot_bytes or self._native.state_size(partial=True)

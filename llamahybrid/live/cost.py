@@ -24,6 +24,7 @@ class CostMeter:
         self._prefill: deque[float] = deque(maxlen=WINDOW)
         self._snapshot: deque[float] = deque(maxlen=WINDOW)
         self._restore: deque[float] = deque(maxlen=WINDOW)
+        self._segment: deque[float] = deque(maxlen=WINDOW)
         self._bytes = 0
 
     def decoded(self, tokens: int, seconds: float) -> None:
@@ -38,9 +39,12 @@ class CostMeter:
         self._bytes = n_bytes
         self._snapshot.append(seconds)
 
-    def restored(self, seconds: float) -> None:
-        """A snapshot was loaded and verified."""
-        self._restore.append(seconds)
+    def restored(self, seconds: float, tokens: int) -> None:
+        """A snapshot, and attention of so many tokens, was loaded and verified."""
+        if tokens < LARGE_BATCH:
+            self._restore.append(seconds)
+        else:
+            self._segment.append(max(0.0, seconds - _median(self._restore)) / tokens)
 
     def costs(self) -> Costs:
         """What is known now."""
@@ -49,6 +53,7 @@ class CostMeter:
             prefill_seconds=_median(self._prefill),
             snapshot_seconds=fmean(self._snapshot) if self._snapshot else 0.0,
             restore_seconds=_median(self._restore),
+            segment_seconds=_median(self._segment),
             snapshot_bytes=self._bytes,
             batch_tokens=self._batch_tokens,
         )

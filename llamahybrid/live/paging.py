@@ -69,6 +69,9 @@ def open_segment(segment: Segment, fingerprint: bytes, path: Tokens) -> Bytes:
 class Pager:
     """Saves and appends ranges of attention KV of one context."""
 
+    moves_cells = True
+    """Saving changes memory on its way: it has to be looked at afterwards."""
+
     def __init__(self, ctx: LlamaContext, layout: SegmentLayout, nothing: Bytes) -> None:
         """`nothing`: the PARTIAL state of an empty sequence."""
         self._ctx = ctx
@@ -172,6 +175,8 @@ class Pager:
 
 class RangePager(Pager):
     """The same through the patched library's functions for ranges (patches/0015-attention-ranges.patch)."""
+
+    moves_cells = False
 
     @staticmethod
     def available() -> bool:

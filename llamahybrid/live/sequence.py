@@ -174,14 +174,15 @@ class LiveSequence(Belief):
 
     def snapshot_bytes(self) -> int:
         """Size of a snapshot record of the tip, envelope included."""
-        return HEADER_BYTES + self._native.state_size(partial=True)
+        return HEADER_BYTES + self._partial_bytes()
 
-    def snapshot(self, buffer: Callable[[int], Bytes]) -> Bytes | None:
+    def snapshot(self, buffer: Callable[[int], Bytes], *, deep: bool = True) -> Bytes | None:
         """Save the tip's state as a sealed record; None when it cannot be vouched for.
 
-        `buffer(n)` gives a uint8 array of exactly n bytes to fill.
+        `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for a
+        record that is used only after a deep look at what was decoded on top of it.
         """
-        if self._n == 0 or self.opaque or self.fault() is not None:
+        if self._n == 0 or self.opaque or self.fault(deep=deep) is not None:
             return None
         record = buffer(self.snapshot_bytes())
         payload = record[HEADER_BYTES:]
@@ -204,10 +205,10 @@ class LiveSequence(Belief):
         if pager is None or end > self._n or self.opaque or self.fault() is not None:
             return None
         record = pager.save(start, end, buffer)
-        fault = self.fault()
-        if fault is not None:
+        if pager.moves_cells and self.fault() is not None:
             self._mark_junk()
-        if fault is not None or record is None:
+            return None
+        if record is None:
             return None
         return seal_segment(record, self.fingerprint, self._ids[:end], start)
 

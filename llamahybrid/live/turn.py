@@ -153,7 +153,8 @@ class Keeper:
         for start, end in self.cache.missing(view):
             segment = self.live.page_out(start, end, lambda n: np.empty(n, np.uint8))
             if segment is None or not self.cache.keep(view, segment):
-                return
+                break
+        self.cache.settle(view)
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
@@ -187,7 +188,8 @@ class Keeper:
             fault = str(error)
         if fault is None:
             if plan.checkpoint is not None:
-                self.meter.restored(time.perf_counter() - clock)
+                loaded = sum(s.end - s.start for s in plan.segments)
+                self.meter.restored(time.perf_counter() - clock, loaded)
             return True
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
         if plan.checkpoint is not None:
@@ -253,7 +255,7 @@ class Keeper:
             return None
         if turn is not None and turn.staged and turn.staged[-1][0] == live.n:
             return turn.staged[-1][1]
-        return live.snapshot(self._batch_buffer)
+        return live.snapshot(self._batch_buffer, deep=False)
 
     def _batch_buffer(self, n_bytes: int) -> Bytes:
         if self._batch_bytes.nbytes != n_bytes:
@@ -316,6 +318,8 @@ class Keeper:
     def end(self, turn: Turn) -> None:
         """The request is over, however it ended: keep what can be proven and is worth it."""
         live = self.live
+        if turn.staged and live.fault() is not None:
+            turn.staged.clear()
         self.keep_staged(turn)
         if live.is_junk or live.opaque:
             return
@@ -374,7 +378,7 @@ class Keeper:
 
     def _stage(self, turn: Turn) -> None:
         clock = time.perf_counter()
-        record = self.live.snapshot(self.cache.buffer)
+        record = self.live.snapshot(self.cache.buffer, deep=False)
         if record is not None:
             turn.staged.append((self.live.n, record))
             self.meter.saved(record.nbytes, time.perf_counter() - clock)

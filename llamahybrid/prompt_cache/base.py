@@ -41,6 +41,20 @@ Splitter: TypeAlias = Callable[[Segment, Tokens, int], tuple[Segment, Segment]]
 """(segment, path, at): the segments of [start, at) and [at, end); `path`: the tokens [0, end)."""
 
 
+def part_of(segment: Segment, path: Tokens, start: int, end: int, split: Splitter | None) -> Segment | None:
+    """The part [start, end) of a segment of `path`, the tokens [0, its end); None where none can be cut.
+
+    Raises ValueError when the segment is damaged.
+    """
+    if split is None and (start, end) != (segment.start, segment.end):
+        return None
+    if split is not None and end < segment.end:
+        segment, _ = split(segment, path[: segment.end], end)
+    if split is not None and start > segment.start:
+        _, segment = split(segment, path[:end], start)
+    return segment
+
+
 @dataclass(frozen=True)
 class LiveView:
     """What the context holds now, as the cache needs to know it."""

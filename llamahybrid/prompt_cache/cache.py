@@ -1,423 +1,259 @@
-"""PromptCache: what several conversations leave behind, within one byte budget. The facade over the parts."""
+"""PromptCache: many conversations, one tree, RAM and, if a folder is given, disk behind it."""
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Sequence
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
 from llamahybrid.prompt_cache.base import (
-    BasePromptCache,
-    Bytes,
     CacheStats,
     Checkpoint,
     Costs,
     LiveView,
-    Logits,
     Plan,
     Segment,
     Tokens,
+    part_of,
 )
-from llamahybrid.prompt_cache.eviction import ladder_victim, off_path_victim, spare_segments
-from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, owned
-from llamahybrid.prompt_cache.selection import choose, explain, reachable
-from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
+from llamahybrid.prompt_cache.disk import DISK_ERRORS
+from llamahybrid.prompt_cache.disk_index import Range, clipped
+from llamahybrid.prompt_cache.disk_tier import DiskTier, Loaded
+from llamahybrid.prompt_cache.ram_cache import RamCache
+from llamahybrid.prompt_cache.selection import choose, reachable
+from llamahybrid.prompt_cache.tree import common_prefix
 
-SPARE_SNAPSHOTS = 2
-"""Room that is left for so many checkpoints where a segment of the live path is stored."""
+logger = logging.getLogger("llamahybrid")
+
+MAX_DISK_BYTES = 32 << 30
+DISK_SHARE = 1 / 4
+"""The default disk budget: so much of what is free, at most."""
 
 
-class PromptCache(BasePromptCache):
-    """Checkpoints and attention segments in RAM, indexed by a radix tree of tokens.
+class PromptCache(RamCache):
+    """Checkpoints and attention segments of many conversations, indexed by a radix tree of tokens.
 
-    `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
-    exactly; None: an eighth of physical memory, within 256 MiB and 8 GiB. Only what is pinned or handed out
-    at one time can be more than that. May be shared by threads and by several models.
-
-    A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
-    used again once its entry is gone. What a `Plan` names is safe until `release(plan)`.
+    `ram_bytes`: see `RamCache`. `disk_dir`: a folder that keeps them for later processes; several may share
+    it. `disk_bytes`: its budget; None: a quarter of what is free, at most 32 GiB. A folder that cannot be
+    used costs a warning and the disk, nothing else. May be shared by threads and by several models.
 
     >>> cache = PromptCache(ram_bytes=1 << 20)
     >>> cache.stats().entries
     0
     """
 
-    def __init__(self, ram_bytes: int | None = None) -> None:
-        self._lock = threading.Lock()
-        self._limit = default_ram_bytes() if ram_bytes is None else ram_bytes
-        self._tree = Tree()
-        self._pool = BufferPool()
-        self._live: list[Entry] = []  # checkpoints on the path last seen live, shallowest first
-        self._boundaries: dict[str, frozenset[int]] = {}  # of the last prompt, by namespace
-        self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
-        self._pinned: list[Tokens] = []
-        self._lent: dict[int, weakref.ref[Bytes]] = {}  # buffers handed out and not yet admitted, by id
-        self._doomed: set[Entry] = set()  # out of the tree, but pinned
-        self._reserve = Reserve(self._pool, self._lock, lambda: (self._limit, self._limit - self._used()))
-        self._hits = self._misses = self._saved = self._evictions = self._refused = 0
+    def __init__(
+        self,
+        ram_bytes: int | None = None,
+        disk_dir: str | os.PathLike[str] | None = None,
+        disk_bytes: int | None = None,
+    ) -> None:
+        super().__init__(ram_bytes)
+        self._disk_arguments = (disk_dir, disk_bytes)
+        self._disk: DiskTier | None = None
+        if disk_dir is None:
+            return
+        folder = Path(disk_dir).expanduser()
+        try:
+            limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
+            self._disk = DiskTier(folder, limit, self)
+        except DISK_ERRORS as error:
+            logger.warning("the disk cache in %s cannot be used: %s", folder, error)
 
-    def __reduce__(self) -> tuple[type[PromptCache], tuple[int]]:
-        """Pickles as an empty cache with the same budget: state belongs to the process that made it."""
-        return type(self), (self._limit,)
-
-    @property
-    def ram_bytes(self) -> int:
-        """The budget; setting it evicts what no longer fits (pinned entries go when released)."""
-        return self._limit
-
-    @ram_bytes.setter
-    def ram_bytes(self, n_bytes: int) -> None:
-        with self._lock:
-            self._limit = n_bytes
-            self._make_room(0)
+    def __reduce__(self) -> tuple[type[PromptCache], tuple[object, ...]]:
+        """Pickles as an empty cache with the same budgets: state belongs to the process that made it."""
+        return type(self), (self._limit, *self._disk_arguments)
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """See `BasePromptCache.plan`; no more than one entry is pinned by a plan."""
-        total = len(tokens)
-        live_lcp = common_prefix(tokens, view.tokens)
-        with self._lock:
-            if boundaries:
-                self._boundaries[view.namespace] = frozenset(boundaries)
-            if view.split is not None:
-                self._tree.splitters[view.namespace] = view.split
-            match = self._tree.match(view.namespace, tokens)
-            self._tree.touch(match)
-            self._live = match.entries()
-            matched = max(live_lcp, match.length)
-            attention = reachable(live_lcp, match.segments() if view.split is not None else ())
-            choice = choose(total, live_lcp, view, self._live, attention.reach)
-            cached = choice.position
-            if choice.source == "ram" and cached > live_lcp:
-                self._tree.divide(view.namespace, match, cached)
-                attention = reachable(live_lcp, match.segments())
-            cuts: tuple[int, ...] = ()
-            if view.needs_checkpoints:
-                parted = match.length == matched and match.branches()
-                most = self._most_cuts(costs)
-                cuts = prefill_cuts(total, cached, matched, boundaries, costs, most, parted)
-            plan = Plan(
-                total=total,
-                matched=matched,
-                cached=cached,
-                source=choice.source,
-                checkpoint=choice.entry.checkpoint if choice.entry and choice.source == "ram" else None,
-                logits=choice.logits,
-                cuts=cuts,
-                reason=explain(choice, total, matched, len(view.tokens)),
-                differs=_difference(tokens, view.tokens, live_lcp, match),
-                stored=any(e.position == cached for e in self._live),
-                segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
-                kept=attention.kept,
-            )
-            self._hits, self._misses = self._hits + (cached > 0), self._misses + (cached == 0)
-            self._saved += cached
-            if choice.entry is not None:
-                choice.entry.pins += 1
-                self._tree.touch_entry(choice.entry)
-                self._plans[id(plan)] = (plan, choice.entry)
-            self._make_room(0)  # a segment in two parts takes a little more
-            return plan
+        """See `BasePromptCache.plan`; what the disk knows better is taken into RAM first."""
+        if self._disk is not None and view.needs_checkpoints:
+            self._bring(self._disk, tokens, view, costs)
+            self._recall(self._disk, tokens, view)
+        return super().plan(tokens, view, boundaries, costs)
 
-    def release(self, plan: Plan) -> None:
-        """See `BasePromptCache.release`."""
-        with self._lock:
-            if id(plan) not in self._plans:
-                return
-            _, entry = self._plans.pop(id(plan))
-            entry.pins -= 1
-            if not entry.pins and entry in self._doomed:
-                self._doomed.remove(entry)
-                self._pool.put(entry.checkpoint.snapshot)
-            self._make_room(0)
-
-    def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """See `BasePromptCache.admit`. Raises ValueError unless 0 < position <= len(view.tokens)."""
-        if not 0 < position <= len(view.tokens):
-            raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
-        path = view.tokens[:position]
-        kept = None if logits is None else np.array(logits, dtype=np.float32)
+    def settle(self, view: LiveView) -> None:
+        """A request is over: queue for the disk what is new on the live path."""
+        if self._disk is None:
+            return
+        path = view.tokens.copy()
         with self._lock:
             match = self._tree.match(view.namespace, path)
-            old = next((e for e in match.entries() if e.position == position), None)
-            if kept is None and old is not None:
-                kept = old.checkpoint.logits
-            new_bytes = snapshot.nbytes + (0 if kept is None else kept.nbytes)
-            if new_bytes + path.nbytes > self._limit - self._pinned_bytes():
-                self._refused += 1
-                return False
-            if old is not None:
-                self._remove(old, replaced=True)
-            whole = match if len(path) == len(view.tokens) else self._tree.match(view.namespace, view.tokens)
-            self._live = whole.entries()
-            growth = 4 * (position - match.length)
-            counted = snapshot.nbytes if self._is_lent(snapshot) else 0
-            if not self._make_room(new_bytes - counted + growth, match, position):
-                self._tree.prune_path(self._tree.match(view.namespace, path))
-                self._refused += 1
-                return False
-            self._lent.pop(id(snapshot), None)
-            checkpoint = Checkpoint(view.namespace, position, owned(snapshot), kept)
-            checkpoint.snapshot.flags.writeable = False
-            marked = position in self._boundaries.get(view.namespace, ())
-            entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint, marked)
-            entry.kept = self._is_pinned(path)
-            self._live = sorted([*self._live, entry], key=lambda e: e.position)
-            self._make_room(0)
-            return entry.node is not None
-
-    def missing(self, view: LiveView) -> list[tuple[int, int]]:
-        """See `BasePromptCache.missing`: nothing behind the deepest checkpoint, where no restore needs it."""
-        with self._lock:
-            match = self._tree.match(view.namespace, view.tokens)
             entries = match.entries()
-            return match.missing(entries[-1].position) if entries and view.split is not None else []
+            segments = [s for s in match.segments() if s.end <= len(path)]
+        self._disk.later(view.namespace, path, entries, segments)
 
-    def unstored(self, view: LiveView) -> int:
-        """See `BasePromptCache.unstored`."""
-        with self._lock:
-            entries = self._tree.match(view.namespace, view.tokens).entries()
-            return len(view.tokens) - (entries[-1].position if entries else 0)
+    def flush(self, seconds: float | None = None) -> bool:
+        """Wait until all that was queued for the disk is written, at most so long; False if it is not."""
+        return self._disk is None or self._disk.flush(seconds)
 
-    def keep(self, view: LiveView, segment: Segment) -> bool:
-        """See `BasePromptCache.keep`; never at the price of a checkpoint on the live path."""
-        with self._lock:
-            match = self._tree.match(view.namespace, view.tokens)
-            self._live = match.entries()
-            # With room for the next checkpoints, or these would drop the segment again.
-            spare = SPARE_SNAPSHOTS * (self._live[-1].nbytes if self._live else 0)
-            fits = self._make_room(segment.nbytes + spare, match, ladder=False)
-            match = self._tree.match(view.namespace, view.tokens)
-            kept = fits and match.length >= segment.end and self._tree.store(match, segment)
-            self._refused += not fits
-            return kept
-
-    def remember(self, namespace: str, tokens: Tokens) -> None:
-        """See `BasePromptCache.remember`; never at the price of a checkpoint on the path itself."""
-        with self._lock:
-            match = self._tree.match(namespace, tokens)
-            self._live = match.entries()
-            if self._make_room(4 * (len(tokens) - match.length), match, ladder=False):
-                self._tree.insert(namespace, tokens)
-                self._make_room(0)
-            self._reserve.refill()
-
-    def buffer(self, n_bytes: int) -> Bytes:
-        """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
-
-        It counts toward the budget until it is admitted, recycled or collected.
-        """
-        if n_bytes > self._limit:
-            return np.empty(n_bytes, np.uint8)  # to be refused by `admit`: nothing should go for it
-        with self._lock:
-            self._make_room(n_bytes, reuse=n_bytes)
-            buffer = self._pool.take(n_bytes)
-            if buffer is None:
-                buffer = np.empty(n_bytes, np.uint8)
-            self._lent[id(buffer)] = weakref.ref(buffer)
-            return buffer
-
-    def reserve(self, n_bytes: int) -> None:
-        """Have idle buffers of `n_bytes` > 0 ready, now and again after each request while there is room.
-
-        They count toward the budget, and go as soon as something is worth storing in their place.
-        """
-        self._reserve.of(n_bytes)
-
-    def recycle(self, buffer: Bytes) -> None:
-        """Give back a buffer that was not admitted. Raises ValueError for one that belongs to the cache."""
-        with self._lock:
-            if not buffer.flags.writeable:
-                raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
-            self._lent.pop(id(buffer), None)
-            if buffer.base is None and self._used() + buffer.nbytes <= self._limit:
-                self._pool.put(buffer)
+    def close(self) -> None:
+        """Write what is queued for the disk and let go of its folder; RAM stays as it is."""
+        if self._disk is not None:
+            self._disk.close()
 
     def pin(self, prefix: Sequence[int] | Tokens) -> int:
-        """Keep the checkpoints on this path, now and later, whatever the budget asks for; how many there are.
-
-        Their segments stay with them. `unpin` takes it back. Pins do not survive `clear`.
-        """
-        tokens = np.array(prefix, dtype=np.int32)
-        with self._lock:
-            self._pinned.append(tokens)
-            entries = [e for n in self._tree.namespaces() for e in self._tree.match(n, tokens).entries()]
-            for entry in entries:
-                entry.kept = True
-            return len(entries)
+        """See `RamCache.pin`; records of this path stay on disk, too."""
+        found = super().pin(prefix)
+        self._tell_pins()
+        return found
 
     def unpin(self, prefix: Sequence[int] | Tokens) -> None:
-        """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned."""
-        tokens = np.array(prefix, dtype=np.int32)
-        with self._lock:
-            self._pinned = [p for p in self._pinned if not np.array_equal(p, tokens)]
-            for name in self._tree.namespaces():
-                for entry in self._tree.match(name, tokens).entries():
-                    entry.kept = self._is_pinned(tokens[: entry.position])
-            self._make_room(0)
+        """See `RamCache.unpin`."""
+        super().unpin(prefix)
+        self._tell_pins()
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """Forget this token path and all that goes on from it; bytes freed. What others share of it stays."""
-        tokens = np.array(prefix, dtype=np.int32)
-        with self._lock:
-            before = self._used() - self._pool.nbytes
-            for name in self._tree.namespaces():
-                match = self._tree.match(name, tokens)
-                if match.length < len(tokens) or not match.path:
-                    continue
-                for node in list(self._tree.below(match.path[-1])):
-                    for entry in list(node.entries.values()):
-                        if entry.position >= len(tokens) or node.start >= match.path[-1].start:
-                            self._remove(entry)
-                    while node.segments:
-                        self._tree.shorten(node)
-                    if node.tail():
-                        self._tree.trim(node)
-            self._pool.clear()  # their bytes are not to lie about
-            return before - self._used()
+        """See `RamCache.forget`; from the disk, too."""
+        self.flush()
+        if self._disk is not None:
+            self._disk.forget(np.array(prefix, dtype=np.int32))
+        return super().forget(prefix)
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """See `BasePromptCache.drop`."""
+        """See `BasePromptCache.drop`; from the disk, too."""
         with self._lock:
             entry = self._tree.find(checkpoint)
-            if entry is not None:
-                self._remove(entry)
+            path = None if entry is None else self._tree.path_of(entry)
+        if self._disk is not None and path is not None:
+            self._disk.discard(checkpoint.namespace, path)
+        super().drop(checkpoint)
 
     def clear(self) -> None:
-        """See `BasePromptCache.clear`."""
-        with self._lock:
-            for entry in list(self._tree.oldest_entries()):
-                self._remove(entry)
-            self._tree = Tree()
-            self._pool.clear()
-            self._pinned.clear()
+        """See `BasePromptCache.clear`; the disk is emptied, too."""
+        self.flush()
+        if self._disk is not None:
+            self._disk.clear()
+        super().clear()
+        self._tell_pins()
 
     def stats(self) -> CacheStats:
-        """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget."""
-        with self._lock:
-            return CacheStats(
-                entries=len(self._tree),
-                bytes_ram=self._used(),
-                hits=self._hits,
-                misses=self._misses,
-                tokens_saved=self._saved,
-                evictions=self._evictions,
-                refused=self._refused,
-                segments=sum(len(n.segments) for n in self._tree.oldest_nodes()),
-                extra={
-                    "segment_bytes": self._tree.segment_bytes,
-                    "tokens": self._tree.token_bytes // 4,
-                    "idle_bytes": self._pool.nbytes,
-                    "budget": self._limit,
-                },
-            )
+        """See `RamCache.stats`; `extra` has what `DiskCounts` counts, too."""
+        stats = super().stats()
+        if self._disk is not None:
+            stats.extra.update(self._disk.stats())
+        return stats
 
     def check_integrity(self) -> None:
         """See `BasePromptCache.check_integrity`."""
+        super().check_integrity()
+        if self._disk is not None:
+            self._disk.check_integrity()
+
+    # -- between the tiers -------------------------------------------------------------------------
+
+    def _bring(self, disk: DiskTier, tokens: Tokens, view: LiveView, costs: Costs) -> None:
+        """Take the best restore point on disk into RAM, if there is one that is deeper and comes cheaper."""
+        total, live_lcp = len(tokens), common_prefix(tokens, view.tokens)
+        limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
+        if view.needs_attention and view.split is None:
+            limit = min(limit, live_lcp)  # no other attention can be put back
+        while True:
+            with self._lock:
+                best, missing = self._at_hand(tokens, view, live_lcp, costs)
+            offer = disk.offer(view.namespace, tokens, best, limit, missing)
+            if offer is None:
+                return
+            saved = (offer.position - best) * costs.prefill_seconds
+            if saved and disk.seconds(offer.nbytes) > saved:
+                return
+            path = tokens[: offer.position]
+            if not self._expect(view.namespace, path, offer.nbytes):
+                limit = offer.position - 1
+                continue
+            try:
+                loaded = disk.load(offer, path, view.split)
+            finally:
+                with self._lock:
+                    self._expected -= offer.nbytes
+            if loaded is not None:
+                with self._lock:
+                    self._take_in(view, path, loaded)
+                return
+            limit = offer.position
+
+    def _recall(self, disk: DiskTier, tokens: Tokens, view: LiveView) -> None:
+        """Know what the disk knows of a prompt's path: where to cut depends on it."""
+        length, followers = disk.known(view.namespace, tokens)
         with self._lock:
-            self._tree.check_integrity()
-            self._pool.check_integrity()
-            pins: dict[Entry, int] = {}
-            for _, entry in self._plans.values():
-                pins[entry] = pins.get(entry, 0) + 1
-            held = {e for e in self._tree.oldest_entries() if e.pins} | self._doomed
-            assert pins == {e: e.pins for e in held}, "pins and plans disagree"
-            assert all(e.node is None for e in self._doomed), "a doomed checkpoint is still in the tree"
-            assert all(e.node is not None for e in self._live), "the live path names an evicted checkpoint"
-            stored = [*self._tree.oldest_entries(), *self._doomed]
-            snapshots = [e.checkpoint.snapshot for e in stored]
-            assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
-            assert not any(self._pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
-            assert self._used() <= self._limit or held or self._lent_bytes(), "over budget"
+            here = self._tree.match(view.namespace, tokens)
+        parted = len(followers) > 1 and not here.branches()
+        if length > here.length or (length == here.length and parted):
+            path = tokens[:length].astype(np.int32)
+            for known in [np.append(path, np.int32(token)) for token in followers] or [path]:
+                self.remember(view.namespace, known)
 
-    def _is_pinned(self, path: Tokens) -> bool:
-        """A path lies on a pinned prefix."""
-        return any(len(path) <= len(p) and np.array_equal(p[: len(path)], path) for p in self._pinned)
+    def _at_hand(
+        self, tokens: Tokens, view: LiveView, live_lcp: int, costs: Costs
+    ) -> tuple[int, list[Range]]:
+        """The restore point without the disk, and where attention is neither live nor in RAM."""
+        match = self._tree.match(view.namespace, tokens)
+        segments = match.segments() if view.split is not None else ()
+        reach = reachable(live_lcp, segments).reach
+        best = choose(len(tokens), live_lcp, view, match.entries(), reach, costs).position
+        if not view.needs_attention:
+            return best, []
+        missing = [*match.missing(match.length), (match.length, len(tokens))]
+        return best, [(a, b) for a, b in missing if b > max(a, live_lcp)]
 
-    def _used(self) -> int:
-        """Bytes that count toward the budget now."""
-        doomed = sum(e.nbytes for e in self._doomed)
-        stored = self._tree.token_bytes + self._tree.entry_bytes + self._tree.segment_bytes
-        return stored + doomed + self._pool.nbytes + self._lent_bytes()
-
-    def _lent_bytes(self) -> int:
-        """Bytes of buffers handed out; those that were collected are forgotten here."""
-        buffers = {key: ref() for key, ref in self._lent.items()}
-        self._lent = {key: self._lent[key] for key, buffer in buffers.items() if buffer is not None}
-        return sum(buffer.nbytes for buffer in buffers.values() if buffer is not None)
-
-    def _is_lent(self, buffer: Bytes) -> bool:
-        ref = self._lent.get(id(buffer))
-        return ref is not None and ref() is buffer
-
-    def _most_cuts(self, costs: Costs) -> int:
-        """Cuts whose snapshots fill half the budget: the other half keeps what is known already."""
-        return max(1, self._limit // (2 * max(1, costs.snapshot_bytes)))
-
-    def _pinned_bytes(self) -> int:
-        return sum(e.nbytes for e in {entry for _, entry in self._plans.values()})
-
-    def _remove(self, entry: Entry, *, replaced: bool = False) -> None:
-        """Take a checkpoint out, with the segments only it needed; its buffer goes to the pool when unused.
-
-        `replaced`: another one comes in its place, so the segments stay.
-        """
-        node = entry.node
-        assert node is not None
-        self._tree.detach(entry)
-        if not replaced:
-            self._tree.prune(node)
-        if entry in self._live:
-            self._live.remove(entry)
-        if entry.pins:
-            self._doomed.add(entry)
-        else:
-            self._pool.put(entry.checkpoint.snapshot)
-
-    def _make_room(
-        self,
-        need: int,
-        path: Match | None = None,
-        incoming: int | None = None,
-        *,
-        ladder: bool = True,
-        reuse: int | None = None,
-    ) -> bool:
-        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if pins or `ladder` forbid it.
-
-        `path`: tokens that must stay, with the nodes they lie on. `ladder`: checkpoints of the live path
-        may go. `reuse`: an idle buffer of this size is as good as room for one.
-        """
-        while (over := self._used() + need - self._limit) > 0:
-            if reuse is not None and self._pool.count(reuse):
-                return True
-            if self._pool.nbytes:
-                self._pool.free(over)
-                continue
-            victim = off_path_victim(self._tree, path, self._live)
-            if victim is None and ladder and (node := spare_segments(self._live)):
-                self._tree.shorten(node)
-                continue
-            if victim is None and ladder:
-                victim = ladder_victim(self._live, incoming)
-            if victim is None:
+    def _expect(self, namespace: str, path: Tokens, n_bytes: int) -> bool:
+        """Make room for what is about to be read; False if there is none."""
+        with self._lock:
+            match = self._tree.match(namespace, path)
+            growth = 4 * (len(path) - match.length)
+            if not self._make_room(n_bytes + growth, match, len(path)):
+                self._refused += 1
                 return False
-            if isinstance(victim, Entry):
-                self._remove(victim)
-                self._evictions += 1
-            else:
-                self._tree.trim(victim, path.keep(victim) if path else 0)
-        return True
+            self._expected += n_bytes
+            return True
+
+    def _take_in(self, view: LiveView, path: Tokens, loaded: Loaded) -> None:
+        """Put what was read into the RAM tier, where it is not there already."""
+        match = self._tree.insert(view.namespace, path)
+        if not any(e.position == len(path) for e in match.entries()):
+            loaded.snapshot.flags.writeable = False
+            checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
+            entry = self._tree.attach(match, checkpoint)
+            entry.kept, entry.from_disk = self._is_pinned(path), True
+        for segment in loaded.segments:
+            for start, end in clipped(match.missing(len(path)), segment.end, segment.start):
+                part = part_of(segment, path, start, end, view.split)
+                if part is not None:
+                    self._tree.store(match, part)
+
+    @contextmanager
+    def held(self, namespace: str, path: Tokens) -> Iterator[Checkpoint | None]:
+        """The checkpoint at the end of a path, or None; its bytes stay as they are in this context."""
+        with self._lock:
+            entries = self._tree.match(namespace, path).entries()
+            entry = entries[-1] if entries and entries[-1].position == len(path) else None
+            if entry is not None:
+                self._pin_entry(entry)
+        try:
+            yield None if entry is None else entry.checkpoint
+        finally:
+            if entry is not None:
+                with self._lock:
+                    self._unpin_entry(entry)
+
+    def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
+        """The segments of [start, end) of a path, as they are cut now."""
+        with self._lock:
+            match = self._tree.match(namespace, path)
+            known = min(end, match.length)  # the last segment may belong to a path that left this one
+            return [s for s in match.segments() if start <= s.start and s.end <= known]
+
+    def _tell_pins(self) -> None:
+        if self._disk is not None:
+            with self._lock:
+                self._disk.pinned = tuple(self._pinned)
 
 
-def _difference(prompt: Tokens, live: Tokens, live_lcp: int, match: Match) -> tuple[int, int] | None:
-    """The prompt's token where it leaves all that is known, and the token that was there."""
-    at = max(live_lcp, match.length)
-    if at == 0 or at == len(prompt):
-        return None
-    old = match.follower() if match.length == at else None
-    if old is None and live_lcp == at < len(live):
-        old = int(live[at])
-    return None if old is None else (int(prompt[at]), old)
+def default_disk_bytes(folder: Path) -> int:
+    """A quarter of what is free where `folder` lies or is going to lie, at most `MAX_DISK_BYTES`."""
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    return min(MAX_DISK_BYTES, int(shutil.disk_usage(there).free * DISK_SHARE))

@@ -15,8 +15,8 @@ MIN_SPACING = 8
 """Cuts nearer than this to one another, or to the restore point, save less than their small batch costs."""
 
 SHORT_SUFFIX = 256
-"""Below this one cut is the rule, about a tenth of the prefill of 100 tokens; a second one only where both
-were measured to cost no more than `SHORT_SHARE` (it keeps the start of an edited message)."""
+"""Below this one cut is the rule, about a tenth of the prefill of 100 tokens; a second one (it keeps the
+start of an edited message, or a branch point) unless both were measured to cost more than `SHORT_SHARE`."""
 
 SHORT_CUTS = 2
 ONE_CUT = 128
@@ -137,7 +137,7 @@ def _affordable(left: int, costs: Costs) -> int:
     if left < ONE_CUT:
         return 1
     if left < SHORT_SUFFIX:
-        return _within(SHORT_SHARE, left, costs, most=SHORT_CUTS, unmeasured=1)
+        return _within(SHORT_SHARE, left, costs, most=SHORT_CUTS, unmeasured=SHORT_CUTS)
     if left < LONG_SUFFIX:
         return MEDIUM_CUTS
     return _within(LONG_SHARE, left, costs, most=MAX_CUTS, unmeasured=left // UNMEASURED_TOKENS_PER_CUT)

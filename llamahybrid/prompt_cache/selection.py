@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llamahybrid.prompt_cache.base import LiveView, Logits, Segment
+from llamahybrid.prompt_cache.base import Costs, LiveView, Logits, Segment, Source
 from llamahybrid.prompt_cache.tree import Entry
+
+UNMEASURED = Costs()
 
 DIFFERS = "history differs at token"
 """How the explanation of a miss begins."""
@@ -26,6 +28,15 @@ class Choice:
     entry: Entry | None
     """What the request takes from the store: a snapshot (source "ram") or only the logits ("live")."""
     logits: Logits | None
+
+    @property
+    def tier(self) -> Source:
+        """Where it comes from: "disk" for what was read from there just now."""
+        return (
+            "disk"
+            if self.source == "ram" and self.entry is not None and self.entry.from_disk
+            else self.source
+        )
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Attention:
 
 
 def reachable(live_lcp: int, segments: Sequence[Segment]) -> Attention:
-    """What `segments` of a prompt's path, ascending, add to the live prefix [0, live_lcp).
+    """What `segments` of a prompt's path, ascending and disjoint, add to the live prefix [0, live_lcp).
 
     Cells must lie in the order of their positions, or the numbers differ in their last bits: live memory is
     therefore cut to the start of the first segment that is loaded.
@@ -52,19 +63,22 @@ def reachable(live_lcp: int, segments: Sequence[Segment]) -> Attention:
     run: list[Segment] = []
     reach = live_lcp
     for segment in segments:
-        if segment.end > reach and segment.start <= reach and (not run or segment.start == reach):
+        if segment.start <= reach < segment.end:
             run.append(segment)
             reach = segment.end
     return Attention(run[0].start if run else live_lcp, tuple(run), reach)
 
 
-def choose(total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry], reach: int) -> Choice:
+def choose(
+    total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry], reach: int, costs: Costs = UNMEASURED
+) -> Choice:
     """Pick the restore point for a prompt of `total` tokens.
 
     `live_lcp`: common prefix of prompt and live sequence. `entries`: checkpoints on the prompt's own path,
-    shallowest first. `reach`: attention of [0, reach) is live or stored.
+    shallowest first. `reach`: attention of [0, reach) is live or stored. A stored one that takes longer to
+    restore than what it saves takes to decode is left alone.
     """
-    limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
+    limit = total if view.reuse_limit is None else view.reuse_limit
     at_end = next((e for e in reversed(entries) if e.position == total), None)
     stored = at_end.checkpoint.logits if at_end is not None else None
 
@@ -73,7 +87,7 @@ def choose(total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry], 
     usable = (e for e in reversed(entries) if e.position <= deepest)
     best = next((e for e in usable if e.position < total or e.checkpoint.logits is not None), None)
 
-    if best is not None and best.position > live:
+    if best is not None and best.position > live and _pays(best.position, live, live_lcp, costs):
         return Choice(best.position, "ram", best, best.checkpoint.logits if best.position == total else None)
     if live == 0:
         return Choice(0, "none", None, None)
@@ -98,7 +112,19 @@ def explain(choice: Choice, total: int, matched: int, live_tokens: int) -> str:
         return f"{known}; no restore point before it{lost}"
     if choice.source == "live":
         return f"{known}; live sequence cut to {cached:,}{lost}"
-    return f"{known}; restored at {cached:,} from RAM{lost}"
+    where = "disk" if choice.tier == "disk" else "RAM"
+    return f"{known}; restored at {cached:,} from {where}{lost}"
+
+
+def _pays(position: int, live: int, live_lcp: int, costs: Costs) -> bool:
+    """Restoring at `position` is no slower than decoding to it from `live`, as far as both were measured."""
+    loaded = max(0, position - live_lcp) * costs.segment_seconds
+    return not costs.prefill_seconds or costs.restore_seconds + loaded <= _decoding(position - live, costs)
+
+
+def _decoding(tokens: int, costs: Costs) -> float:
+    """Seconds to decode so many prompt tokens: a small batch takes as long as a token alone, at least."""
+    return max(costs.token_seconds, tokens * costs.prefill_seconds)
 
 
 def _tip_serves(total: int, view: LiveView) -> bool:

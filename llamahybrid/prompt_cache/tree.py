@@ -38,6 +38,8 @@ class Entry:
     """Plans that name it."""
     kept: bool = False
     """The user pinned its path."""
+    from_disk: bool = False
+    """It was read from disk for a plan that is still to be made."""
     last_used: int = 0
 
     @property
@@ -88,6 +90,13 @@ class Node:
             return 0
         deepest = max(self.entries, default=self.start)
         return sum(s.start >= deepest for s in self.segments)
+
+    def leaf(self) -> Node:
+        """One of the leaves below this node; itself if it is one."""
+        node = self
+        while node.children:
+            node = next(iter(node.children.values()))
+        return node
 
     def path(self) -> Iterator[Node]:
         """This node and those above it, the root last and left out."""
@@ -254,15 +263,14 @@ class Tree:
             if crossing is not None:
                 self._divide(namespace, node, crossing, position)
 
+    def path_of(self, entry: Entry) -> Tokens:
+        """The tokens before a checkpoint that is in the tree, shape (position,)."""
+        assert entry.node is not None
+        return _tokens_to(entry.node)[: entry.position]
+
     def namespaces(self) -> list[str]:
         """Those with any path."""
         return list(self._roots)
-
-    def below(self, node: Node) -> Iterator[Node]:
-        """A node and all under it, deeper ones first."""
-        for child in list(node.children.values()):
-            yield from self.below(child)
-        yield node
 
     def prune(self, node: Node) -> None:
         """Drop the segments that no checkpoint is behind, from `node` upward."""
@@ -364,8 +372,7 @@ class Tree:
         at = node.segments.index(segment)
         parts: tuple[Segment, ...] = ()
         if splitter is not None:
-            above = np.concatenate([n.tokens for n in reversed(list(node.path()))])
-            parts = splitter(segment, above[: segment.end], position)
+            parts = splitter(segment, _tokens_to(node)[: segment.end], position)
         node.segments[at : at + 1] = parts
         self.segment_bytes += sum(p.nbytes for p in parts) - segment.nbytes
 
@@ -403,3 +410,8 @@ class Tree:
         for grandchild in node.children.values():
             grandchild.parent = node
         del self._nodes[child]
+
+
+def _tokens_to(node: Node) -> Tokens:
+    """The tokens from the root to the end of a node's edge."""
+    return np.concatenate([n.tokens for n in reversed(list(node.path()))])

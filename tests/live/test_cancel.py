@@ -93,6 +93,35 @@ def test_a_batch_that_is_not_the_last_ones_loses_nothing_before_it(llm, monkeypa
     other.close()
 
 
+def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model, monkeypatch, lose_cells):
+    llm, fresh = (
+        Llama(str(tiny_model("qwen35")), n_ctx=1024, n_batch=BATCH, n_threads=1, verbose=False)
+        for _ in range(2)
+    )
+    first = [(7 * i + 3) % 200 for i in range(600)]
+    branch = first[:450] + [(5 * i + 1) % 200 for i in range(300)]
+    greedy(llm, first)  # its attention is stored, and no checkpoint at 450
+    staged = []
+    stage = llm._keeper._stage
+
+    def losing(turn):
+        if llm._keeper.live.n == 450:
+            stage(turn)
+            staged.extend(turn.staged)
+            llm.cancel()
+
+    monkeypatch.setattr(llm._keeper, "_stage", losing)
+    at_batch(llm, monkeypatch, 0, lambda: lose_cells(llm._ctx.ctx, 3, 380))
+    with pytest.raises(RequestCancelled):
+        greedy(llm, branch)
+    assert [position for position, _ in staged] == [450], "nothing was at stake"
+    monkeypatch.undo()
+    assert greedy(llm, branch[:455]) == greedy(fresh, branch[:455])
+    assert np.allclose(llm._keeper.live.logits(), fresh._keeper.live.logits(), atol=1e-4)
+    llm.close()
+    fresh.close()
+
+
 def cancelling(llm, after):
     """A logits processor that cancels once `after` tokens were sampled."""
     calls = iter(range(1000))

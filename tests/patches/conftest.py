@@ -29,11 +29,8 @@ class Died(AssertionError):
 
 def _environment(folder: str) -> dict[str, str]:
     """A child's environment that loads the libraries in `folder`, or stock ones when it is empty."""
-    kept = {k: v for k, v in os.environ.items() if k not in {"LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"}}
-    kept |= {"GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if folder:
-        kept |= {"LLAMA_CPP_LIB_PATH": folder, "MTMD_CPP_LIB": str(Path(folder) / "libmtmd.so")}
-    return kept
+    quiet = {"GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **quiet, "LLAMAHYBRID_ENGINE": folder or "stock"}
 
 
 def _run(folder: str, probe: Probe, model: Path) -> Any:

@@ -40,7 +40,7 @@ def after_a_restore(path):
     blob = context.save()
     other = Context(path, **PLANES)
     other.feed(0, 20, text=1)
-    assert other.load(blob) == len(blob)
+    assert other.load(blob)
     granted = other.rm(0, 10, -1)
     return granted, continued(other, path, 10 if granted else 12)
 
@@ -74,7 +74,7 @@ def then_another_kept(path):
     context = Context(path, **TWO)
     context.feed(0, 12)
     context.rm(0, 10, -1)
-    lib.llama_memory_seq_keep(context.mem, 1)
+    lib.llama_memory_seq_keep(context.memory, 1)
     return True, continued(context, path, 0)
 
 

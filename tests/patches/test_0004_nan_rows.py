@@ -20,7 +20,7 @@ def poisoned(path):
     assert context.rm(0, -1, -1)
     context.feed(0, 12)
     removed = continued(context, path, 12, **FLASH)
-    lib.llama_memory_clear(context.mem, False)
+    lib.llama_memory_clear(context.memory, False)
     context.feed(0, 12)
     return removed, continued(context, path, 12, **FLASH)
 

@@ -17,7 +17,7 @@ def wrong_magic(path):
     context = Context(path)
     context.feed(0, 12)
     context.save(flags=DEVICE_PARTIAL)
-    return context.load(b"\0" * 64, flags=DEVICE_PARTIAL)
+    return context.read(b"\0" * 64, flags=DEVICE_PARTIAL)
 
 
 def another_context(path):
@@ -26,9 +26,9 @@ def another_context(path):
     blob = context.save(flags=DEVICE_PARTIAL)
     other = Context(path)
     other.feed(0, 12)
-    before = other.load(blob, flags=DEVICE_PARTIAL)
+    before = other.read(blob, flags=DEVICE_PARTIAL)
     other.save(flags=DEVICE_PARTIAL)
-    return before + other.load(blob, flags=DEVICE_PARTIAL)
+    return before + other.read(blob, flags=DEVICE_PARTIAL)
 
 
 def flags_mixed(path):
@@ -36,13 +36,13 @@ def flags_mixed(path):
     context.feed(0, 12)
     partial = context.save(flags=DEVICE_PARTIAL)
     full = context.save(flags=ON_DEVICE)
-    return context.load(partial, flags=DEVICE_PARTIAL) + context.load(full, flags=DEVICE_PARTIAL)
+    return context.read(partial, flags=DEVICE_PARTIAL) + context.read(full, flags=DEVICE_PARTIAL)
 
 
 def trailing_bytes(path):
     context = Context(path)
     context.feed(0, 12)
-    return context.load(context.save(flags=DEVICE_PARTIAL) + b"\0" * 4, flags=DEVICE_PARTIAL)
+    return context.read(context.save(flags=DEVICE_PARTIAL) + b"\0" * 4, flags=DEVICE_PARTIAL)
 
 
 def an_older_save(path):
@@ -51,7 +51,7 @@ def an_older_save(path):
     older = context.save(flags=DEVICE_PARTIAL)
     context.feed(12, 20)
     context.save(flags=DEVICE_PARTIAL)
-    return context.load(older, flags=DEVICE_PARTIAL)
+    return context.read(older, flags=DEVICE_PARTIAL)
 
 
 def two_recurrent_cells(path):
@@ -61,12 +61,12 @@ def two_recurrent_cells(path):
     struct.pack_into("<I", blob, HEADER, 2)
     cell = struct.calcsize("<IiI")
     blob[HEADER + cell : HEADER + cell] = struct.pack("<iI", 99, 0)
-    return context.load(bytes(blob), flags=PARTIAL)
+    return context.read(bytes(blob), flags=PARTIAL)
 
 
 def a_sequence_too_many(path):
     context = Context(path, n_rs_seq=2, **TWO)
-    return context.load(context.save(flags=PARTIAL), 5, PARTIAL)
+    return context.read(context.save(flags=PARTIAL), 5, PARTIAL)
 
 
 def negative_positions(path):
@@ -76,7 +76,7 @@ def negative_positions(path):
     for flags, place in ((PARTIAL, HEADER + 4), (FULL, HEADER + 8)):
         blob = bytearray(context.save(flags=flags))
         struct.pack_into("<i", blob, place, -7)
-        sizes.append(context.load(bytes(blob), flags=flags))
+        sizes.append(context.read(bytes(blob), flags=flags))
     return sum(sizes)
 
 
@@ -107,7 +107,7 @@ def kept_on_device(path):
     context.feed(0, 12)
     blob = context.save(flags=DEVICE_PARTIAL)
     context.feed(12, 20)
-    read = context.load(blob, flags=DEVICE_PARTIAL)
+    read = context.read(blob, flags=DEVICE_PARTIAL)
     context.rm(0, 12, -1)
     return read == len(blob), continued(context, path, 12)
 

@@ -15,7 +15,7 @@ def position_of_all(path):
 def state_into_a_far_sequence(path):
     context = Context(path)
     context.feed(0, 12)
-    return context.load(context.save(), 300)
+    return context.read(context.save(), 300)
 
 
 def everything_by_any_negative_id(path):
@@ -28,7 +28,7 @@ def copy_to_a_far_sequence(path):
     context = Context(path)
     context.feed(0, 12)
     context.cp(0, 300)
-    lib.llama_memory_seq_keep(context.mem, -3)
+    lib.llama_memory_seq_keep(context.memory, -3)
     return continued(context, path, 12)
 
 
@@ -42,8 +42,8 @@ def partial_copy_between_streams(path):
 def shift_of_an_unshiftable(path):
     context = Context(path)
     context.feed(0, 12)
-    lib.llama_memory_seq_add(context.mem, 0, 0, -1, 5)
-    lib.llama_memory_seq_div(context.mem, 0, 0, -1, 2)
+    lib.llama_memory_seq_add(context.memory, 0, 0, -1, 5)
+    lib.llama_memory_seq_div(context.memory, 0, 0, -1, 2)
     return continued(context, path, 12)
 
 

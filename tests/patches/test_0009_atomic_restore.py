@@ -22,7 +22,7 @@ def truncated(path):
         context = Context(path)
         context.feed(0, 20)
         before = context.save()
-        read = sum(context.load(blob[:cut], flags=flags) for cut in CUTS if abs(cut) < len(blob))
+        read = sum(context.read(blob[:cut], flags=flags) for cut in CUTS if abs(cut) < len(blob))
         outcomes.append((read, context.save() == before, continued(context, path, 20)))
     return outcomes
 

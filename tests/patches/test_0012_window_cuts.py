@@ -37,7 +37,7 @@ def restored_at_the_cut(path):
     context.feed(0, 100, chunk=32)
     snapshot = context.save(flags=PARTIAL)
     context.feed(100, 400, chunk=32)
-    read = context.load(snapshot, flags=PARTIAL)
+    read = context.read(snapshot, flags=PARTIAL)
     return read == len(snapshot), context.rm(0, 100, -1), continued(context, path, 100, **SMALL)
 
 

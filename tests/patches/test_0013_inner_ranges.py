@@ -15,7 +15,7 @@ def from_the_middle(path):
 
 
 def can_shift(path):
-    return bool(lib.llama_memory_can_shift(Context(path).mem))
+    return bool(lib.llama_memory_can_shift(Context(path).memory))
 
 
 def attention_alone(path):

@@ -186,6 +186,21 @@ def test_distances_are_measured_from_the_checkpoint_that_comes_in() -> None:
     assert kept(cache, path, 10, 100, 180, 200, 400) == [10, 100, 200, 400]
 
 
+@pytest.mark.parametrize("likely", ["message start", "prompt end"])
+def test_where_histories_often_part_distance_is_not_all(likely: str) -> None:
+    """As above, but 180 is worth four times as much."""
+    cache = PromptCache(4 * SIZE + 4 * 400 + 40)
+    path = list(range(400))
+    if likely == "message start":
+        cache.release(cache.plan(np.array(path, np.int32), view([0]), (180,), NO_COSTS))
+    fill(cache, path, 10, 100)
+    logits = np.zeros(10, np.float32) if likely == "prompt end" else None
+    cache.admit(view(path[:180]), 180, np.full(SIZE, 180, np.uint8), logits)
+    fill(cache, path, 200)
+    assert cache.admit(view(path), 400, np.full(SIZE, 400 % 251, np.uint8))
+    assert kept(cache, path, 10, 100, 180, 200, 400) == [10, 180, 200, 400]
+
+
 def test_prompt_ends_outlive_what_lies_around_them() -> None:
     cache = PromptCache(6 * SIZE + 4 * 2000 + 40)
     path = list(range(2000))
@@ -216,6 +231,63 @@ def test_a_pinned_checkpoint_on_the_live_path_is_not_thinned_out() -> None:
     fill(cache, path, 30, 40)
     cache.release(plan)
     assert kept(cache, path, 10, 20, 30, 40) == [10, 40]
+
+
+def test_pins_outlast_what_the_budget_asks_for_until_the_last_one_is_taken_back() -> None:
+    cache = PromptCache(1 << 20)
+    path = list(range(200))
+    cache.pin(path)
+    cache.pin(path[:150])
+    fill(cache, path, 100, 180)
+    cache.unpin([7])
+    cache.unpin(path)
+    cache.ram_bytes = 4 * 200
+    assert kept(cache, path, 100, 180) == [100]
+    cache.unpin(path[:150])
+    assert cache.stats().bytes_ram <= cache.ram_bytes
+
+
+def test_pins_do_not_survive_clear() -> None:
+    cache = PromptCache(1 << 20)
+    cache.pin([1, 2, 3])
+    cache.clear()
+    fill(cache, [1, 2, 3], 3)
+    cache.ram_bytes = 100
+    assert cache.stats().entries == 0
+
+
+def test_what_two_plans_pin_takes_its_room_once() -> None:
+    cache = PromptCache(4 * SIZE)
+    fill(cache, [1, 2, 3], 3, size=2 * SIZE)
+    plans = [cache.plan(np.array([1, 2, 3, 4], np.int32), view([0]), (), NO_COSTS) for _ in range(2)]
+    assert fill(cache, [5, 6], 2) == [True]
+    assert [plan.cached for plan in plans] == [3, 3]
+
+
+def test_a_view_is_not_taken_back_as_a_buffer() -> None:
+    cache = PromptCache(1 << 20)
+    cache.recycle(np.zeros(2 * SIZE, np.uint8)[:SIZE])
+    assert cache.stats().extra["idle_bytes"] == 0
+
+
+def test_a_checkpoint_behind_the_live_tip_costs_no_deeper_one() -> None:
+    cache = PromptCache(3 * SIZE + 4 * 320)
+    path = list(range(300))
+    fill(cache, path, 200, 300)
+    fill(cache, [9] * 10, 10)  # younger, but of another chat
+    plan = cache.plan(np.array([9] * 10, np.int32), view([0]), (), NO_COSTS)
+    cache.release(plan)
+    assert cache.admit(view(path), 100, np.full(SIZE, 100, np.uint8))
+    assert kept(cache, path, 100, 200, 300) == [100, 200, 300]
+
+
+def test_a_message_start_is_known_as_one_when_others_only_ask_what_is_there() -> None:
+    cache = PromptCache(1 << 20)
+    prompt = np.arange(100, dtype=np.int32)
+    for boundaries in ((50,), ()):
+        cache.release(cache.plan(prompt, view([0]), boundaries, NO_COSTS))
+    fill(cache, list(range(100)), 50, 60)
+    assert [e.marked for e in cache._tree.oldest_entries()] == [True, False]
 
 
 def test_room_is_made_for_the_tokens_of_a_new_path_too() -> None:

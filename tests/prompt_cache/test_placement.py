@@ -60,7 +60,8 @@ def test_a_warm_prefill_cuts_where_a_cold_one_might(
     [
         (7, CHEAP_CUTS, 0),
         (40, UNMEASURED, 1),
-        (255, UNMEASURED, 1),
+        (127, UNMEASURED, 1),
+        (255, UNMEASURED, 2),
         (255, CHEAP_CUTS, 2),
         (255, DEAR_CUTS, 1),
         (256, UNMEASURED, 3),
@@ -89,11 +90,11 @@ def test_measured_cuts_stay_within_three_percent() -> None:
 
 
 def test_a_short_turn_cuts_before_the_thinking_mark() -> None:
-    assert prefill_cuts(250, 100, 100, [120, 245, 248], UNMEASURED) == (248,)
+    assert prefill_cuts(220, 100, 100, [120, 215, 218], UNMEASURED) == (218,)
 
 
 def test_a_short_turn_without_boundaries_cuts_near_its_end_on_the_grid() -> None:
-    assert prefill_cuts(250, 100, 100, [], UNMEASURED) == (240,)
+    assert prefill_cuts(221, 100, 100, [], UNMEASURED) == (216,)
 
 
 def test_a_long_prompt_keeps_the_system_prompt_the_branch_and_the_last_messages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -249,6 +250,14 @@ def test_a_miss_names_the_tokens_that_differ() -> None:
     assert e.prefill(DIFFERENT).differs is None
 
 
+def test_the_token_named_is_the_one_where_all_that_is_known_ends() -> None:
+    cache = PromptCache(1 << 26)
+    cache.remember("m", np.array([*HISTORY[:50], 7], np.int32))
+    assert plan_for(cache, [*HISTORY[:100], 9], live_view([*HISTORY[:100], 8])).differs == (9, 8)
+    cache.remember("m", np.array(HISTORY[:100], np.int32))
+    assert plan_for(cache, [*HISTORY[:100], 9], live_view([*HISTORY[:50], *[8] * 100])).differs is None
+
+
 def test_a_pinned_prefix_outlives_everything_else() -> None:
     cache = PromptCache(20_000)
     one = FakeEngine(cache, "recurrent")
@@ -293,6 +302,21 @@ def test_a_forgotten_chat_is_gone_and_the_others_stay(kind: Kind) -> None:
     assert e.prefill(other, [100]).cached == len(other)
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_a_prefix_is_forgotten_with_every_chat_that_goes_on_from_it(kind: Kind) -> None:
+    cache = PromptCache(1 << 26)
+    e = FakeEngine(cache, kind)
+    for start in (0, 80, 160):
+        e.prefill(HISTORY[:100] + DIFFERENT[start : start + 80], [60, 100])
+        e.generate(list(range(40)))
+    e.prefill([5, 6, 7])
+    cache.forget(HISTORY[:90])
+    cache.check_integrity()
+    stats = cache.stats()
+    assert (stats.extra["tokens"], stats.extra["idle_bytes"]) == (3, 0)
+    assert e.prefill(HISTORY).matched == 0
+
+
 def test_forgetting_what_is_not_known_does_nothing() -> None:
     cache = PromptCache(1 << 26)
     e = FakeEngine(cache, "hybrid")
@@ -300,4 +324,29 @@ def test_forgetting_what_is_not_known_does_nothing() -> None:
     entries = cache.stats().entries
     cache.forget(DIFFERENT)
     cache.forget([*HISTORY, 1])
+    cache.forget([])
     assert cache.stats().entries == entries
+
+
+@pytest.mark.parametrize(
+    ("costs", "source"),
+    [
+        (Costs(token_seconds=1e-3, prefill_seconds=1e-3, restore_seconds=0.2), "ram"),
+        (Costs(token_seconds=1e-3, prefill_seconds=1e-3, restore_seconds=0.4), "live"),
+        (Costs(token_seconds=1e-3, prefill_seconds=1e-3, restore_seconds=0.2, segment_seconds=1e-3), "live"),
+        (Costs(token_seconds=0.5, prefill_seconds=1e-3, restore_seconds=0.4), "ram"),
+        (Costs(restore_seconds=9.0), "ram"),
+    ],
+)
+def test_a_stored_state_is_restored_where_that_is_faster_than_decoding(costs: Costs, source: str) -> None:
+    """300 tokens are saved, and attention of as many is loaded; the live sequence could be cut to 60."""
+    cache = PromptCache(1 << 20)
+    e = FakeEngine(cache, "hybrid")
+    e.prefill([*range(60), *HISTORY])
+    e.prefill([*range(60), *DIFFERENT])
+    view = replace(e.view(), cut_floor=0)
+    prompt = np.array([*range(60), *HISTORY, 1], np.int32)
+    plan = cache.plan(prompt, view, (), costs)
+    cache.release(plan)
+    assert plan.source == source
+    assert plan.cached == (360 if source == "ram" else 60)

@@ -190,11 +190,14 @@ class Context:
         buffer = (ctypes.c_uint8 * max(size, 1))()
         return ctypes.string_at(buffer, lib.llama_state_seq_get_data_ext(self.ctx, buffer, size, seq, flags))
 
+    def read(self, blob: bytes, seq: int = 0, flags: int = FULL) -> int:
+        """Restore a sequence; the bytes that the library says it read, 0 when it refused."""
+        buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
+        return int(lib.llama_state_seq_set_data_ext(self.ctx, buffer, len(blob), seq, flags))
+
     def load(self, blob: bytes, seq: int = 0, flags: int = FULL) -> bool:
         """Restore a sequence; whether the library says that it read all of `blob`."""
-        buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
-        read = lib.llama_state_seq_set_data_ext(self.ctx, buffer, len(blob), seq, flags)
-        return bool(read == len(blob))
+        return self.read(blob, seq, flags) == len(blob)
 
     def save_whole(self) -> bytes:
         """The state of the whole context."""

@@ -1,0 +1,182 @@
+"""`llamahybrid cache`: what lies in a folder of the disk tier; nothing here runs a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import platformdirs
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from llamahybrid.prompt_cache.base import Tokens
+    from llamahybrid.prompt_cache.disk import RecordStore
+    from llamahybrid.prompt_cache.records import Head
+
+cache = typer.Typer(no_args_is_help=True, help="List, verify and prune a folder of stored conversations.")
+
+Folder = Annotated[
+    Path | None, typer.Option("--dir", help="folder, as given to PromptCache(disk_dir=...)", file_okay=False)
+]
+
+PREVIEW_TOKENS = 60
+PREVIEW_WIDTH = 36
+
+
+def default_folder() -> Path:
+    """Where `llamahybrid chat --keep` has its conversations."""
+    return Path(platformdirs.user_cache_dir("llamahybrid")) / "prompts"
+
+
+@cache.command("list")
+def list_(
+    folder: Folder = None,
+    records: Annotated[bool, typer.Option(help="every record, not conversations")] = False,
+    preview: Annotated[
+        Path | None, typer.Option(help="show the text, with the vocabulary of this GGUF file", exists=True)
+    ] = None,
+) -> None:
+    """Show what is stored: tokens, checkpoints, bytes and age, the newest last."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    store = _opened(folder)
+    heads = [head for _, head in _heads(store)]
+    rows = [[head] for head in heads] if records else _conversations(heads)
+    spell = _speller(preview) if preview else None
+    table = Table("model", title=str(store.folder))
+    for name in ("tokens", "checkpoints" if not records else "state", "MiB", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if spell:
+        table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=PREVIEW_WIDTH)
+    for row in sorted(rows, key=lambda row: max(h.written for h in row)):
+        deepest = max(row, key=lambda h: h.end)
+        states = sum(h.kind == 0 for h in row)
+        what = f"[{deepest.start:,}, {deepest.end:,})" if deepest.kind else "snapshot"
+        cells = [
+            deepest.namespace[:8],
+            f"{deepest.end:,}",
+            what if records else str(states),
+            f"{sum(h.nbytes for h in row) / 2**20:.1f}",
+            _age(max(h.written for h in row)),
+        ]
+        table.add_row(*cells, *([escape(spell(deepest.tokens))] if spell else []))
+    console = Console()
+    console.print(table)
+    console.print(f"{len(heads)} records, {store.nbytes / 2**20:,.1f} MiB with the index")
+
+
+@cache.command()
+def verify(
+    folder: Folder = None,
+    remove: Annotated[bool, typer.Option(help="remove what is damaged")] = False,
+) -> None:
+    """Read every record and check it; exit status 1 if any is damaged."""
+    from llamahybrid.errors import RecordError
+
+    store, sound, damaged = _opened(folder), 0, 0
+    for key in list(store.keys()):
+        try:
+            store.load(key)
+            sound += 1
+        except RecordError as error:
+            damaged += 1
+            typer.echo(f"{key}: {error}")
+            if remove:
+                store.delete(key)
+    swept = store.sweep() if remove else 0
+    typer.echo(
+        f"{sound} records are sound, {damaged} damaged" + (f", {swept} stray files removed" if swept else "")
+    )
+    if damaged and not remove:
+        raise typer.Exit(1)
+
+
+@cache.command()
+def prune(
+    folder: Folder = None,
+    max_mib: Annotated[
+        float | None, typer.Option(min=0, help="remove the oldest until so much is left")
+    ] = None,
+    older_than: Annotated[float | None, typer.Option(min=0, help="remove what is older, in days")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="remove what is of this model, as `list` names it")
+    ] = None,
+) -> None:
+    """Remove records: by size, by age, by model; several together remove what any of them names."""
+    if max_mib is None and older_than is None and model is None:
+        raise typer.BadParameter("say what to remove: --max-mib, --older-than or --model")
+    store, before, removed = _opened(folder), time.time() - 86400 * (older_than or 0), 0
+    for key, head in sorted(_heads(store), key=lambda item: item[1].written):
+        old = older_than is not None and head.written < before
+        named = model is not None and head.namespace.startswith(model)
+        if old or named or (max_mib is not None and store.nbytes > max_mib * 2**20):
+            store.delete(key)
+            removed += 1
+    typer.echo(f"{removed} records removed, {store.nbytes / 2**20:,.1f} MiB left")
+
+
+def _opened(folder: Path | None) -> RecordStore:
+    from llamahybrid.prompt_cache.disk import DISK_ERRORS, RecordStore
+
+    folder = default_folder() if folder is None else folder.expanduser()
+    if not (folder / "cache.db").is_file():
+        typer.echo(f"error: nothing is stored in {folder}", err=True)
+        raise typer.Exit(1)
+    try:
+        return RecordStore(folder)
+    except DISK_ERRORS as error:
+        typer.echo(f"error: {folder} cannot be used: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _heads(store: RecordStore) -> Iterator[tuple[str, Head]]:
+    from llamahybrid.errors import RecordError
+
+    for key in list(store.keys()):
+        try:
+            yield key, store.head(key)
+        except RecordError as error:
+            typer.echo(f"{key}: {error}", err=True)
+
+
+def _conversations(heads: list[Head]) -> list[list[Head]]:
+    """Records by the longest path they belong to; what several share counts for the first."""
+    groups: list[list[Head]] = []
+    for head in sorted(heads, key=lambda h: -h.end):
+        for group in groups:
+            first = group[0]
+            if first.namespace == head.namespace and (first.tokens[: head.end] == head.tokens).all():
+                group.append(head)
+                break
+        else:
+            groups.append([head])
+    return groups
+
+
+def _speller(model: Path) -> Callable[[Tokens], str]:
+    """The end of a token path as text."""
+    import llama_cpp
+
+    vocabulary = llama_cpp.Llama(str(model), vocab_only=True, verbose=False)
+
+    def spell(tokens: Tokens) -> str:
+        known = [t for t in tokens[-PREVIEW_TOKENS:].tolist() if 0 <= t < vocabulary.n_vocab()]
+        text = vocabulary.detokenize(known, special=True).decode("utf-8", errors="replace")
+        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+        return line[-PREVIEW_WIDTH:]
+
+    return spell
+
+
+def _age(written: int) -> str:
+    seconds = max(0, int(time.time()) - written)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"

@@ -1,0 +1,99 @@
+"""Conversations go on after a restart as if there had been none, on real models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamahybrid import Llama, PromptCache
+
+SYSTEM = [(7 * i + 3) % 200 for i in range(120)]
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen35": {},
+    "jamba": {"flash_attn": True},
+    "mamba": {},
+    "lfm2": {},
+    "gemma3": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
+}
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(params=MODELS)
+def start(request, tiny_model, tmp_path: Path):
+    """Makes a model; with a disk tier unless told otherwise, on the same folder each time."""
+    window = {"window": 16} if request.param == "gemma3" else {}
+    model = tiny_model(request.param, **window)
+    made: list[Llama] = []
+
+    def make(cache: bool | PromptCache | None = None) -> Llama:
+        cache = PromptCache(1 << 26, tmp_path / "cache") if cache is None else cache
+        options = {"n_ctx": 1024, "n_threads": 1, "verbose": False, **MODELS[request.param]}
+        made.append(Llama(str(model), prompt_cache=cache, **options))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+def turns() -> list[list[int]]:
+    """Two chats on one system prompt, in turn; the first has its thinking stripped, the second is edited."""
+    first = [SYSTEM + [(11 * i + k) % 200 for i in range(60 + 70 * k)] for k in range(3)]
+    second = [SYSTEM + [(13 * i + 1) % 200 for i in range(100)][: 100 - 20 * k] + [k] * 30 for k in range(3)]
+    return [prompt for pair in zip(first, second, strict=True) for prompt in pair]
+
+
+def answer(llm: Llama, prompt: list[int], n: int = 24) -> list[int]:
+    out: list[int] = []
+    for token in llm.generate(prompt, temp=0.0):
+        out.append(token)
+        if len(out) == n:
+            break
+    return out
+
+
+def test_a_restart_before_every_turn_decodes_no_more(start) -> None:
+    one = start(PromptCache(1 << 26))
+    stayed = [(answer(one, p), one.last_request.left) for p in turns()]
+    restarted = []
+    for prompt in turns():
+        llm = start()
+        restarted.append((answer(llm, prompt), llm.last_request.left))
+        llm.close()
+        llm.prompt_cache.check_integrity()
+    assert [text for text, _ in restarted] == [text for text, _ in stayed]
+    assert sum(left for _, left in restarted) <= 1.02 * sum(left for _, left in stayed)
+
+
+def test_what_was_read_gives_the_logits_of_a_fresh_context(start) -> None:
+    prompt = turns()[4]
+    first = start()
+    answer(first, prompt)
+    first.close()
+    again, fresh = start(), start(False)
+    longer = [*prompt, 5, 6, 7]
+    assert answer(again, longer, 1) == answer(fresh, longer, 1)
+    assert again.last_request.source == "disk"
+    assert again.last_request.reason.endswith("from disk")
+    mine = again._keeper.live.logits()
+    theirs = np.ctypeslib.as_array(fresh._ctx.get_logits_ith(-1), shape=(fresh.n_vocab(),))
+    assert np.abs(mine - theirs).max() <= 1e-2 * np.ptp(theirs)
+
+
+def test_a_damaged_folder_costs_time_and_nothing_else(start, tmp_path: Path) -> None:
+    prompt = turns()[4]
+    first = start()
+    expected = answer(first, prompt)
+    first.close()
+    for path in (tmp_path / "cache").glob("*/*/*.val"):
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    again = start()
+    assert answer(again, prompt) == expected
+    assert again.last_request.source == "none"
+    assert again.prompt_cache.stats().extra["disk_damaged"] > 0

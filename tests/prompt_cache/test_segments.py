@@ -1,0 +1,313 @@
+"""Stored attention: which segments serve a prompt, where they are cut, what they stay for, what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from llamahybrid.harness.fake_engine import FakeEngine
+from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView, Plan, PromptCache
+from llamahybrid.prompt_cache.base import Segment
+from llamahybrid.prompt_cache.selection import reachable
+from llamahybrid.prompt_cache.tree import Entry, Tree
+
+ENGINE = FakeEngine(PromptCache(0))
+"""Makes segments, cuts them and tells what is in them."""
+
+SIZE = 1000
+PATH = list(range(300))
+ELSEWHERE = [-7]
+
+
+def view(tokens: Sequence[int], pages: bool = True) -> LiveView:
+    n = len(tokens)
+    ids = np.array(tokens, np.int32)
+    return LiveView("m", ids, n, True, True, False, split=ENGINE.split if pages else None)
+
+
+def piece(path: Sequence[int], start: int, end: int) -> Segment:
+    return ENGINE.attention_of(path[:start], path[start:end])
+
+
+def bytes_of(*ranges: tuple[int, int]) -> int:
+    return sum(piece(PATH, a, b).nbytes for a, b in ranges)
+
+
+def store(cache: PromptCache, path: Sequence[int], *positions: int) -> None:
+    """Checkpoints on a path, and its attention up to the deepest one."""
+    for position in positions:
+        assert cache.admit(view(path[:position]), position, cache.buffer(SIZE))
+    for start, end in cache.missing(view(path)):
+        assert cache.keep(view(path), piece(path, start, end))
+
+
+def plan_for(cache: PromptCache, prompt: Sequence[int], live: LiveView) -> Plan:
+    plan = cache.plan(np.array(prompt, np.int32), live, (), Costs())
+    cache.release(plan)
+    return plan
+
+
+def ranges(segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    return [(s.start, s.end) for s in segments]
+
+
+# -- what serves -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("live", "stored", "kept", "loaded", "reach"),
+    [
+        (0, [(0, 40), (40, 90)], 0, [(0, 40), (40, 90)], 90),
+        (60, [(0, 40), (40, 90)], 40, [(40, 90)], 90),  # live memory is cut back to the segment's start
+        (60, [(0, 20), (20, 40)], 60, [], 60),  # live memory holds all of it
+        (60, [(0, 40), (70, 90)], 60, [], 60),  # a gap
+        (0, [(0, 40), (50, 90)], 0, [(0, 40)], 40),
+    ],
+)
+def test_attention_reaches_as_far_as_it_has_no_gap(live, stored, kept, loaded, reach) -> None:
+    found = reachable(live, [piece(PATH, a, b) for a, b in stored])
+    assert (found.kept, ranges(found.segments), found.reach) == (kept, loaded, reach)
+
+
+def test_a_restore_inside_a_segment_gets_the_part_before_it() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 150, 250)
+    plan = plan_for(cache, [*PATH[:200], 999], view(ELSEWHERE))
+    assert (plan.cached, ranges(plan.segments)) == (150, [(0, 150)])
+    assert ENGINE.tokens_in(plan.segments[0], []) == PATH[:150]
+    cache.check_integrity()
+
+
+def test_a_context_that_cannot_load_segments_gets_none_and_spoils_none() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 150, 250)
+    assert plan_for(cache, PATH, view(ELSEWHERE)).cached == 250
+    assert plan_for(cache, PATH, view(ELSEWHERE, pages=False)).cached == 0
+    cache.remember("m", np.array([*PATH[:200], 999], np.int32))
+    assert plan_for(cache, PATH, view(ELSEWHERE)).cached == 250
+    assert cache.missing(view(PATH, pages=False)) == []
+
+
+def test_where_live_attention_reaches_far_enough_nothing_is_loaded() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 200)
+    cache.remember("m", np.array(PATH, np.int32))
+    assert cache.keep(view(PATH), piece(PATH, 200, 300))
+    plan = plan_for(cache, [*PATH[:250], 999], view([*PATH[:250], -1]))
+    assert (plan.cached, plan.source, plan.segments) == (200, "ram", ())
+
+
+def test_logits_are_handed_out_for_the_very_end_of_a_prompt_only() -> None:
+    cache = PromptCache(1 << 20)
+    cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE), np.ones(4, np.float32))
+    assert plan_for(cache, PATH[:200], view(PATH[:199])).logits is None
+    cuttable = LiveView("m", np.array(PATH[:220], np.int32), 0, True, True, tip_logits=False)
+    plan = plan_for(cache, PATH[:220], cuttable)
+    assert (plan.cached, plan.logits) == (219, None), "logits of another position"
+
+
+# -- what is stored --------------------------------------------------------------------------------
+
+
+def test_attention_is_wanted_up_to_the_deepest_checkpoint() -> None:
+    cache = PromptCache(1 << 20)
+    cache.remember("m", np.array(PATH, np.int32))
+    assert cache.missing(view(PATH)) == []
+    cache.admit(view(PATH[:100]), 100, cache.buffer(SIZE))
+    assert cache.missing(view(PATH)) == [(0, 100)]
+    assert cache.keep(view(PATH), piece(PATH, 20, 60))
+    assert cache.missing(view(PATH)) == [(0, 20), (60, 100)]
+    assert cache.keep(view(PATH), piece(PATH, 0, 20))
+    assert ranges(cache._tree.match("m", np.array(PATH, np.int32)).segments()) == [(0, 20), (20, 60)]
+
+
+@pytest.mark.parametrize(("start", "end"), [(30, 60), (0, 20), (80, 120), (100, 300), (10, 400)])
+def test_what_overlaps_or_leaves_its_edge_is_not_kept(start: int, end: int) -> None:
+    cache = PromptCache(1 << 20)
+    cache.remember("m", np.array(PATH[:200], np.int32))
+    cache.remember("m", np.array(PATH[:100] + [-1] * 50, np.int32))
+    longer = [*PATH, *range(300, 400)]
+    assert cache.keep(view(PATH), piece(PATH, 0, 50))
+    assert not cache.keep(view(longer), piece(longer, start, end))
+    cache.check_integrity()
+
+
+def test_a_segment_of_tokens_that_lie_elsewhere_is_not_kept() -> None:
+    cache = PromptCache(1 << 20)
+    cache.remember("m", np.array(PATH[:100] + [-1] * 200, np.int32))
+    assert not cache.keep(view(PATH), piece(PATH, 50, 150))
+
+
+def test_segments_behind_a_match_are_not_its_own() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 150, 250)
+    assert plan_for(cache, [*PATH[:200], 999], view(ELSEWHERE)).cached == 150  # cuts the segment at 150
+    cut = cache._tree.match("m", np.array([*PATH[:150], 999], np.int32))
+    assert ranges(cut.segments()) == [(0, 150)]
+
+
+# -- what stays ------------------------------------------------------------------------------------
+
+
+def test_segments_go_with_the_last_checkpoint_that_needs_them() -> None:
+    cache = PromptCache(1 << 20)
+    one, two = PATH, PATH[:100] + [-1] * 100
+    store(cache, one, 200)
+    plan_for(cache, two, view(one))  # says how the segment is cut where they part
+    store(cache, two, 200)
+    for chat, left in ((one, two), (two, [])):
+        plan = plan_for(cache, [*chat[:200], 999], view(ELSEWHERE))
+        assert plan.checkpoint is not None
+        cache.drop(plan.checkpoint)
+        assert plan_for(cache, [*left[:200], 999], view(ELSEWHERE)).cached == len(left)
+        cache.check_integrity()
+    assert (cache.stats().segments, cache.stats().extra["segment_bytes"]) == (0, 0)
+
+
+def test_what_is_dropped_is_that_checkpoint_and_no_other_at_its_position() -> None:
+    cache = PromptCache(1 << 20)
+    one, two = PATH[:200], [-1] * 200
+    store(cache, one, 200)
+    store(cache, two, 200)
+    plan = plan_for(cache, [*two, 999], view(ELSEWHERE))
+    assert plan.checkpoint is not None
+    cache.drop(plan.checkpoint)
+    assert plan_for(cache, [*one, 999], view(ELSEWHERE)).cached == 200
+
+
+def test_segments_before_a_checkpoint_stay_and_those_behind_it_go() -> None:
+    tree = Tree()
+    shallow, deep = (put(tree, PATH[:8], position) for position in (4, 8))
+    match = tree.match("m", np.array(PATH[:8], np.int32))
+    for start, end in ((0, 2), (2, 5), (5, 8)):
+        tree.store(match, piece(PATH, start, end))
+    node = deep.node
+    assert node is not None
+    tree.detach(deep)
+    tree.prune(node)
+    assert ranges(node.segments) == [(0, 2), (2, 5)]
+    tree.detach(shallow)
+    tree.prune(node)
+    assert (node.segments, tree.segment_bytes) == ([], 0)
+
+
+def test_a_tail_ends_where_something_is_stored() -> None:
+    tree = Tree()
+    put(tree, PATH[:8], 2)
+    tree.store(tree.match("m", np.array(PATH[:8], np.int32)), piece(PATH, 0, 5))
+    (leaf,) = tree.oldest_nodes()
+    assert leaf.tail() == 3
+    assert leaf.tail(keep=99) == 0
+    tree.insert("m", np.array([*PATH[:7], -1], np.int32))
+    assert [node.tail() for node in tree.match("m", np.array(PATH[:8], np.int32)).path] == [0, 1]
+
+
+def put(tree: Tree, path: Sequence[int], position: int) -> Entry:
+    match = tree.insert("m", np.array(path, np.int32))
+    return tree.attach(match, Checkpoint("m", position, np.zeros(10, np.uint8)))
+
+
+def test_a_checkpoint_taken_again_keeps_its_segments() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 200)
+    store(cache, PATH[:200], 200)
+    assert plan_for(cache, PATH, view(ELSEWHERE)).cached == 200
+
+
+def test_one_that_cannot_be_taken_again_leaves_no_segments_behind() -> None:
+    cache = PromptCache(6 * SIZE)
+    store(cache, PATH[:200], 200)
+    lent = cache.buffer(2 * SIZE)
+    assert not cache.admit(view(PATH[:200]), 200, np.zeros(4 * SIZE, np.uint8))
+    assert lent.nbytes == 2 * SIZE
+    assert cache.stats().segments == 0
+    cache.check_integrity()
+
+
+# -- what it may cost ------------------------------------------------------------------------------
+
+
+def test_no_segment_is_kept_at_the_price_of_a_checkpoint_or_the_room_for_two() -> None:
+    need = bytes_of((0, 300)) + 2 * SIZE
+    for budget, fits in ((need + 3 * SIZE - 1, False), (need + 3 * SIZE, True)):
+        cache = PromptCache(budget + 4 * 300)
+        for position in (100, 200, 300):
+            cache.admit(view(PATH[:position]), position, cache.buffer(SIZE))
+        plan_for(cache, [5], view(ELSEWHERE))  # another request came in between
+        assert cache.keep(view(PATH), piece(PATH, 0, 300)) is fits
+        stats = cache.stats()
+        assert (stats.entries, stats.segments, stats.refused) == (3, fits, not fits)
+        cache.check_integrity()
+
+
+def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
+    cache = PromptCache(3 * SIZE + 4 * 300 + bytes_of((0, 150)))
+    cache.admit(view(PATH), 300, cache.buffer(SIZE))
+    assert cache.keep(view(PATH), piece(PATH, 0, 150))
+    assert not cache.keep(view(PATH), piece(PATH, 150, 300))
+    assert cache.missing(view(PATH)) == [(150, 300)]
+
+
+def test_what_only_the_live_path_needs_goes_before_its_checkpoints() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 100, 200)
+    cache.ram_bytes = cache.stats().bytes_ram - 4 * 100 - 1  # the bare tail, and a byte
+    assert (cache.stats().entries, cache.stats().segments) == (2, 0)
+
+
+def test_what_another_chat_needs_too_stays() -> None:
+    cache = PromptCache(1 << 20)
+    one, two = PATH[:200], PATH[:100] + [-1] * 100
+    store(cache, one, 200)
+    cache.pin(one)
+    plan_for(cache, two, view(one))
+    store(cache, two, 200)
+    cache.ram_bytes = 100
+    assert plan_for(cache, [*one, 999], view(ELSEWHERE)).cached == 200
+
+
+def test_room_for_a_segment_is_not_made_from_its_own_path() -> None:
+    budget = 3 * SIZE + bytes_of((0, 100)) + 4 * 300 + 4 * 10
+    cache = PromptCache(budget)
+    cache.admit(view(PATH[:100]), 100, cache.buffer(SIZE))
+    cache.remember("m", np.array(PATH, np.int32))
+    cache.remember("m", np.full(11, -1, np.int32))  # younger, and one token too many
+    assert cache.keep(view(PATH), piece(PATH, 0, 100))
+    assert plan_for(cache, PATH, view(ELSEWHERE)).matched == 300
+
+
+def test_a_path_that_closes_up_while_room_is_made_gets_its_segment() -> None:
+    cache = PromptCache(3 * SIZE + bytes_of((100, 150)) + 4 * 200)
+    cache.remember("m", np.array(PATH[:100] + [-1] * 50, np.int32))
+    cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
+    assert cache.keep(view(PATH[:200]), piece(PATH, 100, 150))
+    assert plan_for(cache, PATH[:100] + [-1] * 50, view(ELSEWHERE)).matched == 100
+    cache.check_integrity()
+
+
+def test_a_path_longer_than_others_does_not_protect_them() -> None:
+    cache = PromptCache(SIZE + 4 * 320)
+    cache.remember("m", np.full(100, -1, np.int32))
+    cache.remember("m", np.array(PATH[:200], np.int32))
+    assert cache.admit(view(PATH), 300, np.zeros(SIZE, np.uint8))
+    assert plan_for(cache, [-1] * 100, view(ELSEWHERE)).matched == 0
+
+
+@pytest.mark.parametrize("how", ["plan", "remember", "admit"])
+def test_a_segment_in_two_parts_takes_no_more_than_the_budget(how: str) -> None:
+    cache = PromptCache(1 << 20)
+    cache.remember("m", np.full(3, -1, np.int32))
+    store(cache, PATH, 150, 250)
+    plan_for(cache, PATH, view(PATH))
+    branch = [*PATH[:200], 999]
+    cache.ram_bytes = cache.stats().bytes_ram + {"plan": 0, "remember": 4, "admit": 4 + SIZE}[how]
+    if how == "plan":
+        assert plan_for(cache, branch, view(ELSEWHERE)).cached == 150
+    elif how == "remember":
+        cache.remember("m", np.array(branch, np.int32))
+    else:
+        cache.admit(view(branch), 201, np.zeros(SIZE, np.uint8))
+    assert cache.stats().bytes_ram <= cache.ram_bytes
+    cache.check_integrity()
