@@ -36,14 +36,16 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, cancelled requests, damaged state (TIME seconds each), KILLS killed writers
+fuzz: venv ## random histories, threads, cancelled requests, damaged state (TIME seconds each), KILLS killed writers
 	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.blob_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.disk_fuzz --kills $(KILLS) --seconds 60
 
-soak: venv ## one long chat for TIME seconds, watching memory
+soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget
 	$(BIN)/python -m llamahybrid.harness.soak --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.footprint
 
 bench: venv ## overhead against stock
 	$(BIN)/python benchmarks/overhead.py
