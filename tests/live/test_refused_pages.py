@@ -75,7 +75,9 @@ def test_an_interrupt_leaves_the_scratch_sequence_empty(live, monkeypatch):
     assert scratch_is_empty(live)
 
 
-@pytest.mark.parametrize(("name", "answer"), [("llama_memory_seq_rm", False), ("llama_memory_seq_pos_max", 3)])
+@pytest.mark.parametrize(
+    ("name", "answer"), [("llama_memory_seq_rm", False), ("llama_memory_seq_pos_max", 3)]
+)
 def test_a_scratch_sequence_that_stays_full_is_not_trusted(live, pager, monkeypatch, name, answer):
     payload = live.page_out(0, 40, new).record[HEADER_BYTES:]
     real = getattr(native, name)
