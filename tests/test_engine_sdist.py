@@ -37,6 +37,8 @@ class Index:
         self.asked += 1
         if self.failure:
             return subprocess.CompletedProcess(command, 1, "", self.failure)
+        assert "--require-hashes" in command
+        assert sdist.PIN.sha256 in Path(command[-1]).read_text()
         Path(command[command.index("--dest") + 1], sdist.PIN.archive).write_bytes(self.content)
         return subprocess.CompletedProcess(command, 0, "", "")
 
@@ -112,8 +114,11 @@ def test_what_is_no_member_is_an_error(index: Index, name: str) -> None:
 def test_the_whole_tree_without_its_top_folder(index: Index, tmp_path: Path) -> None:
     tree = sdist.unpack(tmp_path / "tree")
     assert {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()} == set(FILES)
-    with pytest.raises(EngineError, match="in the way"):
-        sdist.unpack(tree)
+    (tmp_path / "empty").mkdir()
+    assert sdist.unpack(tmp_path / "empty") == tmp_path / "empty"
+    for taken in (tree, tree / "pyproject.toml"):
+        with pytest.raises(EngineError, match="in the way"):
+            sdist.unpack(taken)
     assert not litter(tmp_path)
 
 

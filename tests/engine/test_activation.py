@@ -86,14 +86,19 @@ def test_one_that_does_not_match_is_not_taken(cache: Path, changes: dict[str, ob
     assert activation.wanted("") is None
 
 
-def test_one_without_its_libraries_is_not_taken(cache: Path) -> None:
+@pytest.mark.parametrize("folder", [False, True])
+def test_one_without_its_libraries_is_not_taken(cache: Path, folder: bool) -> None:
     engine = build()
-    next(engine.libraries.glob("*llama*")).unlink()
+    library = next(engine.libraries.glob("*llama*"))
+    library.unlink()
+    if folder:
+        library.mkdir()
     assert "gone" in engine.mismatch(activation.version())
 
 
 def test_other_folders_in_the_cache_are_passed_over(cache: Path) -> None:
-    for name, text in {"broken": "{", "foreign": "[]", ".part-x": "{}"}.items():
+    build(".part-x")  # still being made
+    for name, text in {"broken": "{", "foreign": "[]", "empty": "{}"}.items():
         (sdist.cache_dir() / "engines" / name).mkdir(parents=True)
         (sdist.cache_dir() / "engines" / name / "manifest.json").write_text(text)
     (sdist.cache_dir() / "engines" / "odd" / "manifest.json").mkdir(parents=True)
