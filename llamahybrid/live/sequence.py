@@ -96,11 +96,9 @@ class LiveSequence(Belief):
         `undo`: tokens there were, and a snapshot of that state where the memory cannot be cut.
         """
         position, record = undo
-        if position == 0:
-            self.empty()
-        elif record is not None:
+        if record is not None:
             return self.restore(record, self._ids[:position].copy()) is None
-        elif not self.cut(position) or self.fault() is not None:
+        if not self.cut(position) or self.fault() is not None:
             self._mark_junk()
             return False
         return True

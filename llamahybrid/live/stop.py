@@ -109,7 +109,7 @@ class RequestGate:
     def enter(self, request: Request) -> None:
         """Begin a step; see `step`."""
         with self._changed:
-            if request.superseded or self._current is not request:
+            if self._current is not request:
                 raise RequestSuperseded("a newer request has replaced this one; start a new request")
             request.owner = threading.get_ident()
             request.running += 1

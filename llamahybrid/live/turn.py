@@ -132,18 +132,16 @@ class Keeper:
             if applied:
                 break
         turn.plan = plan
-        turn.last_checkpoint = plan.cached
-        extends = plan.source == "live" and plan.cached == tip > 0 and tip_due(plan.left)
+        extends = plan.cached == tip > 0 and tip_due(plan.left)
         if extends and not plan.stored and self.live.profile.needs_checkpoints:
             self.checkpoint(turn)
         return turn
 
     def _leave(self) -> None:
         """The live tip is about to be given up: keep what is worth coming back to."""
-        live = self.live
-        if not live.keeps_chats or live.is_junk or live.opaque or live.n == 0:
+        if not self.live.keeps_chats:
             return
-        if self.cache.unstored(live.view()):  # a chat goes on from its very tip, and no batch is cut for it
+        if self.cache.unstored(self.live.view()):  # a chat goes on from its very tip; it costs no batch
             self._checkpoint_if_finite(None)
         self._page_out()
 
@@ -165,7 +163,6 @@ class Keeper:
             fault = None if live.is_junk else live.fault()
         if fault:
             self.warn(f"context memory was changed behind our back ({fault}); starting from zero")
-            live.distrust()
             live.empty()
 
     def warn(self, message: str) -> None:
@@ -323,7 +320,7 @@ class Keeper:
         self.keep_staged(turn)
         if live.is_junk or live.opaque:
             return
-        if live.profile.needs_checkpoints and not turn.prefilling:
+        if live.profile.needs_checkpoints:
             since = live.n - max(turn.last_checkpoint, turn.plan.total)
             if since > 0 and final_due(since, self.meter.costs()):
                 self._checkpoint_if_finite(turn)

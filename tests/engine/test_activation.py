@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -74,7 +76,8 @@ def test_a_manifest_reads_as_it_was_written(cache: Path) -> None:
         ({"version": "0.3.0"}, "made for llama-cpp-python 0.3.0"),
         ({"patches": {"0001.patch": "0"}}, "patches have changed"),
         ({"source": "/elsewhere"}, "built from /elsewhere"),
-        ({"recipe": Recipe("", (), "", "plan9", "")}, "another machine"),
+        ({"recipe": replace(Recipe.here(), platform="plan9")}, "another machine"),
+        ({"recipe": replace(Recipe.here(), cpu="z80")}, "another machine"),
     ],
 )
 def test_one_that_does_not_match_is_not_taken(cache: Path, changes: dict[str, object], reason: str) -> None:
@@ -83,16 +86,22 @@ def test_one_that_does_not_match_is_not_taken(cache: Path, changes: dict[str, ob
     assert activation.wanted("") is None
 
 
-def test_one_without_its_libraries_is_not_taken(cache: Path) -> None:
+@pytest.mark.parametrize("folder", [False, True])
+def test_one_without_its_libraries_is_not_taken(cache: Path, folder: bool) -> None:
     engine = build()
-    next(engine.libraries.glob("*llama*")).unlink()
+    library = next(engine.libraries.glob("*llama*"))
+    library.unlink()
+    if folder:
+        library.mkdir()
     assert "gone" in engine.mismatch(activation.version())
 
 
 def test_other_folders_in_the_cache_are_passed_over(cache: Path) -> None:
-    for name, text in {"broken": "{", "foreign": "[]", ".part-x": "{}"}.items():
+    build(".part-x")  # still being made
+    for name, text in {"broken": "{", "foreign": "[]", "empty": "{}"}.items():
         (sdist.cache_dir() / "engines" / name).mkdir(parents=True)
         (sdist.cache_dir() / "engines" / name / "manifest.json").write_text(text)
+    (sdist.cache_dir() / "engines" / "odd" / "manifest.json").mkdir(parents=True)
     assert installed.engines() == []
 
 
@@ -113,6 +122,25 @@ def test_a_library_path_of_the_users_own_is_left_alone(cache: Path, monkeypatch:
 def test_any_folder_of_libraries_can_be_chosen(cache: Path) -> None:
     engine = build(source="/elsewhere")
     assert activation.wanted(str(engine.libraries)) == engine.libraries
+
+
+def test_a_folder_may_be_named_from_here_or_from_home(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build()
+    monkeypatch.chdir(engine.folder)
+    monkeypatch.setenv("HOME", str(cache))
+    assert activation.wanted("lib") == engine.libraries
+    assert activation.wanted("~/engines/one/lib") == engine.libraries
+
+
+def test_without_llama_cpp_python_nothing_matches(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    engine = build()
+    for function in ("version", "distribution"):
+        monkeypatch.setattr(metadata, function, missing)
+    assert activation.stock() is None
+    assert "installed is none" in engine.mismatch(activation.version())
 
 
 def test_patched_without_a_build_says_how_to_build(cache: Path) -> None:

@@ -5,8 +5,13 @@ A stand-in for the build makes the wheel; its libllama is a copy of a real libra
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -20,6 +25,8 @@ class Build:
     def __init__(self) -> None:
         self.trees: list[dict[str, str]] = []
         self.end: BaseException | None = None
+        self.change: Callable[[dict[str, bytes]], object] = lambda files: None
+        """What is done to the wheel's files before they are packed."""
 
     def run(self, source: Path, out: Path, progress: build.Progress, log: Path) -> None:
         self.trees.append(
@@ -31,10 +38,13 @@ class Build:
             raise self.end
         stock = activation.stock()
         assert stock is not None
+        files = {f"llama_cpp/lib/{library.name}": library.read_bytes() for library in stock.iterdir()}
+        self.change(files)
         with zipfile.ZipFile(out / "x.whl", "w") as wheel:
-            wheel.writestr("llama_cpp/__init__.py", "")
-            for library in stock.iterdir():
-                wheel.write(library, f"llama_cpp/lib/{library.name}")
+            for name in ("llama_cpp/__init__.py", "llama_cpp/lib/", "llama_cpp/lib/more/x", "top"):
+                wheel.writestr(name, "")
+            for name, content in files.items():
+                wheel.writestr(name, content)
 
 
 @pytest.fixture
@@ -85,6 +95,44 @@ def test_it_is_built_once_unless_forced(fake: Build) -> None:
     assert len(list(installed.home().iterdir())) == 1
 
 
+def test_a_folder_without_a_manifest_is_no_engine_and_is_built_anew(fake: Build) -> None:
+    (make().folder / "manifest.json").unlink()
+    engine = make()
+    assert installed.engines() == [engine]
+    assert len(fake.trees) == 2
+
+
+def test_the_libraries_and_nothing_else_are_installed(fake: Build) -> None:
+    stock = activation.stock()
+    assert stock is not None
+    folder = make().libraries
+    assert {file.name for file in folder.iterdir()} == {file.name for file in stock.iterdir()}
+    assert all(os.access(file, os.X_OK) for file in folder.iterdir())
+
+
+def test_one_content_under_several_names_is_loaded_once(fake: Build) -> None:
+    assert len({file.resolve() for file in make().libraries.glob("libllama.*")}) == 1
+
+
+def library_named(name: str, files: Iterable[str]) -> str:
+    return next(file for file in files if Path(file).stem == f"lib{name}")
+
+
+@pytest.mark.parametrize("name", ["llama", "ggml", "mtmd"])
+def test_a_build_that_lacks_a_library_is_refused(fake: Build, name: str) -> None:
+    fake.change = lambda files: files.pop(library_named(name, files))
+    with pytest.raises(EngineError, match=f"made no lib{name}"):
+        make()
+    assert not list(installed.home().iterdir())
+
+
+def test_a_library_that_cannot_be_loaded_is_refused(fake: Build) -> None:
+    fake.change = lambda files: files.update({library_named("llama", files): b"no library"})
+    with pytest.raises(EngineError, match="cannot be loaded"):
+        make()
+    assert not list(installed.home().iterdir())
+
+
 def test_other_patches_and_options_make_another_engine(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     old = make()
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=on")
@@ -114,14 +162,61 @@ def test_a_patch_that_does_not_apply_is_named(fake: Build, monkeypatch: pytest.M
 
 def test_a_checkout_is_built_as_it_is_and_not_taken_by_itself(fake: Build, tmp_path: Path) -> None:
     write(tmp_path / "mine/include/llama.h", "mine\n")
+    write(tmp_path / "mine/.git/config", "")
+    write(tmp_path / "mine/build/llama.o", "")
+    (tmp_path / "mine/gone").symlink_to("nowhere")
     engine = make(source=tmp_path / "mine")
-    assert fake.trees[0]["vendor/llama.cpp/include/llama.h"] == "mine\n"
+    assert make(source=tmp_path / "mine").patches == {}
+    assert len(fake.trees) == 2, "a checkout may have changed"
+    assert fake.trees[0] == {"llama_cpp/__init__.py": ANY, "vendor/llama.cpp/include/llama.h": "mine\n"}
     assert f"LLAMAHYBRID_ENGINE={engine.libraries}" in engine.mismatch(activation.version())
 
 
 def test_what_is_no_checkout_is_refused(fake: Build, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="checkout of neither"):
         make(source=tmp_path)
+
+
+def test_a_checkout_must_say_which_version_it_is(fake: Build, tmp_path: Path) -> None:
+    write(tmp_path / "mine/vendor/llama.cpp/include/llama.h", "")
+    write(tmp_path / "mine/llama_cpp/__init__.py", "")
+    with pytest.raises(EngineError, match="which llama-cpp-python"):
+        make(source=tmp_path / "mine")
+
+
+LONGER = "--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1,4 +1,4 @@\n x\n b\n-c\n+d\n e\n"
+
+
+@pytest.mark.parametrize("tool", ["patch", "git"])
+def test_either_tool_applies_it_and_nothing_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == tool else None)
+    monkeypatch.setattr(series, "folder", lambda: tmp_path)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)  # the tree lies inside a repository
+    write(tmp_path / "tree/include/llama.h", "a\n")
+    (tmp_path / "series").write_text("one\n")
+    (tmp_path / "one").write_text("--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1 +1 @@\n-a\n+b\n")
+    series.apply(tmp_path / "tree")
+    header = tmp_path / "tree/include/llama.h"
+    assert header.read_text() == "b\n"
+    header.write_text("a\nb\nc\ne\n")  # its surroundings differ
+    (tmp_path / "one").write_text(LONGER)
+    with pytest.raises(EngineError, match="one does not apply"):
+        series.apply(tmp_path / "tree")
+
+
+def test_without_any_tool_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(EngineError, match="`patch` or `git`"):
+        series.apply(tmp_path)
+
+
+def test_a_package_without_its_series_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "_PACKAGE", tmp_path / "llamahybrid")
+    with pytest.raises(EngineError, match="install llamahybrid again"):
+        series.folder()
 
 
 def test_the_real_series_is_found() -> None:

@@ -229,6 +229,20 @@ def test_a_request_that_waits_to_be_advanced_is_ended(llm):
     assert len(greedy(llm, PROMPT)) == 8
 
 
+def test_a_repeat_that_decodes_nothing_is_ended_too(llm, monkeypatch):
+    greedy(llm, PROMPT)
+    begin = llm._keeper.begin
+
+    def cancelled(*arguments):
+        turn = begin(*arguments)
+        llm.cancel()
+        return turn
+
+    monkeypatch.setattr(llm._keeper, "begin", cancelled)
+    with pytest.raises(RequestCancelled):
+        greedy(llm, PROMPT, 1)
+
+
 def test_from_another_thread(llm, monkeypatch):
     def elsewhere():
         thread = threading.Thread(target=llm.cancel)

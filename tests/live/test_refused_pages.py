@@ -36,8 +36,15 @@ def pager(live):
     return found
 
 
+@pytest.fixture
 def scratch_is_empty(live):
-    return native.llama_memory_seq_pos_max(live._native._ctx.memory, SCRATCH) == -1
+    """By its size: the last position of a hybrid is the lesser of two, so that it hides attention."""
+
+    def size():
+        return paging._size(live._native._ctx, SCRATCH, paging.FULL)
+
+    empty = size()
+    return lambda: size() == empty
 
 
 def halfway(monkeypatch, name, result):
@@ -56,23 +63,23 @@ def halfway(monkeypatch, name, result):
 # -- out of the context ----------------------------------------------------------------------------
 
 
-def test_what_was_not_written_whole_is_no_segment(live, monkeypatch):
+def test_what_was_not_written_whole_is_no_segment(live, scratch_is_empty, monkeypatch):
     halfway(monkeypatch, "_get", 1)
     assert live.page_out(0, 40, new) is None
-    assert scratch_is_empty(live)
+    assert scratch_is_empty()
     assert live.fault() is None
 
 
-def test_a_range_of_another_size_than_learnt_is_no_segment(live):
+def test_a_range_of_another_size_than_learnt_is_no_segment(live, scratch_is_empty):
     assert live.page_out(0, 40, lambda n: new(n - 1)) is None
-    assert scratch_is_empty(live)
+    assert scratch_is_empty()
 
 
-def test_an_interrupt_leaves_the_scratch_sequence_empty(live, monkeypatch):
+def test_an_interrupt_leaves_the_scratch_sequence_empty(live, scratch_is_empty, monkeypatch):
     halfway(monkeypatch, "_get", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         live.page_out(0, 40, new)
-    assert scratch_is_empty(live)
+    assert scratch_is_empty()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,9 @@ def test_memory_that_paging_left_changed_is_not_built_on(live, pager, lose_cells
 
 
 @pytest.mark.parametrize("result", [0, KeyboardInterrupt()])
-def test_what_was_not_read_whole_is_refused_and_leaves_nothing_behind(live, pager, monkeypatch, result):
+def test_what_was_not_read_whole_is_refused_and_leaves_nothing_behind(
+    live, scratch_is_empty, pager, monkeypatch, result
+):
     payload = live.page_out(0, 40, new).record[HEADER_BYTES:]
     live.empty()
     halfway(monkeypatch, "_set", result)
@@ -127,8 +136,13 @@ def test_what_was_not_read_whole_is_refused_and_leaves_nothing_behind(live, page
             pager.append([payload])
     else:
         assert not pager.append([payload])
-    assert scratch_is_empty(live)
+    assert scratch_is_empty()
     assert live._native.positions() == (-1, -1)
+
+
+def test_attention_that_waited_in_the_scratch_sequence_leaves_it(pager, scratch_is_empty):
+    pager.keep_attention(30)
+    assert scratch_is_empty()
 
 
 def test_a_segment_of_another_range_is_refused(live):
@@ -189,6 +203,12 @@ def changed(offset, value):
     return change
 
 
+def twice_the_same_position(cells, layout):
+    first, second = layout.head_bytes, layout.head_bytes + layout.cell_bytes
+    cells[second : second + 4] = cells[first : first + 4]
+    return cells
+
+
 def test_a_layout_is_learnt_from_any_range(pager, learn):
     assert learn(lambda cells, _: cells) == pager.layout
 
@@ -203,7 +223,7 @@ def test_a_layout_is_learnt_from_any_range(pager, learn):
         lambda cells, layout: cells[: layout.head_bytes + 2],
         lambda cells, _: cells[:-8],
         lambda cells, _: np.append(cells, np.zeros(3, np.uint8)),
-        lambda cells, layout: changed(-4, 20)(np.roll(cells, layout.cell_bytes), layout),  # positions
+        twice_the_same_position,
     ],
 )
 def test_an_unknown_layout_is_not_learnt(learn, change):
@@ -217,8 +237,10 @@ def test_a_payload_of_another_length_has_no_cells_to_count(live, pager):
         pager.layout.count(payload[:-8])
 
 
-def test_a_model_whose_layout_is_unknown_works_without_paging(tiny_model, monkeypatch):
-    monkeypatch.setattr(SegmentLayout, "learn", lambda *_: None)
+@pytest.mark.parametrize(("what", "name"), [(SegmentLayout, "learn"), (Pager, "_read")])
+def test_a_model_whose_layout_is_unknown_works_without_paging(tiny_model, monkeypatch, what, name):
+    monkeypatch.setattr(RangePager, "available", staticmethod(lambda: False))
+    monkeypatch.setattr(what, name, lambda *_: None)
     llm = Llama(str(tiny_model("qwen35")), n_ctx=256, n_threads=1, verbose=False)
     assert llm._keeper.live.profile.pager is None
     llm.eval(PROMPT)

@@ -10,6 +10,7 @@ from llama_cpp import llama_cpp as native
 from llamahybrid import Llama
 from llamahybrid.errors import DecodeError, SnapshotError
 from llamahybrid.live.belief import common_prefix
+from llamahybrid.prompt_cache.base import Plan
 
 PROMPT = [(7 * i + 1) % 200 for i in range(60)]
 
@@ -97,6 +98,7 @@ def test_a_restore_over_attention_with_a_hole_is_a_fault(llm, live, lose_cells):
     llm.eval([3, 4])
     lose_cells(live._native._ctx.ctx, 2, 5)
     assert "bytes" in live.restore(record, ids(PROMPT))
+    assert live.is_junk
 
 
 def test_recurrent_memory_refuses_a_cut(live):
@@ -129,6 +131,150 @@ def test_a_refused_batch_changes_nothing(live, monkeypatch):
     with pytest.raises(DecodeError):
         live.decode(ids([1]), "last")
     assert live.holds(ids(PROMPT))
+
+
+@pytest.mark.parametrize(("code", "kept"), [(-1, True), (1, False)])
+def test_logits_outlive_only_a_batch_that_was_never_looked_at(live, monkeypatch, code, kept):
+    def refuse(*_):
+        raise DecodeError(code, "refused")
+
+    monkeypatch.setattr(live._native, "decode", refuse)
+    with pytest.raises(DecodeError):
+        live.decode(ids([1]), "last")
+    assert (live.logits() is not None) is kept
+
+
+def test_a_refused_batch_that_changed_memory_all_the_same_is_not_believed(live, lose_cells, monkeypatch):
+    def refuse(*_):
+        lose_cells(live._native._ctx.ctx, 2, 5)
+        raise DecodeError(1, "refused")
+
+    monkeypatch.setattr(live._native, "decode", refuse)
+    with pytest.raises(DecodeError):
+        live.decode(ids([1]), "last")
+    assert live.is_junk
+
+
+@pytest.fixture
+def plain(tiny_model):
+    llm = Llama(str(tiny_model("llama")), n_ctx=256, n_threads=1, verbose=False)
+    llm.eval(PROMPT)
+    yield llm._keeper.live
+    llm.close()
+
+
+def live_plan(cached, logits=None):
+    total = len(PROMPT)
+    return Plan(total, total, cached, "live", checkpoint=None, logits=logits)
+
+
+def test_a_plan_that_memory_does_not_follow_is_a_fault(plain, monkeypatch):
+    monkeypatch.setattr(plain._native, "cut", lambda position: False)
+    assert "refused to cut" in plain.apply(live_plan(40), ids(PROMPT))
+    monkeypatch.undo()
+    monkeypatch.setattr(plain._native, "state_size", lambda partial: 12)
+    assert "bytes" in plain.apply(live_plan(40), ids(PROMPT))
+
+
+def test_stored_logits_are_the_tips_or_it_is_a_fault(plain, monkeypatch):
+    wanted = np.arange(plain.n_vocab, dtype=np.float32)
+    plain.tip_logits = False
+    assert plain.apply(live_plan(len(PROMPT), wanted), ids(PROMPT)) is None
+    assert np.array_equal(plain.logits(), wanted)
+    monkeypatch.setattr(plain._native, "logits", lambda n_vocab: None)
+    assert "no output row" in plain.apply(live_plan(len(PROMPT), wanted), ids(PROMPT))
+
+
+def test_wrong_positions_are_a_fault_though_the_size_is_right(live, monkeypatch):
+    monkeypatch.setattr(live._native, "positions", lambda: (5, 5))
+    assert "position" in live.fault()
+    assert not live.learn_size_rule()
+    assert live.profile.linear
+
+
+def test_an_empty_sequence_has_no_fault(live):
+    live.empty()
+    assert live.fault() is None
+
+
+def test_what_is_not_known_is_never_sound_whatever_memory_says(llm):
+    llm.eval([5])
+    live = llm._keeper.live
+    live.distrust()
+    assert live.fault() is not None
+    for spoil in (live.taint, live._mark_junk):
+        spoil()
+        assert live.is_junk
+        assert live.n == 1
+
+
+def test_a_full_context_that_was_spoilt_is_sound_again_once_emptied(llm):
+    live = llm._keeper.live
+    llm.eval((PROMPT * 5)[: live.capacity])
+    live.taint()
+    live.empty()
+    assert not live.is_junk
+    assert live.fault() is None
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_only_a_sequence_that_grew_by_itself_refutes_the_size_rule(llm, live, monkeypatch, restored):
+    if restored:
+        record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+        llm.eval([3, 4])
+        assert live.restore(record, ids(PROMPT)) is None
+    size = live._native.state_size
+    monkeypatch.setattr(live._native, "state_size", lambda partial: size(partial=partial) + (not partial))
+    assert live.learn_size_rule() is not restored
+    assert live.profile.linear is restored
+    assert (live.fault() is None) is not restored
+
+
+def test_a_stopped_batch_is_undone_by_a_cut_where_memory_can_be_cut(plain):
+    plain._mark_junk()
+    assert plain.recover((40, None))
+    assert plain.holds(ids(PROMPT[:40]))
+    assert plain.recover((0, None))
+    assert plain.n == 0
+
+
+def test_an_undo_that_memory_refuses_or_does_not_bear_out_leaves_nothing_to_build_on(plain, monkeypatch):
+    monkeypatch.setattr(plain._native, "cut", lambda position: False)
+    assert not plain.recover((40, None))
+    assert plain.is_junk
+    monkeypatch.undo()
+    monkeypatch.setattr(plain._native, "state_size", lambda partial: 12)
+    assert not plain.recover((40, None))
+    assert plain.is_junk
+
+
+def test_a_cut_that_is_refused_or_lies_ahead_changes_nothing(plain, monkeypatch):
+    assert not plain.cut(len(PROMPT) + 5)
+    monkeypatch.setattr(plain._native, "cut", lambda position: False)
+    assert not plain.cut(40)
+    assert plain.holds(ids(PROMPT))
+    assert plain.logits() is not None
+
+
+def test_a_cut_takes_the_logits_with_it(plain):
+    assert plain.cut(40)
+    assert plain.logits() is None
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_memory_that_does_not_empty_by_a_cut_is_cleared(plain, monkeypatch, answer):
+    monkeypatch.setattr(plain._native, "cut", lambda position: answer)
+    plain.empty()
+    assert plain._native.positions() == (-1, -1)
+    assert plain.logits() is None
+
+
+def test_nothing_is_saved_of_an_empty_sequence_or_of_half_a_state(live, monkeypatch):
+    monkeypatch.setattr(live._native, "save_partial", lambda out: out.nbytes - 1)
+    assert live.snapshot(lambda n: np.empty(n, dtype=np.uint8)) is None
+    monkeypatch.undo()
+    live.empty()
+    assert live.snapshot(lambda n: np.empty(n, dtype=np.uint8)) is None
 
 
 def test_memory_that_cannot_be_verified_is_never_restored(tiny_model):

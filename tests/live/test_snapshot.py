@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,23 @@ def test_a_record_with_trailing_bytes_is_refused():
 def test_another_models_record_is_refused():
     with pytest.raises(SnapshotError, match="another model"):
         open_snapshot(sealed(), fingerprint=bytes(16), tokens=TOKENS)
+
+
+@pytest.mark.parametrize("at", [0, 8])
+def test_another_format_or_version_is_refused_even_when_soundly_sealed(at):
+    record = sealed()
+    record[at] += 1
+    record[HEADER_BYTES - 8 : HEADER_BYTES] = np.array(
+        [xxhash.xxh3_64_intdigest(record[: HEADER_BYTES - 8].tobytes())], np.uint64
+    ).view(np.uint8)
+    with pytest.raises(SnapshotError, match="not a snapshot of format"):
+        open_snapshot(record, fingerprint=OWNER, tokens=TOKENS)
+
+
+@pytest.mark.parametrize("other", [lambda r: r.view(np.int8), lambda r: r.reshape(-1, 1)])
+def test_what_is_no_row_of_bytes_is_refused(other):
+    with pytest.raises(SnapshotError):
+        open_snapshot(other(sealed()), fingerprint=OWNER, tokens=TOKENS)
 
 
 @pytest.mark.parametrize("tokens", [TOKENS[:6], TOKENS + 1, np.arange(8, dtype=np.int32)])

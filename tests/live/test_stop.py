@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from llamahybrid.errors import Busy, RequestSuperseded
+from llamahybrid.errors import Busy, RequestCancelled, RequestSuperseded
 from llamahybrid.live.stop import RequestGate
 
 
@@ -119,6 +119,36 @@ def test_an_operation_that_only_looks_leaves_a_suspended_request_alone():
     with gate.hold(keep_suspended=True):
         pass
     with gate.step(request):
+        pass
+
+
+def test_an_operation_that_only_looks_waits_for_another_threads_request():
+    gate = RequestGate(wait=False)
+    gate.open()
+
+    def look():
+        with gate.hold(keep_suspended=True):
+            pass
+
+    assert isinstance(in_thread(look)[1], Busy)
+
+
+def test_a_failing_operation_lets_the_next_thread_in():
+    gate = RequestGate(wait=False)
+    with pytest.raises(ZeroDivisionError), gate.hold():
+        raise ZeroDivisionError
+    assert in_thread(gate.open)[1] is None
+
+
+def test_a_cancel_ends_with_its_request():
+    gate = RequestGate()
+    request = gate.open()
+    gate.cancel()
+    with pytest.raises(RequestCancelled):
+        gate.check()
+    gate.close(request)
+    gate.check()
+    with pytest.raises(RequestSuperseded), gate.step(request):
         pass
 
 

@@ -1,0 +1,140 @@
+"""What a request keeps of the chat it leaves, what it must not keep, and what it lets go again."""
+
+import itertools
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.prompt_cache import Costs
+
+ONE = [(7 * i + 1) % 200 for i in range(120)]
+TWO = [(11 * i + 5) % 200 for i in range(160)]
+
+
+def take(llm, prompt, n=1):
+    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
+
+
+@pytest.fixture
+def open_model(tiny_model, monkeypatch):
+    made = []
+
+    def opener(arch="qwen35", **more):
+        window = {"window": 16} if arch == "gemma3" else {}
+        options = {"n_ctx": 512, "n_threads": 1, "verbose": False, "n_batch": 32, "swa_full": False, **more}
+        made.append(Llama(str(tiny_model(arch, **window)), **options))
+        monkeypatch.setattr(made[-1]._keeper.meter, "costs", Costs)  # no checkpoint because it is cheap here
+        return made[-1]
+
+    yield opener
+    for llm in made:
+        llm.close()
+
+
+# -- what is left ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "mamba", "gemma3"])
+def test_a_chat_left_for_a_deeper_one_is_found_again_at_its_tip(open_model, arch):
+    llm = open_model(arch)
+    take(llm, TWO)
+    chat = ONE + take(llm, ONE, 21)[:20]
+    assert llm.n_tokens == len(chat)
+    take(llm, [*TWO, 3])
+    assert llm.last_request.cached >= len(chat)
+    take(llm, [*chat, 5, 6])
+    assert llm.last_request.cached == len(chat)
+
+
+def test_a_tip_that_a_cut_goes_back_from_is_found_again(open_model):
+    llm = open_model("gemma3")
+    chat = ONE + take(llm, ONE, 21)[:20]
+    take(llm, [*chat[:-4], 5, 6])
+    assert (llm.last_request.cached, llm.last_request.source) == (len(chat) - 4, "live")
+    take(llm, [*chat, 7, 8])
+    assert llm.last_request.cached == len(chat)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "mamba"])
+def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch, arch):
+    llm = open_model(arch)
+    take(llm, ONE, 21)
+    stored = llm.prompt_cache.stats().entries
+    nothing = np.full(llm.n_vocab(), np.nan, np.float32)
+    monkeypatch.setattr(llm._keeper.live, "logits", lambda: nothing)
+    llm._keeper._leave()
+    assert llm.prompt_cache.stats().entries == stored
+    monkeypatch.undo()
+    llm._keeper._leave()
+    assert llm.prompt_cache.stats().entries == stored + 1
+
+
+@pytest.mark.parametrize("spoil", ["distrust", "opaque", "empty"])
+def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    for _ in range(20):
+        next(stream)
+    live = llm._keeper.live
+    before = llm.prompt_cache.stats()
+    if spoil == "opaque":
+        live._ids[100] = -5
+    else:
+        getattr(live, spoil)()
+    llm._keeper._leave()
+    stream.close()
+    after = llm.prompt_cache.stats()
+    assert (after.entries, after.segments, after.extra["tokens"]) == (
+        before.entries,
+        before.segments,
+        before.extra["tokens"],
+    )
+
+
+@pytest.mark.parametrize("name", ["snapshot", "page_out"])
+def test_a_request_goes_on_where_nothing_can_be_saved(open_model, monkeypatch, name):
+    llm, fresh = open_model(), open_model()
+    monkeypatch.setattr(llm._keeper.live, name, lambda *_: None)
+    assert take(llm, TWO, 5) == take(fresh, TWO, 5)
+    assert take(llm, [*TWO, 3], 5) == take(fresh, [*TWO, 3], 5)
+
+
+def test_a_checkpoint_of_tokens_that_are_gone_is_not_stored(open_model):
+    llm = open_model()
+    take(llm, ONE)
+    keeper, stored = llm._keeper, llm.prompt_cache.stats().entries
+    keeper._stage(llm._turn)
+    keeper.live.empty()
+    keeper.keep_staged(llm._turn)
+    assert llm.prompt_cache.stats().entries == stored
+    assert llm._turn.staged == []
+
+
+# -- what is let go --------------------------------------------------------------------------------
+
+
+def test_nothing_stays_pinned_behind_a_request(open_model):
+    llm = open_model()
+    for prompt in (ONE, TWO, ONE, [*TWO, 3]):
+        take(llm, prompt)
+        llm._keeper.depth(np.array(ONE, np.int32))
+    assert llm.prompt_cache.stats().entries > 0
+    llm.prompt_cache.ram_bytes = 0
+    assert llm.prompt_cache.stats().entries == 0
+
+
+def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monkeypatch):
+    llm = open_model("llama")
+    monkeypatch.setattr(llm._keeper.live, "snapshot", lambda _: pytest.fail("it was copied"))
+    assert len(take(llm, TWO, 3)) == 3
+
+
+def test_what_is_wrong_is_said_once(open_model, caplog):
+    llm = open_model()
+    for _ in range(2):
+        take(llm, ONE)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+        take(llm, [*ONE, 4])
+    assert caplog.text.count("behind our back") == 1
