@@ -96,7 +96,7 @@ def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
 @pytest.mark.parametrize("name", ["snapshot", "page_out"])
 def test_a_request_goes_on_where_nothing_can_be_saved(open_model, monkeypatch, name):
     llm, fresh = open_model(), open_model()
-    monkeypatch.setattr(llm._keeper.live, name, lambda *_: None)
+    monkeypatch.setattr(llm._keeper.live, name, lambda *_, **__: None)
     assert take(llm, TWO, 5) == take(fresh, TWO, 5)
     assert take(llm, [*TWO, 3], 5) == take(fresh, [*TWO, 3], 5)
 
