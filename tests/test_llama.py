@@ -217,6 +217,7 @@ def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, 
     monkeypatch.undo()
     longer = [*PROMPT, *OTHER]
     assert take(llm, longer) == fresh(longer)
+    assert len(PROMPT) not in [entry.position for entry in llm.prompt_cache._tree.oldest_entries()]
     assert take(llm, OTHER) == fresh(OTHER), "NaN stayed in memory"
     llm.prompt_cache.check_integrity()
 

@@ -212,6 +212,7 @@ def test_a_full_context_that_was_spoilt_is_sound_again_once_emptied(llm):
     live = llm._keeper.live
     llm.eval((PROMPT * 5)[: live.capacity])
     live.taint()
+    assert live.is_junk
     live.empty()
     assert not live.is_junk
     assert live.fault() is None
@@ -360,6 +361,7 @@ def test_native_content_is_adopted_and_never_saved(decoded_natively):
     assert (live.tokens[-2:] < 0).all()
     assert live.tokens[-1] != live.tokens[-2]
     assert live.snapshot(lambda n: np.empty(n, dtype=np.uint8)) is None
+    assert live.page_out(0, 40, lambda n: np.empty(n, dtype=np.uint8)) is None
 
 
 @pytest.mark.parametrize("n", [61, 10_000])

@@ -112,6 +112,14 @@ def test_a_checkpoint_of_tokens_that_are_gone_is_not_stored(open_model):
     assert llm._turn.staged == []
 
 
+def test_an_answer_is_known_though_nothing_of_it_is_stored(open_model):
+    llm = open_model()
+    chat = ONE + take(llm, ONE, 6)[:5]
+    take(llm, TWO)
+    take(llm, [*chat, 9])
+    assert llm.last_request.matched == len(chat)
+
+
 # -- what is let go --------------------------------------------------------------------------------
 
 
@@ -123,6 +131,15 @@ def test_nothing_stays_pinned_behind_a_request(open_model):
     assert llm.prompt_cache.stats().entries > 0
     llm.prompt_cache.ram_bytes = 0
     assert llm.prompt_cache.stats().entries == 0
+
+
+def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_model, monkeypatch):
+    llm, fresh = open_model("llama"), open_model("llama")
+    take(llm, ONE)
+    monkeypatch.setattr(llm._keeper.live._native, "cut", lambda position: False)
+    asked = [*ONE[:50], 3]
+    assert take(llm, asked, 4) == take(fresh, asked, 4)
+    assert llm.last_request.cached == 0
 
 
 def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monkeypatch):

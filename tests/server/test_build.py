@@ -5,8 +5,9 @@ A stand-in for CMake makes a program of the source it finds; everything around i
 
 from __future__ import annotations
 
+import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ class CMake:
     def __init__(self) -> None:
         self.header: list[int] = []
         self.end: BaseException | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def run(self, command: Sequence[str], progress: build.Progress, log: Path) -> None:
         if "--build" not in command:
@@ -30,6 +32,7 @@ class CMake:
         self.header.append((tree / "include" / "llama.h").stat().st_mtime_ns)
         if self.end and len(self.header) == 2:
             raise self.end
+        self.meanwhile()
         out = Path(command[2]) / "bin" / "llama-server"
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text((tree / "server.cpp").read_text())
@@ -96,6 +99,24 @@ def test_an_end_leaves_nothing_and_the_next_run_succeeds(cmake: CMake, end: Base
     assert not list((sdist.cache_dir() / "servers").iterdir())
     cmake.header, cmake.end = [], None
     assert make().patched.is_file()
+
+
+def test_whoever_finishes_second_takes_what_is_there(cmake: CMake):
+    home = sdist.cache_dir() / "servers" / server.key(build.Recipe.here(), series.patches())
+    cmake.meanwhile = lambda: (home / "stock").mkdir(parents=True, exist_ok=True)
+    assert make().stock.parents[1] == home
+    assert not make().stock.exists(), "the second one took its place"
+
+
+def test_servers_that_cannot_be_put_in_their_place_are_an_error(
+    cmake: CMake, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        make()
 
 
 def test_without_cmake_it_says_what_to_install(cmake: CMake, monkeypatch: pytest.MonkeyPatch):
