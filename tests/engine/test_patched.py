@@ -184,7 +184,8 @@ def test_a_checkout_must_say_which_version_it_is(fake: Build, tmp_path: Path) ->
         make(source=tmp_path / "mine")
 
 
-LONGER = "--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1,4 +1,4 @@\n x\n b\n-c\n+d\n e\n"
+HEAD = "diff --git a/include/llama.h b/include/llama.h\n--- a/include/llama.h\n+++ b/include/llama.h\n"
+LONGER = f"{HEAD}@@ -1,4 +1,4 @@\n x\n b\n-c\n+d\n e\n"
 
 
 @pytest.mark.parametrize("tool", ["patch", "git"])
@@ -197,7 +198,7 @@ def test_either_tool_applies_it_and_nothing_is_guessed(
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)  # the tree lies inside a repository
     write(tmp_path / "tree/include/llama.h", "a\n")
     (tmp_path / "series").write_text("one\n")
-    (tmp_path / "one").write_text("--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1 +1 @@\n-a\n+b\n")
+    (tmp_path / "one").write_text(f"{HEAD}@@ -1 +1 @@\n-a\n+b\n")
     series.apply(tmp_path / "tree")
     header = tmp_path / "tree/include/llama.h"
     assert header.read_text() == "b\n"
