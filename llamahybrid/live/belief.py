@@ -154,6 +154,10 @@ class Belief:
         """Someone decoded on this context, or reset its counters, since our last operation."""
         return self._native.counters() != self._counters
 
+    def memory_bytes(self) -> int:
+        """Bytes of the buffers of cells and states; 0 where the library does not say."""
+        return self._native.memory_bytes()
+
     def recount(self) -> None:
         """Take the library's counters as they are now for ours."""
         self._counters = self._native.counters()
