@@ -65,10 +65,14 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
                 self._decode_answer(work, turn, unsure=len(tokens) - 1)
                 return
             self._decode(work, turn)
-            if turn is not None and turn.prefilling and not self._keeper.prompt_done(turn):
+            if turn is None or not turn.prefilling:
+                return
+            if not self._keeper.prompt_done(turn):
                 prompt = self.input_ids[: self.n_tokens].astype(np.int32)
                 self._keeper.live.empty()
                 self._decode(prompt, turn)
+            if self._drafts is not None:
+                self._drafts.pace.prefilled(turn.prefill_seconds)
 
     def _decode_answer(self, work: Tokens, turn: Turn, unsure: int) -> None:
         """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""

@@ -46,6 +46,9 @@ class Llama(DecodingLlama):
     False is upstream's behaviour.
     `paging`: attention passes through a second sequence into the cache and back, so that other conversations
     find theirs again. It costs one more recurrent state of memory; False saves that.
+    `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
+    can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
+    CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
 
     `on_request`, if set, is called with the `RequestReport` of every finished request.
@@ -58,16 +61,18 @@ class Llama(DecodingLlama):
         prompt_cache: bool | PromptCache = True,
         wait: bool | float = True,
         paging: bool = True,
+        draft_planes: int | None = None,
         **kwargs: Any,
     ) -> None:
         self._prompt_cache_argument = prompt_cache
         self._paging = paging
         room = min(kwargs.get("n_batch", 512), kwargs.get("n_ubatch", 512))  # the library dies on less
         self._sequences = 2 if paging and prompt_cache is not False and room >= 2 else 1
-        self._planes = 0
-        if prompt_cache is not False and "llama_set_n_rs_seq" not in library().optional:
-            wanted = getattr(kwargs.get("draft_model"), "num_pred_tokens", 0)
-            self._planes = max(0, min(wanted, room - 2))  # the library dies on more
+        if draft_planes is None:
+            draft_planes = 0
+            if kwargs.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
+                draft_planes = getattr(kwargs.get("draft_model"), "num_pred_tokens", 0)
+        self._planes = 0 if prompt_cache is False else max(0, min(draft_planes, room - 2))  # it dies on more
         self._keeper: Keeper | None = None
         self._turn: Turn | None = None
         self._active: Turn | None = None
@@ -386,4 +391,5 @@ class Llama(DecodingLlama):
             "prompt_cache": self._prompt_cache_argument,
             "wait": self._gate.wait,
             "paging": self._paging,
+            "draft_planes": self._planes,
         }

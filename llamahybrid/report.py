@@ -28,9 +28,11 @@ class RequestReport:
     """Tokens that a draft model guessed and that were decoded."""
     accepted: int = 0
     """Those of them that became part of the answer."""
+    redecoded: int = 0
+    """Certain tokens decoded once more after a wrong guess, where its undoing took them along."""
     rollbacks: Mapping[str, int] = field(default_factory=dict)
     """How often guesses were taken back, by kind: "cut" (attention), "planes" (of a recurrent memory), or
-    "snapshot" (what had been right behind it was decoded again)."""
+    "snapshot" (what was right behind it is decoded again)."""
     checkpoints: int = 0
     """Checkpoints taken by this request."""
     plan_seconds: float = 0.0

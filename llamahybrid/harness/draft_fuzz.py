@@ -34,6 +34,7 @@ from llamahybrid.harness.quiet import silence
 from llamahybrid.harness.reference import Logits, Reference, Setting, difference
 from llamahybrid.live.pace import Pace
 from llamahybrid.llama import Llama
+from llamahybrid.native import library
 
 ARCHITECTURES = tuple(arch for arch in tiny.decoders() if arch not in ("qwen3", "cohere2", "smallthinker"))
 SETTINGS = (
@@ -52,9 +53,7 @@ PER_TEXT = 4
 class Prescribed(LlamaDraftModel):  # type: ignore[misc]
     """Drafts the prescribed text, wrong from a random token on."""
 
-    def __init__(self, rng: random.Random, vocabulary: int, planes: int) -> None:
-        self.num_pred_tokens = planes
-        """What the stock engine makes planes for."""
+    def __init__(self, rng: random.Random, vocabulary: int) -> None:
         self.text: Sequence[int] = ()
         self._rng = rng
         self._vocabulary = vocabulary
@@ -74,9 +73,17 @@ class Unpaced(Pace):
     buys = False
     """Planes are bought for the first draft that needs any; otherwise never."""
 
-    def length(self, tokens: int, most: int, owed: int, free: int) -> int:
+    def length(self, tokens: int, most: int, owed: int, free: int, behind: int = 0) -> int:
         """As long as there is room."""
         return most
+
+    def due(self, tokens: int) -> bool:
+        """At every token."""
+        return True
+
+    def watch(self, tokens: int, behind: int = 0) -> int:
+        """Never: every guess is decoded."""
+        return 0
 
     def planes_pay(self) -> bool:
         """As prescribed."""
@@ -111,8 +118,9 @@ class Trial:
         self._tolerance = setting.tolerance
         self._reference = Reference(model, setting)
         size = self._reference.vocabulary.size
-        self._draft = Prescribed(self._rng, size, PLANES if planes else 0)
-        self.llm: Llama = setting.open(Llama, model, draft_model=self._draft)
+        self._draft = Prescribed(self._rng, size)
+        fixed = PLANES if planes and not patched() else 0
+        self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=fixed)
         drafts = self.llm._drafts
         assert drafts is not None
         drafts.pace = Unpaced(self.llm._keeper.meter) if self.llm._keeper else drafts.pace
@@ -187,6 +195,11 @@ class Trial:
         self.outcome.drafted += report.drafted
         self.outcome.accepted += report.accepted
         self.outcome.rollbacks.update(report.rollbacks)
+
+
+def patched() -> bool:
+    """The library makes planes when they are needed; stock has those that the context was made with."""
+    return "llama_set_n_rs_seq" in library().optional
 
 
 def memory_bytes(llm: Llama) -> int:

@@ -74,6 +74,7 @@ class Turn:
             steps=self.steps,
             drafted=self.drafts.drafted,
             accepted=self.drafts.accepted,
+            redecoded=self.drafts.redecoded,
             rollbacks=dict(self.drafts.rollbacks),
             checkpoints=self.checkpoints,
             cancelled=self.cancelled,
