@@ -184,12 +184,16 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
         keep = seen
         if turn.generated and live.n >= seen and live.tokens[seen - 1] != turn.last:
             keep -= 1  # the last token handed out was sampled against a guess, which was wrong
-        if live.n > keep and not live.is_junk and not live.opaque:
-            certain = live.tokens[:keep].copy()
-            if self._drafts.go_back(keep):
-                self._settle(certain[: live.n])
-                self._decode(certain[live.n :], None)
-        self._drafts.end()
+        try:
+            if live.n > keep and not live.is_junk and not live.opaque:
+                certain = live.tokens[:keep].copy()
+                if self._drafts.go_back(keep):
+                    if live.n < keep:  # directly: a cancelled request keeps its progress, too
+                        live.decode(certain[live.n :], "last")
+                        live.recount()
+                    self._settle(certain)
+        finally:
+            self._drafts.end()
 
     def _spell(self, token: int) -> str:
         """The text of one token; its id where it has none (content that was decoded natively)."""

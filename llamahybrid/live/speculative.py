@@ -142,9 +142,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             return NOTHING
         at = live.n if live.n < n else self.undo.position  # a rejected draft is still there, to be undone
         owed = 0 if at is None else n - 1 - at
-        room = min(live.capacity - n, self._n_batch - 1 - owed, self._limit)
-        if not live.profile.cuttable and not live.profile.linear:  # a snapshot cannot be verified here
-            room = min(room, live.planes.count)
+        room = min(live.capacity - n, self._n_batch - 1 - owed, self._limit, self._safe)
         behind = self.model.behind(input_ids) if isinstance(self.model, PacedDraft) else 0
         most = self.pace.length(answered, room, owed, self._free, behind)
         if len(self._guess) < max(1, most):
@@ -184,6 +182,16 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
     def _limit(self) -> int:
         """The most that can be expected of the draft model."""
         return max(self._longest, getattr(self.model, "num_pred_tokens", 0) or USUAL)
+
+    @property
+    def _safe(self) -> int:
+        """Guessed tokens that can be taken back at all."""
+        live = self._live
+        if live.profile.cuttable:
+            return live.capacity
+        if live.opaque:  # no snapshot vouches for content that was decoded natively
+            return 0
+        return live.capacity if live.profile.linear else live.planes.count
 
     @property
     def _free(self) -> int:

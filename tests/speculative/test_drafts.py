@@ -16,6 +16,7 @@ from llamahybrid.harness.compare import WORKLOADS, Comparer
 from llamahybrid.harness.draft_fuzz import Unpaced
 from llamahybrid.harness.reference import Reference, Setting
 from llamahybrid.live.cost import CostMeter
+from llamahybrid.live.sequence import LiveSequence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache.base import Costs
 
@@ -233,6 +234,13 @@ def test_the_context_may_be_filled_to_its_end(open_model):
         with pytest.raises(ContextOverflow):
             next(stream)
     assert llm._keeper.live.n <= 256
+
+
+def test_nothing_is_drafted_that_could_not_be_taken_back(open_model, monkeypatch):
+    monkeypatch.setattr(LiveSequence, "opaque", True)  # as after an image
+    llm, draft = unpaced(open_model, lambda ids: ids[:3], draft_planes=4)
+    assert len(llm._drafts(np.array(PROMPT, dtype=np.intc))) == 0
+    assert draft.calls == 0
 
 
 def test_the_given_draft_model_is_what_one_sees(open_model):
