@@ -35,16 +35,18 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, cancelled requests and damaged state, for TIME seconds each
+fuzz: venv ## random histories, cancelled requests, damaged state and wrong drafts, for TIME seconds each
 	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.blob_fuzz --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.draft_fuzz --seconds $(TIME)
 
 soak: venv ## one long chat for TIME seconds, watching memory
 	$(BIN)/python -m llamahybrid.harness.soak --seconds $(TIME)
 
-bench: venv ## overhead against stock
+bench: venv ## overhead against stock, and what drafts gain
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/speculative.py
 
 clean: ## remove what the other targets made here (the cache folder keeps the built wheel)
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
