@@ -178,7 +178,6 @@ class Belief:
     # -- for `LiveSequence` ------------------------------------------------------------------------
 
     def _set(self, ids: npt.NDArray[np.integer]) -> None:
-        self.planes.void()
         self.vouched = False
         self._ids[: len(ids)] = ids
         self._n = len(ids)

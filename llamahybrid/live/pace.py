@@ -173,23 +173,25 @@ class Pace:
     def due(self, tokens: int) -> bool:
         """It is time to ask for a guess, if only to see whether it would have been right."""
         token = self._meter.token_seconds
-        if not token:
-            return False
-        ask, each = self._asking(token)
-        waited = WATCHING * token * (tokens - self._watched)
-        return self.chance.next >= HOPEFUL or ask + WATCHED * each <= waited
+        return token > 0 and (self.chance.next >= HOPEFUL or self._rested(tokens, token))
 
     def watch(self, tokens: int, behind: int = 0) -> int:
         """How many tokens to ask for when none are worth decoding; 0: not now."""
         token = self._meter.token_seconds
-        ask, each = self._asking(token)
-        cost = ask + WATCHED * each
-        if cost > WATCHING * token * (tokens - self._watched):
-            return 0
-        if cost + self._reading(behind) > self._balance + SHARE * token * tokens:
+        bearable = self._watching(token) + self._reading(behind) <= self._balance + SHARE * token * tokens
+        if not bearable or not self._rested(tokens, token):
             return 0
         self._watched = tokens
         return WATCHED
+
+    def _rested(self, tokens: int, token: float) -> bool:
+        """Enough tokens were said since guesses were last watched."""
+        return self._watching(token) <= WATCHING * token * (tokens - self._watched)
+
+    def _watching(self, token: float) -> float:
+        """Seconds of a guess that is only watched."""
+        ask, each = self._asking(token)
+        return ask + WATCHED * each
 
     def planes_pay(self) -> bool:
         """Snapshots have cost by now what rollback planes would, and the account bears that price."""

@@ -55,6 +55,7 @@ class LiveSequence(Belief):
         Ids below zero stand for opaque content, whose cells are taken as they are.
         """
         self._set(ids)
+        self.planes.void()
         self._grown = False
         self._extra_bytes = 0
         if self.opaque:

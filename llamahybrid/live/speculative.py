@@ -249,6 +249,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
 
         `over`: the request ended, maybe before all of the draft was looked at.
         """
+        self._live.planes.held = False
         gained, pending = known - self._known, self._pending
         accepted = min(max(gained - 1, 0), pending)
         self.counts.accepted += accepted

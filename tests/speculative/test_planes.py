@@ -59,6 +59,7 @@ def test_there_is_no_way_back_into_tokens_decoded_one_by_one(live, logits_of):
 def test_there_is_no_second_way_back(live, logits_of):
     decode(live, PROMPT[:12])
     assert live.cut(10)
+    assert live.planes.reach == 0, "whatever the library would say"
     assert not live.cut(9)
     decode(live, [7])
     assert not live.cut(9)
@@ -120,6 +121,13 @@ def test_a_snapshot_of_a_rollback_that_waits_is_that_of_the_state(live, logits_o
     decode(live, PROMPT[20:30])
     assert live.restore(record, np.array(PROMPT[:9], dtype=np.int32)) is None
     continues(live, PROMPT[:9], logits_of)
+
+
+def test_there_is_no_way_back_behind_a_whole_state_that_was_loaded(live, logits_of):
+    decode(live, PROMPT[:12])
+    assert live.adopt_tokens(np.array(PROMPT[:12], dtype=np.int32)) is None
+    assert not live.cut(10)
+    continues(live, PROMPT[:12], logits_of)
 
 
 def test_nothing_is_paged_out_while_a_draft_is_pending(live):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from llamahybrid.errors import LlamaHybridError
+from llamahybrid.live.cost import CostMeter
 from llamahybrid.native import library
+from llamahybrid.prompt_cache.base import Costs
 
 from .conftest import PROMPT, decode, take
 
@@ -76,6 +78,24 @@ def test_memory_comes_back_after_an_exception_and_a_cancel(drafted):
         list(stream)
     assert llm._keeper.live.memory_bytes() == before
     assert take(llm, PROMPT) == text[80:120]
+
+
+def test_planes_go_before_a_checkpoint_in_the_middle_of_an_answer(drafted, monkeypatch):
+    dear = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
+    monkeypatch.setattr(CostMeter, "costs", lambda meter: dear)  # a checkpoint every 64 tokens
+    llm, _, seen = drafted()
+    live, saved = llm._keeper.live, []
+    save = live._native.save_partial
+    monkeypatch.setattr(
+        live._native, "save_partial", lambda out: (saved.append(live.planes.count), save(out))[1]
+    )
+    stream = llm.generate(PROMPT, temp=0.0)
+    while live.n < 160:
+        next(stream)
+    stream.close()
+    assert max(seen) > 0
+    assert len(saved) > 2
+    assert set(saved) == {0}
 
 
 def grown(open_model):
