@@ -36,7 +36,7 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, threads, cancelled requests, damaged state (TIME seconds each), KILLS killed writers
+fuzz: venv ## random histories, threads, cancels, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.thread_fuzz --seconds $(TIME)
@@ -45,13 +45,15 @@ fuzz: venv ## random histories, threads, cancelled requests, damaged state (TIME
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m llamahybrid.harness.blob_fuzz --native --seconds $(TIME); \
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
 	$(BIN)/python -m llamahybrid.harness.disk_fuzz --kills $(KILLS) --seconds 60
+	$(BIN)/python -m llamahybrid.harness.draft_fuzz --seconds $(TIME)
 
 soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget
 	$(BIN)/python -m llamahybrid.harness.soak --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.footprint
 
-bench: venv ## overhead against stock
+bench: venv ## overhead against stock, and what drafts gain
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/speculative.py
 
 clean: ## remove what the other targets made here (the cache folder keeps the built wheel)
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,6 +24,7 @@ from llamahybrid.errors import (
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
+    from llamahybrid.model_draft import ModelDraft
     from llamahybrid.prompt_cache import PromptCache
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "EngineError",
     "Llama",
     "LlamaHybridError",
+    "ModelDraft",
     "PromptCache",
     "RequestSuperseded",
     "SnapshotError",
@@ -44,7 +46,11 @@ __all__ = [
 
 activate()
 
-_HOMES = {"Llama": "llamahybrid.llama", "PromptCache": "llamahybrid.prompt_cache"}
+_HOMES = {
+    "Llama": "llamahybrid.llama",
+    "ModelDraft": "llamahybrid.model_draft",
+    "PromptCache": "llamahybrid.prompt_cache",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -86,15 +86,20 @@ def chat(
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
     keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
     keep: Annotated[bool, typer.Option(help="on disk, too: later starts go on from there")] = False,
+    draft: Annotated[int, typer.Option(min=0, help="tokens to guess at once from the text so far")] = 0,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
 ) -> None:
     """Chat in the terminal; a line after each turn says what had to be decoded."""
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
     from llamahybrid import terminal_chat
     from llamahybrid.cache_commands import default_folder
     from llamahybrid.errors import LlamaHybridError
     from llamahybrid.prompt_cache import PromptCache
 
+    drafts = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=draft)} if draft else {}
+    counts = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
     try:
         terminal_chat.chat(
             model,
@@ -103,9 +108,8 @@ def chat(
             max_tokens=max_tokens,
             keep_thinking=keep_thinking,
             options={
-                "n_gpu_layers": n_gpu_layers,
-                "n_threads": threads,
-                "n_threads_batch": threads,
+                **counts,
+                **drafts,
                 "prompt_cache": PromptCache(disk_dir=default_folder() if keep else None),
             },
         )

@@ -6,6 +6,7 @@ Upstream's own code, chat handlers and users call `eval()`; each finds the live 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ from llama_cpp import llama_cpp as native
 
 from .errors import ContextOverflow, DecodeError
 from .live.native_calls import Outputs
+from .live.speculative import Drafts
 from .live.stop import RequestGate
 from .live.turn import Keeper, Turn
-from .prompt_cache.base import Bytes, Tokens
+from .prompt_cache.base import Tokens
 from .report import RequestReport
 
 
@@ -30,8 +32,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
     _gate: RequestGate
     _active: Turn | None
     """The turn that is open."""
-    _undo: tuple[int, Bytes] | None
-    """The state before a draft, until it proved wanted."""
+    _drafts: Drafts | None
     _score_rows: int
     """Rows of `scores` that are those of the live tokens."""
     _handoff: bool
@@ -61,14 +62,27 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._fits(self._keeper.live.n + len(work))
             turn = self._active
             if turn is not None and not turn.prefilling:
-                self._keeper.before_token(turn)
-                if len(work) > 1 and not self._keeper.live.profile.cuttable:
-                    self._undo = self._keeper.undo()
+                self._decode_answer(work, turn, unsure=len(tokens) - 1)
+                return
             self._decode(work, turn)
-            if turn is not None and turn.prefilling and not self._keeper.prompt_done(turn):
+            if turn is None or not turn.prefilling:
+                return
+            if not self._keeper.prompt_done(turn):
                 prompt = self.input_ids[: self.n_tokens].astype(np.int32)
                 self._keeper.live.empty()
                 self._decode(prompt, turn)
+            if self._drafts is not None:
+                self._drafts.pace.prefilled(turn.prefill_seconds)
+
+    def _decode_answer(self, work: Tokens, turn: Turn, unsure: int) -> None:
+        """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""
+        assert self._keeper is not None
+        assert self._drafts is not None
+        self._keeper.before_token(turn)
+        self._drafts.prepare(len(work), unsure)
+        clock = time.perf_counter()
+        self._decode(work, turn)
+        self._drafts.decoded(len(work), time.perf_counter() - clock)
 
     def _append(self, tokens: Sequence[int]) -> bool:
         """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.
@@ -121,7 +135,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
             live.cut(0)
         elif not live.holds(target):
             ahead = live.n > n and live.starts_with(target)
-            if not (ahead and (live.cut(n) or self._keeper.take_back(self._undo, n))):
+            if not (ahead and self._drafts is not None and self._drafts.go_back(n)):
                 if self._native_from is not None and n > self._native_from:
                     raise DecodeError(
                         0, "natively decoded content is gone from context memory; decode it again"
@@ -153,12 +167,33 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _retire(self) -> None:
         """End the turn that is open, keeping its progress."""
-        turn, self._active, self._undo = self._active, None, None
+        turn, self._active = self._active, None
         if turn is None or self._keeper is None or self._ctx.ctx is None:
             return
+        self._end_drafts(turn)
         self._keeper.end(turn)
         if self.on_request is not None:
             self.on_request(turn.report(self._spell))
+
+    def _end_drafts(self, turn: Turn) -> None:
+        """What was guessed and not handed out goes: the next request continues what the caller has seen."""
+        assert self._keeper is not None
+        assert self._drafts is not None
+        live, seen = self._keeper.live, turn.plan.total + turn.generated
+        self._drafts.settle(seen, over=True)
+        keep = seen
+        if turn.generated and live.n >= seen and live.tokens[seen - 1] != turn.last:
+            keep -= 1  # the last token handed out was sampled against a guess, which was wrong
+        try:
+            if live.n > keep and not live.is_junk and not live.opaque:
+                certain = live.tokens[:keep].copy()
+                if self._drafts.go_back(keep):
+                    if live.n < keep:  # directly: a cancelled request keeps its progress, too
+                        live.decode(certain[live.n :], "last")
+                        live.recount()
+                    self._settle(certain)
+        finally:
+            self._drafts.end()
 
     def _spell(self, token: int) -> str:
         """The text of one token; its id where it has none (content that was decoded natively)."""

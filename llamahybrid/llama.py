@@ -13,6 +13,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+from llama_cpp.llama_speculative import LlamaDraftModel
 
 from .decoding import DecodingLlama
 from .errors import ContextOverflow, LlamaHybridError, RequestCancelled
@@ -23,10 +24,12 @@ from .live.cost import CostMeter
 from .live.fingerprint import fingerprint
 from .live.memory import probe
 from .live.sequence import LiveSequence
+from .live.speculative import Drafts
 from .live.stop import RequestGate
 from .live.turn import Keeper, Turn
+from .native import library
 from .prompt_cache import PromptCache
-from .prompt_cache.base import Bytes, Tokens
+from .prompt_cache.base import Tokens
 from .report import RequestReport
 from .upstream_state import UsefulStates, adopt_state, check_state, seal_state
 
@@ -43,6 +46,9 @@ class Llama(DecodingLlama):
     False is upstream's behaviour.
     `paging`: attention passes through a second sequence into the cache and back, so that other conversations
     find theirs again. It costs one more recurrent state of memory; False saves that.
+    `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
+    can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
+    CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
 
     `on_request`, if set, is called with the `RequestReport` of every finished request.
@@ -55,16 +61,23 @@ class Llama(DecodingLlama):
         prompt_cache: bool | PromptCache = True,
         wait: bool | float = True,
         paging: bool = True,
+        draft_planes: int | None = None,
         **kwargs: Any,
     ) -> None:
         self._prompt_cache_argument = prompt_cache
         self._paging = paging
         room = min(kwargs.get("n_batch", 512), kwargs.get("n_ubatch", 512))  # the library dies on less
         self._sequences = 2 if paging and prompt_cache is not False and room >= 2 else 1
+        if draft_planes is None:
+            draft_planes = 0
+            if kwargs.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
+                draft_planes = getattr(kwargs.get("draft_model"), "num_pred_tokens", 0)
+        self._planes = 0 if prompt_cache is False else max(0, min(draft_planes, room - 2))  # it dies on more
         self._keeper: Keeper | None = None
         self._turn: Turn | None = None
         self._active: Turn | None = None
-        self._undo: tuple[int, Bytes] | None = None
+        self._drafts: Drafts | None = None
+        self._draft_model: LlamaDraftModel | None = None
         self._score_rows = 0
         self._handoff = False
         self._native_from: int | None = None
@@ -73,6 +86,8 @@ class Llama(DecodingLlama):
         self.on_request: Callable[[RequestReport], None] | None = None
         super().__init__(model_path, **kwargs)
         if prompt_cache is not False and not kwargs.get("vocab_only") and not self.context_params.embeddings:
+            # With a draft model upstream keeps the logits of every token, which only logprobs need.
+            self._logits_all = bool(kwargs.get("logits_all", False))
             self._keep(prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache())
 
     def _keep(self, cache: PromptCache) -> None:
@@ -86,11 +101,30 @@ class Llama(DecodingLlama):
         boundaries = Boundaries(self._model.vocab, self._n_vocab)
         meter = CostMeter(self.n_batch)
         self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch)
+        self._drafts = Drafts(live, meter, self.n_batch, int(self.context_params.n_ubatch))
+        self._drafts.model = self._draft_model
         guarded.live = live
         # The library pads n_ctx to a multiple of 256 and takes that many tokens (llama.py:483).
-        self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
+        # One more, because generate() writes there before it asks for a draft (llama.py:1017).
+        self.input_ids = np.zeros(self._n_ctx + 1, dtype=np.intc)
         if self._logits_all:
-            self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
+            self._make_scores()
+
+    def _make_scores(self) -> None:
+        if len(self.scores) < self._n_ctx:
+            self.scores: Any = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
+
+    @property
+    def draft_model(self) -> LlamaDraftModel | None:
+        """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
+        drafting = self._drafts is not None and self._draft_model is not None and self._gate.running_here
+        return self._drafts if drafting else self._draft_model
+
+    @draft_model.setter
+    def draft_model(self, model: LlamaDraftModel | None) -> None:
+        self._draft_model = model
+        if self._drafts is not None:
+            self._drafts.model = model
 
     @property
     def context_params(self) -> Any:
@@ -100,6 +134,7 @@ class Llama(DecodingLlama):
     @context_params.setter
     def context_params(self, params: Any) -> None:
         # Upstream assigns the defaults here and fills in its own arguments afterwards (llama.py:342).
+        params.n_rs_seq = self._planes
         if self._sequences > 1:
             params.n_seq_max = self._sequences
             params.kv_unified = True
@@ -181,6 +216,8 @@ class Llama(DecodingLlama):
 
         options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
         completion = super()._create_completion(**options)
+        if options.get("logprobs") is not None and self._draft_model is not None:
+            completion = self._with_rows(completion)
         for item in self._driven(lambda: completion, completing=True):
             if item.get("usage") and self._turn is not None:
                 item["usage"]["prompt_tokens_details"] = {"cached_tokens": self._turn.plan.cached}
@@ -188,6 +225,15 @@ class Llama(DecodingLlama):
                 for choice in item["choices"]:
                     choice["finish_reason"] = choice["finish_reason"] and "cancelled"
             yield item
+
+    def _with_rows(self, completion: Iterator[Any]) -> Generator[Any, Any, None]:
+        """Keep the logits of every token while this completion runs, as upstream does with a draft model."""
+        before, self._logits_all = self._logits_all, True
+        self._make_scores()
+        try:
+            yield from completion
+        finally:
+            self._logits_all = before
 
     @property
     def _was_cancelled(self) -> bool:
@@ -239,7 +285,7 @@ class Llama(DecodingLlama):
                     if self._gate.completing:
                         return
                     raise
-                turn.token()
+                turn.token(token)
                 sent = yield token
         finally:
             if self._active is turn:
@@ -268,6 +314,8 @@ class Llama(DecodingLlama):
         if not live.opaque:
             self._native_from = None
         self._settle(prompt[: live.n])
+        assert self._drafts is not None
+        self._active.drafts = self._drafts.begin(len(prompt))
         return self._active, prompt[live.n :]
 
     # -- the end ---------------------------------------------------------------------------------
@@ -320,7 +368,7 @@ class Llama(DecodingLlama):
             check_state(state, live)
             live.distrust()
             super().load_state(state)
-            self.input_ids = np.resize(state.input_ids, self._n_ctx).astype(np.intc)
+            self.input_ids = np.resize(state.input_ids, self._n_ctx + 1).astype(np.intc)
             self._score_rows = self.n_tokens if self._logits_all else 0
             if adopt_state(state, live) and live.n:
                 logits = live.logits()
@@ -355,4 +403,5 @@ class Llama(DecodingLlama):
             "prompt_cache": self._prompt_cache_argument,
             "wait": self._gate.wait,
             "paging": self._paging,
+            "draft_planes": self._planes,
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .prompt_cache.base import Source
 
@@ -21,6 +22,17 @@ class RequestReport:
     reason: str
     generated: int = 0
     """Tokens handed out so far."""
+    steps: int = 0
+    """Native batches that the answer took: fewer than tokens where drafts were right."""
+    drafted: int = 0
+    """Tokens that a draft model guessed and that were decoded."""
+    accepted: int = 0
+    """Those of them that became part of the answer."""
+    redecoded: int = 0
+    """Certain tokens decoded once more after a wrong guess, where its undoing took them along."""
+    rollbacks: Mapping[str, int] = field(default_factory=dict)
+    """How often guesses were taken back, by kind: "cut" (attention), "planes" (of a recurrent memory), or
+    "snapshot" (what was right behind it is decoded again)."""
     checkpoints: int = 0
     """Checkpoints taken by this request."""
     plan_seconds: float = 0.0

@@ -18,10 +18,15 @@ _THINK_END = "</think>"
 
 def turn_line(report: RequestReport) -> str:
     """One line about a request."""
-    return (
+    line = (
         f"total {report.total}, matched {report.matched}, cached {report.cached}, left {report.left}, "
         f"first token after {report.first_token_seconds * 1e3:.0f} ms"
     )
+    if report.drafted:
+        line += f", drafted {report.drafted}, accepted {report.accepted}"
+    if report.rollbacks:
+        line += ", taken back " + ", ".join(f"{n} by {kind}" for kind, n in report.rollbacks.items())
+    return line
 
 
 def typed_lines(console: Console) -> Iterator[str]:

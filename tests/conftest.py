@@ -62,6 +62,7 @@ _NATIVE = (
     "harness",
     "live",
     "patches",
+    "speculative",
     "upstream",
     "test_llama.py",
     "test_native.py",

@@ -230,7 +230,7 @@ def test_an_answer_that_is_no_number_makes_no_checkpoints(open_model, monkeypatc
     generator = llm.generate([*PROMPT, 4], temp=0.0)
     next(generator)
     stored = llm.prompt_cache.stats().entries
-    monkeypatch.setattr(llm._keeper.live, "logits", lambda: nothing)
+    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n: nothing)
     list(itertools.islice(generator, 130))
     generator.close()
     assert llm.prompt_cache.stats().entries == stored

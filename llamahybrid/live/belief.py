@@ -16,6 +16,7 @@ from ..prompt_cache.base import LiveView, Logits, Tokens
 from .memory import MemoryProfile
 from .native_calls import NativeContext
 from .paging import Splitter
+from .planes import Planes
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -42,7 +43,10 @@ class Belief:
         self.capacity = capacity
         self.n_vocab = n_vocab
         self.tip_logits = False
+        self.vouched = False
+        """The last output row was computed from a state that the tip's went into (see `is_finite`)."""
         self._native = NativeContext(ctx)
+        self.planes = Planes(self._native)
         self._ids: Tokens = np.zeros(capacity + 1, dtype=np.int32)
         self._n = 0
         self._lag = 0
@@ -107,6 +111,11 @@ class Belief:
         """The logits of the last token, shape (n_vocab,), as a view; None when they are not live."""
         return self._native.logits(self.n_vocab) if self.tip_logits else None
 
+    def is_finite(self) -> bool:
+        """The tip's state is free of NaN: nothing that gets into a state leaves it, so a later row tells."""
+        row = self._native.logits(self.n_vocab) if self.vouched else None
+        return row is not None and bool(np.isfinite(row).all())
+
     def can_take_logits(self) -> bool:
         """There is an output row that stored logits can be put into (see `put_logits`)."""
         return self._native.logits(self.n_vocab) is not None
@@ -145,6 +154,10 @@ class Belief:
         """Someone decoded on this context, or reset its counters, since our last operation."""
         return self._native.counters() != self._counters
 
+    def memory_bytes(self) -> int:
+        """Bytes of the buffers of cells and states; 0 where the library does not say."""
+        return self._native.memory_bytes()
+
     def recount(self) -> None:
         """Take the library's counters as they are now for ours."""
         self._counters = self._native.counters()
@@ -165,12 +178,14 @@ class Belief:
     # -- for `LiveSequence` ------------------------------------------------------------------------
 
     def _set(self, ids: npt.NDArray[np.integer]) -> None:
+        self.vouched = False
         self._ids[: len(ids)] = ids
         self._n = len(ids)
 
     def _mark_junk(self) -> None:
         """Put an id that matches nothing at the tip: state there is not to be used."""
-        self.tip_logits = False
+        self.tip_logits = self.vouched = False
+        self.planes.void()
         if not self.is_junk:
             self._ids[self._n] = JUNK
             self._n += 1

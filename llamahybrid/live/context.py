@@ -72,6 +72,8 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
 
     def kv_cache_seq_cp(self, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> None:
         """Copy a sequence; one that lands on the live sequence makes it unknown."""
+        if self.live is not None and seq_id_src == 0:
+            self.live.settle()
         super().kv_cache_seq_cp(seq_id_src, seq_id_dst, p0, p1)
         if self.live is not None and seq_id_dst == 0:
             self.live.distrust()

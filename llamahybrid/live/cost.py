@@ -34,6 +34,11 @@ class CostMeter:
         elif tokens >= LARGE_BATCH:
             self._prefill.append(seconds / tokens)
 
+    @property
+    def token_seconds(self) -> float:
+        """One token decoded alone; 0 while not measured."""
+        return _median(self._token)
+
     def saved(self, n_bytes: int, seconds: float) -> None:
         """A snapshot of `n_bytes` was taken and stored."""
         self._bytes = n_bytes
@@ -49,7 +54,7 @@ class CostMeter:
     def costs(self) -> Costs:
         """What is known now."""
         return Costs(
-            token_seconds=_median(self._token),
+            token_seconds=self.token_seconds,
             prefill_seconds=_median(self._prefill),
             snapshot_seconds=fmean(self._snapshot) if self._snapshot else 0.0,
             restore_seconds=_median(self._restore),

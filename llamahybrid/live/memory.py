@@ -135,6 +135,8 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
         linear = attention == [base + per_token * n for n in TRIAL]
         pages = linear and partial_is_partial and per_token > 0
         pager = Pager.learn(ctx, *PAGED) if pages else None
+        for position in range(TRIAL[-1], TRIAL[0] + native.planes() + 1):
+            native.decode([position], position, "last")  # a cut deeper than rollback planes reach
         cuttable = native.cut(TRIAL[0]) and native.positions()[1] == TRIAL[0] - 1
     except RuntimeError:
         return NO_MEMORY

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -124,6 +125,30 @@ class NativeContext:
             int(llama_cpp.llama_memory_seq_pos_max(memory, SEQ)),
         )
 
+    def planes(self) -> int:
+        """Rollback planes of the context (`n_rs_seq`): 0 where the library or the architecture has none."""
+        if "llama_n_rs_seq" not in library().optional:
+            return 0
+        return int(llama_cpp.llama_n_rs_seq(self._pointer))
+
+    @property
+    def resizes_planes(self) -> bool:
+        """The library can change the number of rollback planes of a context in use."""
+        return "llama_set_n_rs_seq" in library().optional
+
+    def resize_planes(self, count: int) -> bool:
+        """Change the number of rollback planes; False, with nothing changed, where that cannot be.
+
+        Only where `resizes_planes`. A pending rollback is carried out.
+        """
+        return bool(_function("llama_set_n_rs_seq", ctypes.c_bool, ctypes.c_uint32)(self._pointer, count))
+
+    def memory_bytes(self) -> int:
+        """Bytes of the buffers of cells and states, on all devices; 0 where the library does not say."""
+        if "llama_get_memory_buffer_size" not in library().optional:
+            return 0
+        return int(_function("llama_get_memory_buffer_size", ctypes.c_size_t)(self._pointer))
+
     def cut(self, position: int) -> bool:
         """Remove the tail [position, end); False where the memory cannot."""
         return bool(llama_cpp.llama_memory_seq_rm(self._ctx.memory, SEQ, position, -1))
@@ -167,3 +192,12 @@ class NativeContext:
         """Start the library's counters and timings anew."""
         self.synchronize()
         llama_cpp.llama_perf_context_reset(self._pointer)
+
+
+@cache
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the patched library that takes a context first; llama_cpp declares none of these."""
+    function = getattr(llama_cpp._lib, name)
+    function.argtypes = [ctypes.c_void_p, *arguments]
+    function.restype = result
+    return function

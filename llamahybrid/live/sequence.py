@@ -41,6 +41,8 @@ class LiveSequence(Belief):
             self._ids[i] = next(_unknown_ids)
         self._lag = n - 1 - self._native.positions()[1]
         self._n = n
+        self.planes.void()
+        self.vouched = False
         self._grown = False
         self._extra_bytes = self._attention_bytes() - self.profile.predicted_size(n)
         self.tip_logits = False
@@ -53,6 +55,7 @@ class LiveSequence(Belief):
         Ids below zero stand for opaque content, whose cells are taken as they are.
         """
         self._set(ids)
+        self.planes.void()
         self._grown = False
         self._extra_bytes = 0
         if self.opaque:
@@ -109,7 +112,8 @@ class LiveSequence(Belief):
         self._ids[self._n : end] = tokens
         self._n = end
         self._lag = 0
-        self.tip_logits = outputs != "none"
+        self.planes.wrote(len(tokens))
+        self.tip_logits = self.vouched = outputs != "none"
         fault = self.fault(deep=False)
         if fault:
             self._mark_junk()
@@ -129,12 +133,12 @@ class LiveSequence(Belief):
     def _after_failure(self, code: int) -> None:
         """A decode was refused or failed: keep the tip only if memory still bears it out."""
         had_logits = self.tip_logits
-        self.tip_logits = False
+        self.tip_logits = self.vouched = False
         self.recount()
         if code not in UNCHANGED_BY_FAILURE or self.fault() is not None:
             self._mark_junk()
         elif code == -1:
-            self.tip_logits = had_logits
+            self.tip_logits = self.vouched = had_logits
 
     # -- cutting -------------------------------------------------------------------------------------
 
@@ -147,13 +151,43 @@ class LiveSequence(Belief):
         if position >= self._n:
             return position == self._n
         if position < self.profile.cut_floor(self._n, self._native.positions()[0]):
-            return False
+            return self._roll_back(position)
         if not self._native.cut(position):
             return False
         self._n = position
         self._lag = 0
         self.tip_logits = False
         return True
+
+    def _roll_back(self, position: int) -> bool:
+        """Take the last tokens back through a rollback plane that the ledger says is of this history."""
+        if self._n - position > self.planes.reach or self.opaque or self.touched_outside():
+            return False
+        if not self._native.cut(position):
+            self.planes.void()
+            return False
+        self._n = position
+        self.tip_logits = False
+        self.planes.used()
+        if self.fault(deep=False) is not None:
+            self._mark_junk()
+            return False
+        return True
+
+    def settle(self) -> None:
+        """Nothing is drafted any more: planes that were grown go, and a rollback through one is made good.
+
+        A copy of a sequence whose rollback is pending is wrong (src/llama-memory-recurrent.cpp:206), so the
+        state goes out and comes back in as the current one.
+        """
+        self.planes.held = False
+        self.planes.shed()
+        if self.planes.pending and not self.is_junk:
+            state = np.empty(self._native.state_size(partial=True), dtype=np.uint8)
+            saved = self._native.save_partial(state) == state.nbytes
+            if not saved or self._native.load_partial(state) != state.nbytes or self.fault() is not None:
+                self._mark_junk()
+        self.planes.void()
 
     def empty(self) -> None:
         """Forget everything; buffers are zeroed only when something in them is not to be trusted."""
@@ -165,7 +199,8 @@ class LiveSequence(Belief):
         self._extra_bytes = 0
         self._tainted = False
         self._grown = True
-        self.tip_logits = False
+        self.planes.void()
+        self.tip_logits = self.vouched = False
         self.recount()
 
     # -- saving --------------------------------------------------------------------------------------
@@ -180,6 +215,7 @@ class LiveSequence(Belief):
         `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for a
         record that is used only after a deep look at what was decoded on top of it.
         """
+        self.planes.shed()
         if self._n == 0 or self.opaque or self.fault(deep=deep) is not None:
             return None
         record = buffer(self.snapshot_bytes())
@@ -200,6 +236,9 @@ class LiveSequence(Belief):
         `buffer(n)` gives a uint8 array of exactly n bytes to fill.
         """
         pager = self.profile.pager
+        if self.planes.held:
+            return None
+        self.settle()
         if pager is None or end > self._n or self.opaque or self.fault() is not None:
             return None
         record = pager.save(start, end, buffer)
@@ -239,6 +278,7 @@ class LiveSequence(Belief):
             ends = [kept, *(s.end for s in segments)] if segments else [position]
             if starts != ends or common_prefix(self.tokens, tokens) < ends[0]:
                 raise SnapshotError(f"attention of [0, {position}) is neither live nor stored")
+        self.settle()
         self._mark_junk()  # until proven, even if we are interrupted on the way
         if payloads:
             fault = self._page_in(payloads, kept)
@@ -286,7 +326,7 @@ class LiveSequence(Belief):
         if row is None:
             return False
         row[:] = logits
-        self.tip_logits = True
+        self.tip_logits = self.vouched = True
         return True
 
     def _page_in(self, payloads: Sequence[Bytes], kept: int) -> str | None:

@@ -24,6 +24,7 @@ from .cost import CostMeter
 from .native_calls import Outputs
 from .sequence import LiveSequence
 from .snapshot import HEADER_BYTES
+from .speculative import DraftCounts
 from .stop import RequestGate
 
 ABORTED = 2
@@ -43,6 +44,11 @@ class Turn:
     prefill_seconds: float = 0.0
     first_token_seconds: float = 0.0
     generated: int = 0
+    last: int = -1
+    """The last token handed out."""
+    steps: int = 0
+    """Batches the answer took."""
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     checkpoints: int = 0
     prefilling: bool = True
     cancelled: bool = False
@@ -65,6 +71,11 @@ class Turn:
             source=self.plan.source,
             reason=reason,
             generated=self.generated,
+            steps=self.steps,
+            drafted=self.drafts.drafted,
+            accepted=self.drafts.accepted,
+            redecoded=self.drafts.redecoded,
+            rollbacks=dict(self.drafts.rollbacks),
             checkpoints=self.checkpoints,
             cancelled=self.cancelled,
             plan_seconds=self.plan_seconds,
@@ -73,11 +84,12 @@ class Turn:
             first_token_seconds=self.first_token_seconds,
         )
 
-    def token(self) -> None:
+    def token(self, token: int) -> None:
         """A token is about to be handed out."""
         if self.generated == 0:
             self.first_token_seconds = time.perf_counter() - self.started
         self.generated += 1
+        self.last = token
 
 
 class Keeper:
@@ -99,7 +111,6 @@ class Keeper:
         self._gate = gate
         self._n_batch = n_batch
         self._warned: set[str] = set()
-        self._undo_bytes: Bytes = np.empty(0, dtype=np.uint8)
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
         live.set_stop(gate.stop)
         if live.profile.needs_checkpoints and live.profile.snapshot_bytes:
@@ -308,6 +319,7 @@ class Keeper:
 
     def before_token(self, turn: Turn) -> None:
         """Generated tokens are about to be decoded: checkpoint what is there if the schedule says so."""
+        turn.steps += 1
         if self.live.profile.needs_checkpoints and self.live.n >= turn.next_checkpoint:
             self._checkpoint_if_finite(turn)
             turn.next_checkpoint = next_decode_checkpoint(self.live.n, turn.plan.total, self.meter.costs())
@@ -333,25 +345,6 @@ class Keeper:
         self.cache.release(plan)
         return plan.cached
 
-    # -- taking drafts back ----------------------------------------------------------------------
-
-    def undo(self) -> tuple[int, Bytes] | None:
-        """The tip's state, to be given to `take_back` when what is decoded next turns out to be unwanted."""
-        record = self.live.snapshot(self._undo_buffer)
-        return None if record is None else (self.live.n, record)
-
-    def take_back(self, undo: tuple[int, Bytes] | None, n: int) -> bool:
-        """Go back to the state of `undo` if that lies within the first n tokens; False if not proven."""
-        if undo is None or undo[0] > n:
-            return False
-        position, record = undo
-        return self.live.restore(record, self.live.tokens[:position].copy()) is None
-
-    def _undo_buffer(self, n_bytes: int) -> Bytes:
-        if self._undo_bytes.nbytes != n_bytes:
-            self._undo_bytes = np.empty(n_bytes, dtype=np.uint8)
-        return self._undo_bytes
-
     # -- checkpoints -----------------------------------------------------------------------------
 
     def checkpoint(self, turn: Turn | None, logits: Logits | None = None) -> bool:
@@ -369,8 +362,7 @@ class Keeper:
         return kept
 
     def _checkpoint_if_finite(self, turn: Turn | None) -> None:
-        logits = self.live.logits()
-        if logits is not None and bool(np.isfinite(logits).all()):
+        if self.live.is_finite():
             self.checkpoint(turn)
 
     def _stage(self, turn: Turn) -> None:

@@ -1,0 +1,49 @@
+"""The campaign of `make fuzz` in small: it passes where it should, and fails where it must."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from llamahybrid.harness import draft_fuzz
+from llamahybrid.harness.differential import Mismatch
+from llamahybrid.live.planes import Planes
+from llamahybrid.live.sequence import LiveSequence
+from llamahybrid.live.speculative import Drafts
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama"])
+def test_drafts_accepted_and_rejected_at_random(tiny_model, arch):
+    outcome = draft_fuzz.run(tiny_model(arch), seed=7, count=24, until=time.monotonic() + 600)
+    assert outcome.patterns >= 24
+    assert 0 < outcome.accepted < outcome.drafted
+    kinds = {"gemma3": {"cut"}, "llama": {"cut"}, "jamba": {"snapshot"}, "mamba": {"snapshot"}}
+    assert set(outcome.rollbacks) == kinds.get(arch, {"planes", "snapshot"})
+
+
+def seen(model) -> None:
+    with pytest.raises((Mismatch, RuntimeError)):
+        draft_fuzz.run(model, seed=7, count=100, until=time.monotonic() + 600)
+
+
+def test_a_campaign_sees_a_rollback_that_did_not_happen(tiny_model, monkeypatch):
+    def trusting(live, position):
+        live._n = min(live._n, position)
+        return True
+
+    monkeypatch.setattr(LiveSequence, "cut", trusting)
+    monkeypatch.setattr(LiveSequence, "fault", lambda live, deep=True: None)
+    seen(tiny_model("qwen35"))
+
+
+def test_a_campaign_sees_memory_that_is_kept(tiny_model, monkeypatch):
+    if not draft_fuzz.patched():
+        pytest.skip("this library cannot resize rollback planes")
+    monkeypatch.setattr(Planes, "shed", lambda planes: None)
+    seen(tiny_model("qwen35"))
+
+
+def test_a_campaign_sees_guesses_that_stay(tiny_model, monkeypatch):
+    monkeypatch.setattr(Drafts, "go_back", lambda drafts, n: False)
+    seen(tiny_model("mamba"))
