@@ -11,6 +11,9 @@ WINDOW = 15
 """Recent samples that count. Mostly their median, because other load on the machine comes in bursts; but the
 mean for snapshots, whose share of decode time is a promise that dear ones count toward."""
 
+FEW = 3
+"""Samples that have to be there before a cost speaks against a restore."""
+
 LARGE_BATCH = 64
 """Tokens from which a batch says what prefill costs per token."""
 
@@ -57,11 +60,16 @@ class CostMeter:
             token_seconds=self.token_seconds,
             prefill_seconds=_median(self._prefill),
             snapshot_seconds=fmean(self._snapshot) if self._snapshot else 0.0,
-            restore_seconds=_median(self._restore),
-            segment_seconds=_median(self._segment),
+            restore_seconds=_least(self._restore),
+            segment_seconds=_least(self._segment),
             snapshot_bytes=self._bytes,
             batch_tokens=self._batch_tokens,
         )
+
+
+def _least(samples: deque[float]) -> float:
+    """What it takes at best: a few slow samples must not end what would give better ones."""
+    return min(samples) if len(samples) >= FEW else 0.0
 
 
 def _median(samples: deque[float]) -> float:
