@@ -63,7 +63,7 @@ def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch
     take(llm, ONE, 21)
     stored = llm.prompt_cache.stats().entries
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm._keeper.live, "logits", lambda: nothing)
+    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
     llm._keeper._leave()
     assert llm.prompt_cache.stats().entries == stored
     monkeypatch.undo()
