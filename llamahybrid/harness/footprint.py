@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,10 +33,14 @@ from llamahybrid.harness.speech import Speech
 ALLOWED_SHARE = 1.10
 WARM_UP = 60
 """Conversations before the budget is set."""
-SNAPSHOTS = (6, 24, 96)
+SNAPSHOTS = (24, 64, 192)
 """Budgets that are tried, in snapshots: from starving to moderate."""
-PARAMS = 6_000_000
-"""Weights of the models: a snapshot of them is large beside what else the process allocates."""
+MODELS: Mapping[str, Mapping[str, int]] = {
+    "qwen35": {"embd": 256, "heads": 1, "layers": 6},
+    "mamba": {"embd": 512, "layers": 8},
+    "gemma3": {"embd": 256, "window": 256},
+}
+"""Small models with large states: what else a process allocates is then little beside a snapshot."""
 OPEN = 12
 """Chats that may be gone on with."""
 
@@ -97,17 +102,17 @@ class _Chats:
         self._histories = [h for h in [*self._histories, history] if len(h) < 700][-OPEN:]
 
 
-def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
+def run(model: Path, snapshots: int, conversations: int, seed: int, warm_up: int = WARM_UP) -> Footprint:
     """One run in this process, which should be a fresh one."""
     silence()
     cache = PromptCache(0)
-    llama = partial(Llama, n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
-    with closing(llama(str(model), prompt_cache=cache)) as llm:
+    llama = partial(Llama, n_ctx=1024, n_batch=128, n_ubatch=64, swa_full=False, verbose=False)
+    with closing(llama(str(model), prompt_cache=cache, n_threads=1, n_threads_batch=1)) as llm:
         keeper = llm._keeper
         assert keeper is not None
         chats = _Chats(llm, seed)
         snapshot = counted = 0
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             chats.turn()
             snapshot = max(snapshot, keeper.live.snapshot_bytes())
         warm = _status("VmRSS")
@@ -121,7 +126,9 @@ def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint
         return Footprint(cache.ram_bytes, snapshot, warm, _status("VmHWM"), counted, conversations, evictions)
 
 
-def in_a_process(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
+def in_a_process(
+    model: Path, snapshots: int, conversations: int, seed: int, warm_up: int = WARM_UP
+) -> Footprint:
     """`run` in a process of its own, on the engine of this one."""
     arguments = (model, snapshots, conversations, seed)
     command = [
@@ -135,6 +142,11 @@ def in_a_process(model: Path, snapshots: int, conversations: int, seed: int) -> 
     if done.returncode:
         raise RuntimeError(f"a run with {snapshots} snapshots failed: {done.stderr[-2000:]}")
     return Footprint(**json.loads(done.stdout))
+
+
+def made(arch: str, folder: Path) -> Path:
+    """A model to run on."""
+    return tiny.make(arch, folder / f"{arch}.gguf", **MODELS[arch])  # type: ignore[arg-type]
 
 
 def main(
@@ -154,8 +166,8 @@ def main(
         table.add_column(head, justify="right")
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
-        for name in arch or ("qwen35", "mamba", "gemma3"):
-            model = tiny.make(name, Path(folder, f"{name}.gguf"), params=PARAMS)
+        for name in arch or MODELS:
+            model = made(name, Path(folder))
             for snapshots in SNAPSHOTS:
                 found = in_a_process(model, snapshots, conversations, seed)
                 holds = found.grown <= found.allowed

@@ -18,6 +18,7 @@ from llama_cpp import llama_cpp
 from ..errors import SnapshotError
 from ..native import library
 from ..prompt_cache.base import Bytes, Segment, Tokens
+from ..prompt_cache.ram import new_buffer
 from .native_calls import FULL, PARTIAL, SEQ
 from .segment import SegmentLayout
 from .snapshot import HEADER_BYTES, SEGMENT, open_snapshot, seal
@@ -42,7 +43,7 @@ class Splitter:
         """
         payload = open_segment(segment, self._fingerprint, path)
         counts = at - segment.start, segment.end - at
-        records = tuple(np.empty(HEADER_BYTES + self._layout.size(n), np.uint8) for n in counts)
+        records = tuple(new_buffer(HEADER_BYTES + self._layout.size(n)) for n in counts)
         first, second = records
         self._layout.cut(payload, counts[0], (first[HEADER_BYTES:], second[HEADER_BYTES:]))
         return (
@@ -142,7 +143,7 @@ class Pager:
         return cleared
 
     def _joined(self, payloads: Sequence[Bytes]) -> Bytes:
-        out = np.empty(self.layout.joined_size(payloads), np.uint8)
+        out = new_buffer(self.layout.joined_size(payloads))
         self.layout.join(payloads, out)
         return out
 

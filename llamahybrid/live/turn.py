@@ -17,6 +17,7 @@ from ..errors import DecodeError, SnapshotError
 from ..prompt_cache.base import Bytes, Logits, Plan, Tokens
 from ..prompt_cache.cache import PromptCache
 from ..prompt_cache.placement import final_due, next_decode_checkpoint, tip_due
+from ..prompt_cache.ram import new_buffer
 from ..prompt_cache.selection import DIFFERS
 from ..report import RequestReport
 from .boundaries import Boundaries
@@ -160,7 +161,7 @@ class Keeper:
         """Store the attention that the live sequence's checkpoints need, where it is not stored yet."""
         view = self.live.view()
         for start, end in self.cache.missing(view):
-            segment = self.live.page_out(start, end, lambda n: np.empty(n, np.uint8))
+            segment = self.live.page_out(start, end, new_buffer)
             if segment is None or not self.cache.keep(view, segment):
                 break
         self.cache.settle(view)

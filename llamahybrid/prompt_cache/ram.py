@@ -5,6 +5,7 @@ A fresh buffer of a few hundred KiB costs 27-167 us to fill (page faults), a reu
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from llamahybrid.prompt_cache.base import Bytes
 
 MIN_RAM_BYTES = 256 << 20
 MAX_RAM_BYTES = 8 << 30
+
+MAPPED_BYTES = 64 << 10
+"""Buffers from this size on are mappings of their own."""
 
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE = 1 / 16
@@ -29,6 +33,23 @@ def default_ram_bytes() -> int:
     except (AttributeError, OSError, ValueError):  # not every system tells
         physical = 0
     return max(MIN_RAM_BYTES, min(MAX_RAM_BYTES, physical // 8))
+
+
+def new_buffer(n_bytes: int) -> Bytes:
+    """An array of exactly `n_bytes`, contents undefined, whose memory goes back to the system when it goes.
+
+    The C library would keep much of it for later, in pieces: 36 MiB were resident under a budget of 23.
+    """
+    if n_bytes < MAPPED_BYTES:
+        return np.empty(n_bytes, np.uint8)
+    private = getattr(mmap, "MAP_PRIVATE", None)  # Windows knows no flags
+    mapping = mmap.mmap(-1, n_bytes, **({} if private is None else {"flags": private | mmap.MAP_ANONYMOUS}))
+    return np.frombuffer(mapping, np.uint8)
+
+
+def is_whole(buffer: Bytes) -> bool:
+    """An array that is exactly the memory it holds: no view, which would hold uncounted bytes."""
+    return buffer.flags.owndata or (isinstance(buffer.base, mmap.mmap) and len(buffer.base) == buffer.nbytes)
 
 
 class BufferPool:
@@ -118,7 +139,8 @@ class Reserve:
             with self._lock:
                 if self._pool.count(size) >= RESERVE_BUFFERS or self._room() < size:
                     return
-            buffer = np.full(size, 0, np.uint8)
+            buffer = new_buffer(size)
+            buffer.fill(0)
             with self._lock:
                 if self._room() >= size:
                     self._pool.put(buffer)
@@ -135,4 +157,4 @@ def owned(snapshot: Bytes) -> Bytes:
     A view would hold uncounted bytes; a read-only array may be in the cache already.
     """
     flags = snapshot.flags
-    return snapshot if flags.owndata and flags.writeable and flags.c_contiguous else snapshot.copy()
+    return snapshot if is_whole(snapshot) and flags.writeable and flags.c_contiguous else snapshot.copy()

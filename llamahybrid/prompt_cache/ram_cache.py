@@ -23,7 +23,7 @@ from llamahybrid.prompt_cache.base import (
 )
 from llamahybrid.prompt_cache.eviction import ladder_victim, off_path_victim, spare_segments
 from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, owned
+from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, is_whole, new_buffer, owned
 from llamahybrid.prompt_cache.selection import choose, explain, reachable
 from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
 
@@ -211,7 +211,7 @@ class RamCache(BasePromptCache):
             self._make_room(n_bytes, reuse=n_bytes)
             buffer = self._pool.take(n_bytes)
             if buffer is None:
-                buffer = np.empty(n_bytes, np.uint8)
+                buffer = new_buffer(n_bytes)
             self._lent[id(buffer)] = weakref.ref(buffer)
             return buffer
 
@@ -228,7 +228,7 @@ class RamCache(BasePromptCache):
             if not buffer.flags.writeable:
                 raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
             self._lent.pop(id(buffer), None)
-            if buffer.base is None and self._used() + buffer.nbytes <= self._limit:
+            if is_whole(buffer) and self._used() + buffer.nbytes <= self._limit:
                 self._pool.put(buffer)
 
     def pin(self, prefix: Sequence[int] | Tokens) -> int:

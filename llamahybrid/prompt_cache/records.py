@@ -20,6 +20,7 @@ import xxhash
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+from llamahybrid.prompt_cache.ram import new_buffer
 
 MAGIC = b"LLHDISK\0"
 VERSION = 1
@@ -119,7 +120,7 @@ def read_head(file: BinaryIO) -> Head:
 
 def read_payload(file: BinaryIO, head: Head, out: Bytes | None = None) -> Bytes:
     """Read the payload behind `read_head`, shape (payload_bytes,). Raises RecordError when it is damaged."""
-    payload = np.empty(head.payload_bytes, np.uint8) if out is None else out
+    payload = new_buffer(head.payload_bytes) if out is None else out
     read = file.readinto(payload.data)  # type: ignore[attr-defined]
     if read != payload.nbytes or file.read(1):
         raise RecordError("a record is truncated, or longer than it says")
