@@ -20,7 +20,7 @@ from llamahybrid.prompt_cache.base import (
     Segment,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import ladder_victim, off_path_victim, spare_segments
+from llamahybrid.prompt_cache.eviction import ByAge, Eviction, Spare, Tail
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, owned
 from llamahybrid.prompt_cache.selection import choose, explain, reachable
@@ -45,7 +45,8 @@ class PromptCache(BasePromptCache):
     0
     """
 
-    def __init__(self, ram_bytes: int | None = None) -> None:
+    def __init__(self, ram_bytes: int | None = None, eviction: Eviction | None = None) -> None:
+        self._eviction = ByAge() if eviction is None else eviction
         self._lock = threading.Lock()
         self._limit = default_ram_bytes() if ram_bytes is None else ram_bytes
         self._tree = Tree()
@@ -86,6 +87,7 @@ class PromptCache(BasePromptCache):
             match = self._tree.match(view.namespace, tokens)
             self._tree.touch(match)
             self._live = match.entries()
+            self._tree.visit(self._live)
             matched = max(live_lcp, match.length)
             attention = reachable(live_lcp, match.segments() if view.split is not None else ())
             choice = choose(total, live_lcp, view, self._live, attention.reach)
@@ -396,19 +398,17 @@ class PromptCache(BasePromptCache):
             if self._pool.nbytes:
                 self._pool.free(over)
                 continue
-            victim = off_path_victim(self._tree, path, self._live)
-            if victim is None and ladder and (node := spare_segments(self._live)):
-                self._tree.shorten(node)
-                continue
-            if victim is None and ladder:
-                victim = ladder_victim(self._live, incoming)
-            if victim is None:
-                return False
-            if isinstance(victim, Entry):
-                self._remove(victim)
-                self._evictions += 1
-            else:
-                self._tree.trim(victim, path.keep(victim) if path else 0)
+            victim = self._eviction.victim(self._tree, path, self._live, incoming, ladder)
+            match victim:
+                case None:
+                    return False
+                case Entry():
+                    self._remove(victim)
+                    self._evictions += 1
+                case Tail():
+                    self._tree.trim(victim.node, path.keep(victim.node) if path else 0)
+                case Spare():
+                    self._tree.shorten(victim.node)
         return True
 
 

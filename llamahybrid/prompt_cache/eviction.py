@@ -10,7 +10,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from typing import Protocol, TypeAlias
+from dataclasses import dataclass
 from llamahybrid.prompt_cache.tree import Entry, Match, Node, Tree
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A leaf whose tokens nothing needs."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A node of the live path whose deepest segment only that path needs."""
+
+    node: Node
+
+
+Victim: TypeAlias = Entry | Tail | Spare
+
+
+class Eviction(Protocol):
+    """Chooses what goes next."""
+
+    def victim(
+        self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, ladder: bool
+    ) -> Victim | None:
+        ...
+
+
+class ByAge:
+    def victim(
+        self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, ladder: bool
+    ) -> Victim | None:
+        victim = off_path_victim(tree, path, live)
+        if victim is None and ladder and (node := spare_segments(live)):
+            return Spare(node)
+        if victim is None and ladder:
+            victim = ladder_victim(live, incoming)
+        return Tail(victim) if isinstance(victim, Node) else victim
+
 
 LIKELY_WORTH = 4.0
 """Histories diverge at message starts far more often than elsewhere, and a regenerated answer starts at a

@@ -39,6 +39,13 @@ class Entry:
     kept: bool = False
     """The user pinned its path."""
     last_used: int = 0
+    hits: int = 0
+    """Requests for which it was the deepest on their path."""
+    passes: int = 0
+    """Requests whose path went on to a deeper one."""
+    seen: int = 0
+    """Number of the last request whose path it lay on, the one that made it included."""
+    born: int = 0
 
     @property
     def position(self) -> int:
@@ -153,6 +160,7 @@ class Tree:
         self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
+        self.requests = 0
         self.splitters: dict[str, Splitter] = {}
         """How the segments of a namespace are cut in two."""
         self.token_bytes = 0
@@ -199,6 +207,14 @@ class Tree:
             node.last_used = self._clock
             self._nodes.move_to_end(node)
 
+    def visit(self, entries: list[Entry]) -> None:
+        """A request comes along a path with these checkpoints, shallowest first."""
+        self.requests += 1
+        for entry in entries:
+            entry.seen = self.requests
+            entry.passes += entry is not entries[-1]
+            entry.hits += entry is entries[-1]
+
     def touch_entry(self, entry: Entry) -> None:
         """Mark a checkpoint as used now."""
         self._clock += 1
@@ -217,7 +233,7 @@ class Tree:
     def attach(self, match: Match, checkpoint: Checkpoint, marked: bool = False) -> Entry:
         """Index a checkpoint on an inserted path; its place must be free."""
         node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
-        entry = Entry(checkpoint, node, marked)
+        entry = Entry(checkpoint, node, marked, seen=self.requests, born=self.requests)
         node.entries[checkpoint.position] = entry
         for above in node.path():
             above.weight += 1
