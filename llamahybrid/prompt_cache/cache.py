@@ -20,7 +20,7 @@ from llamahybrid.prompt_cache.base import (
     Segment,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import ByAge, Eviction, Spare, Tail
+from llamahybrid.prompt_cache.eviction import ByWorth, Eviction, Spare, Tail
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, owned
 from llamahybrid.prompt_cache.selection import choose, explain, reachable
@@ -46,7 +46,7 @@ class PromptCache(BasePromptCache):
     """
 
     def __init__(self, ram_bytes: int | None = None, eviction: Eviction | None = None) -> None:
-        self._eviction = ByAge() if eviction is None else eviction
+        self._eviction = ByWorth() if eviction is None else eviction
         self._lock = threading.Lock()
         self._limit = default_ram_bytes() if ram_bytes is None else ram_bytes
         self._tree = Tree()
@@ -85,9 +85,10 @@ class PromptCache(BasePromptCache):
             if view.split is not None:
                 self._tree.splitters[view.namespace] = view.split
             match = self._tree.match(view.namespace, tokens)
+            self._eviction.learn(self._tree, match)
+            self._tree.visit(match)
             self._tree.touch(match)
             self._live = match.entries()
-            self._tree.visit(self._live)
             matched = max(live_lcp, match.length)
             attention = reachable(live_lcp, match.segments() if view.split is not None else ())
             choice = choose(total, live_lcp, view, self._live, attention.reach)
