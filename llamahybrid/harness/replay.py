@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llamahybrid.harness.policies import Shape
 from llamahybrid.harness.traces import Ask, Tokens
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache, final_due, next_decode_checkpoint
 from llamahybrid.prompt_cache.base import Segment
@@ -28,6 +29,7 @@ class Sizes:
     token: int
     """Attention KV of one token; 0: recurrent memory alone."""
     costs: Costs
+    shape: Shape
 
 
 MIB = 1 << 20
@@ -36,15 +38,18 @@ SCALE = 64
 below half a per cent of their KV."""
 
 
-def sizes(name: str, snapshot: int, token: int, token_seconds: float) -> Sizes:
+def sizes(name: str, snapshot: int, token: int, token_seconds: float, shape: Shape) -> Sizes:
     """A model with decoding 20 times slower than prefill, and snapshots copied at 5 GB/s."""
     costs = Costs(token_seconds, token_seconds / 20, snapshot / 5e9, snapshot / 5e9, snapshot // SCALE)
-    return Sizes(name, snapshot // SCALE, token // SCALE, costs)
+    return Sizes(name, snapshot // SCALE, token // SCALE, costs, shape)
 
 
-QWEN36_27B = sizes("27B hybrid", 150 * MIB, 64 << 10, 0.05)
-TINY = sizes("small hybrid", 4 * MIB, 16 << 10, 0.01)
-RECURRENT = sizes("recurrent", 16 * MIB, 0, 0.02)
+LARGE = sizes("27B hybrid", 150 * MIB, 64 << 10, 0.05, Shape(16, 48, 64, 5120, 128))
+"""The proportions of Qwen3.6-27B: a snapshot is worth 2,400 tokens of KV."""
+SMALL = sizes("small hybrid", 4 * MIB, 16 << 10, 0.01, Shape(6, 18, 24, 1024, 128))
+"""A snapshot is worth 256 tokens of KV."""
+RECURRENT = sizes("recurrent", 16 * MIB, 0, 0.02, Shape(0, 32, 0, 2560, 64))
+"""No KV at all: every checkpoint takes the same bytes."""
 
 
 class Player:

@@ -26,10 +26,6 @@ from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes,
 from llamahybrid.prompt_cache.selection import choose, explain, reachable
 from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
 
-SPARE_SNAPSHOTS = 2
-"""Room that is left for so many checkpoints where a segment of the live path is stored."""
-
-
 class PromptCache(BasePromptCache):
     """Checkpoints and attention segments in RAM, indexed by a radix tree of tokens.
 
@@ -189,11 +185,10 @@ class PromptCache(BasePromptCache):
         with self._lock:
             match = self._tree.match(view.namespace, view.tokens)
             self._live = match.entries()
-            # With room for the next checkpoints, or these would drop the segment again.
-            spare = SPARE_SNAPSHOTS * (self._live[-1].nbytes if self._live else 0)
-            fits = self._make_room(segment.nbytes + spare, match, ladder=False)
+            fits = self._make_room(segment.nbytes, match, ladder=False)
             match = self._tree.match(view.namespace, view.tokens)
-            kept = fits and match.length >= segment.end and self._tree.store(match, segment)
+            needed = any(e.position > segment.start for e in match.entries())
+            kept = fits and needed and match.length >= segment.end and self._tree.store(match, segment)
             self._refused += not fits
             return kept
 

@@ -82,7 +82,7 @@ class ByWorth:
         on_path = set(live)
         ranked = sorted(tree.next_in_line(LOOKS), key=lambda e: self.worth.of(e, tree.requests))
         tree.to_the_end(ranked[WORST:])
-        free = [e for e in ranked if not e.pins and not e.kept and (thin or e not in on_path)]
+        free = [e for e in ranked if not e.pins and not e.kept]
         if free and not on_path.issuperset(free):
             return bare_tail(tree, path, free[0]) or free[0]
         if (tail := bare_tail(tree, path, None)) or not thin:
