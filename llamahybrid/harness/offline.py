@@ -31,7 +31,7 @@ class FewPlaces(Player):
 
     def ask(self, ask: Ask) -> Plan:
         """See `Player.ask`."""
-        plan = self.cache.plan(ask.prompt, self.view(), (), self.sizes.costs)
+        plan = self.cache.plan(ask.prompt, self.view(), ask.boundaries, self.sizes.costs)
         try:
             if not (plan.source == "live" and plan.cached == len(self.live)):
                 self._page_out()
@@ -61,8 +61,6 @@ class Step:
     """Places that lie on the prompt, shallowest first."""
     offers: tuple[int, ...]
     """Places that may be kept when it is over, if they were decoded."""
-    resident: int
-    """Edges (bit mask) whose KV is live when it is over."""
 
 
 class Problem:
@@ -85,22 +83,27 @@ class Problem:
                     self._paths.append(whole[:at])
                 row.append(numbers[key])
             offers.append(tuple(row))
-        self.lengths, self._ends, self.above = self._edges()
-        self._known: dict[tuple[int, int], int] = {}
+        self.lengths, self.above = self._edges()
+        self._known: dict[int, int] = {}
         self.steps = [
-            self._step(trace[t], wholes[t], wholes[t - 1] if t else whole[:0], offers[t])
+            self._step(trace[t].prompt, wholes[t - 1] if t else wholes[t][:0], offers[t])
             for t in range(len(trace))
         ]
         self.useful = self._useful()
+        self.serving = [
+            sum(1 << t for t, step in enumerate(self.steps) if p in step.serves)
+            for p in range(len(self.positions))
+        ]
+        """The requests (bit mask) that each place lies on the prompt of."""
 
-    def bytes(self, stored: int, resident: int) -> int:
-        """What a set of places (bit mask) takes while the edges `resident` are live."""
-        known = self._known.get((stored, resident))
+    def bytes(self, stored: int) -> int:
+        """What a set of places (bit mask) takes, with the KV of their paths."""
+        known = self._known.get(stored)
         if known is None:
-            edges = reduce(or_, (self.above[bit.bit_length() - 1] for bit in bits(stored)), 0) & ~resident
+            edges = reduce(or_, (self.above[bit.bit_length() - 1] for bit in bits(stored)), 0)
             tokens = sum(self.lengths[bit.bit_length() - 1] for bit in bits(edges))
             known = stored.bit_count() * self.sizes.snapshot + tokens * self.sizes.token
-            self._known[stored, resident] = known
+            self._known[stored] = known
         return known
 
     def saved(self, stored: int, step: Step) -> int:
@@ -113,10 +116,21 @@ class Problem:
         step = self.steps[t]
         reused = self.saved(stored, step)
         made = sum(1 << p for p in step.offers if self.positions[p] > reused)
-        return (stored | made) & self.useful[t]
+        pool = (stored | made) & self.useful[t]
+        if self.sizes.token:
+            return pool
+        # Without KV all places cost the same, so one is useless beside a deeper one that serves all it does.
+        later = -1 << t + 1
+        return sum(b for b in bits(pool) if not any(self._covers(d, b, later) for d in bits(pool)))
 
-    def _edges(self) -> tuple[list[int], list[bytes], list[int]]:
-        """The tree of all places: each edge's tokens, the path to its end, and each place's edges (bit masks)."""
+    def _covers(self, deeper: int, place: int, later: int) -> bool:
+        """Whether a place (bit) lies under another and serves all requests of `later` that the other does."""
+        d, p = deeper.bit_length() - 1, place.bit_length() - 1
+        same = self.serving[d] & later == self.serving[p] & later
+        return same and self.positions[d] > self.positions[p] and bool(self.serving[d] & later)
+
+    def _edges(self) -> tuple[list[int], list[int]]:
+        """The tree of all places: tokens of each edge, and the edges (bit mask) of each place's path."""
         cuts = [
             sorted({common_prefix(path, other) for other in self._paths} - {0}) for path in self._paths
         ]
@@ -133,19 +147,18 @@ class Problem:
                 mask |= 1 << number[key]
                 start = end
             above.append(mask)
-        return lengths, list(number), above
+        return lengths, above
 
-    def _step(self, ask: Ask, whole: Tokens, before: Tokens, offers: tuple[int, ...]) -> Step:
-        n, raw = len(ask.prompt), whole.tobytes()
-        live = len(before) if len(before) < n and common_prefix(before, ask.prompt) == len(before) else 0
+    def _step(self, prompt: Tokens, before: Tokens, offers: tuple[int, ...]) -> Step:
+        n = len(prompt)
+        live = len(before) if len(before) < n and common_prefix(before, prompt) == len(before) else 0
         serves = [
             p
             for p, path in enumerate(self._paths)
-            if len(path) < n and common_prefix(path, ask.prompt) == len(path)
+            if len(path) < n and common_prefix(path, prompt) == len(path)
         ]
         serves.sort(key=self.positions.__getitem__)
-        resident = sum(1 << i for i, end in enumerate(self._ends) if raw.startswith(end))
-        return Step(n, live, tuple(serves), offers, resident)
+        return Step(n, live, tuple(serves), offers)
 
     def _useful(self) -> list[int]:
         """For each request, the places that serve a later one."""
@@ -167,7 +180,7 @@ def optimum(trace: Sequence[Ask], sizes: Sizes, ram_bytes: int) -> int:
         after: dict[int, int] = {}
         for stored, total in best.items():
             score = total + problem.saved(stored, step)
-            for kept in _fitting(problem, problem.available(stored, t), step.resident, ram_bytes):
+            for kept in _fitting(problem, problem.available(stored, t), ram_bytes):
                 if score > after.get(kept, -1):
                     after[kept] = score
         best = after
@@ -183,7 +196,7 @@ def brute_force(trace: Sequence[Ask], sizes: Sizes, ram_bytes: int) -> int:
             return 0
         step = problem.steps[t]
         pool = problem.available(stored, t)
-        subsets = (s for s in _subsets(pool) if problem.bytes(s, step.resident) <= ram_bytes)
+        subsets = (s for s in _subsets(pool) if problem.bytes(s) <= ram_bytes)
         return problem.saved(stored, step) + max(most(t + 1, s) for s in subsets)
 
     return most(0, 0)
@@ -195,7 +208,7 @@ def needed(trace: Sequence[Ask], sizes: Sizes) -> int:
     stored = most = 0
     for t, step in enumerate(problem.steps):
         stored = problem.available(stored, t)
-        most = max(most, problem.bytes(stored, step.resident))
+        most = max(most, problem.bytes(stored))
     return most
 
 
@@ -206,11 +219,11 @@ def replayed(trace: Sequence[Ask], cache: PromptCache, sizes: Sizes) -> int:
     return player.cached
 
 
-def _fitting(problem: Problem, pool: int, resident: int, ram_bytes: int) -> Iterator[int]:
+def _fitting(problem: Problem, pool: int, ram_bytes: int) -> Iterator[int]:
     """Subsets of `pool` that fit and that nothing more of it fits into."""
 
     def fits(subset: int) -> bool:
-        return problem.bytes(subset, resident) <= ram_bytes
+        return problem.bytes(subset) <= ram_bytes
 
     def grow(subset: int, rest: int) -> Iterator[int]:
         if not rest:

@@ -52,6 +52,8 @@ class Entry:
     """Requests since then for which it was the deepest on their path."""
     passes: int = 0
     """Requests since then whose path went on to a deeper one."""
+    left: bool = False
+    """A request came along its path and parted from it before here, for the first time there."""
     heir: bool = False
     """A deeper one is gone since the last request came by: what it served will come here."""
 
@@ -173,6 +175,20 @@ class Match:
         stored = (node.segments for node in self.path if node.segments)
         return [s for segments in stored for s in segments if s.start < self.length]
 
+    def left_behind(self) -> list[Entry]:
+        """Checkpoints, shallowest first, of the one known path that goes on where this one parts from it.
+
+        None where several go on: then the match is what they share.
+        """
+        if not self.path or self.length == self.path[-1].end:
+            return []
+        entries: list[Entry] = []
+        below = self.path[-1].below(self.length)
+        while len(below) == 1:
+            entries += below
+            below = list(below[0].below)
+        return entries
+
     def missing(self, end: int) -> list[tuple[int, int]]:
         """Ranges of [0, end) without a segment, ascending, each within one node."""
         ranges = []
@@ -256,11 +272,13 @@ class Tree:
         self.requests += 1
         entries = match.entries()
         for entry in entries:
-            entry.seen, entry.heir = self.requests, False
+            entry.seen, entry.heir, entry.left = self.requests, False, False
             entry.passes += 1
         if entries:
             entries[-1].passes -= 1
             entries[-1].hits += 1
+        for entry in match.left_behind():
+            entry.left = True
 
     def touch_entry(self, entry: Entry) -> None:
         """Mark a checkpoint as used now."""

@@ -44,18 +44,20 @@ LEAST_CHANCE = 0.02
 FADE_AFTER = 2000
 """What was counted is halved after so many requests: traffic changes."""
 
-Kind: TypeAlias = tuple[bool, bool, int, int, bool, bool]
+Kind: TypeAlias = tuple[bool, bool, int, int, bool, bool, bool]
 
 
 def kind(entry: Entry) -> Kind:
     """What places have in common: a message's start, a prompt's end, how it fared, and what lies below."""
     at_end = entry.checkpoint.logits is not None
-    return entry.marked, at_end, min(entry.hits, 2), min(entry.passes, 2), bool(entry.below), entry.heir
+    return entry.marked, at_end, min(entry.hits, 2), min(entry.passes, 2), bool(entry.below), entry.heir, entry.left
 
 
 def first_guess(place: Kind) -> float:
     """Chance that a request on the path ends up at such a place, before any was seen."""
-    marked, at_end, hits, passes, below, heir = place
+    marked, at_end, hits, passes, below, heir, left = place
+    if left:
+        return 0.05
     if heir:
         return 0.8
     if not below:
@@ -84,9 +86,10 @@ class Worth:
         if match.path and not match.path[-1].children:
             self._returns[_bin(tree.requests - match.path[-1].seen)] += 1
         entries = match.entries()
-        for entry in entries:
+        wanted = entries[-1] if entries else None
+        for entry in (*entries, *match.left_behind()):
             here, all_ = self._places.get(kind(entry), (0.0, 0.0))
-            self._places[kind(entry)] = (here + (entry is entries[-1]), all_ + 1)
+            self._places[kind(entry)] = (here + (entry is wanted), all_ + 1)
         if self._requests > FADE_AFTER:
             self._requests /= 2
             self._returns = [n / 2 for n in self._returns]
