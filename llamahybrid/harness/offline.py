@@ -1,9 +1,8 @@
 """The most that any eviction could save on a small trace, knowing the future: a dynamic program.
 
-A *place* is a token path at whose end a checkpoint may be kept; each request offers a few. After a request any
-of the places stored, or passed while decoding, may be kept, if they fit together: a snapshot each, and the
-attention KV of all their paths, what is live not counted. That is kinder than a cache, which also holds the
-live path's KV and its buffers, so nothing can save more.
+A *place* is a token path at whose end a checkpoint may be kept; each request offers a few. After a request
+any of the places stored, or decoded in it, may be kept if they fit together: a snapshot each, and the
+attention KV of all their paths, each token once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def offered(ask: Ask) -> tuple[int, ...]:
 
 
 class FewPlaces(Player):
-    """Takes checkpoints where `offered` says and at answers' ends, so that a plan differs by evictions only."""
+    """Takes checkpoints where `offered` says and at answers' ends, whatever was evicted."""
 
     def ask(self, ask: Ask) -> Plan:
         """See `Player.ask`."""
@@ -131,9 +130,7 @@ class Problem:
 
     def _edges(self) -> tuple[list[int], list[int]]:
         """The tree of all places: tokens of each edge, and the edges (bit mask) of each place's path."""
-        cuts = [
-            sorted({common_prefix(path, other) for other in self._paths} - {0}) for path in self._paths
-        ]
+        cuts = [sorted({common_prefix(path, other) for other in self._paths} - {0}) for path in self._paths]
         number: dict[bytes, int] = {}
         lengths: list[int] = []
         above: list[int] = []
@@ -171,8 +168,8 @@ class Problem:
 def optimum(trace: Sequence[Ask], sizes: Sizes, ram_bytes: int) -> int:
     """Most tokens that evictions can leave to be reused on `trace` within a budget; exact.
 
-    Forward over the sets that could be stored after each request, with the best total for each. Only sets that
-    nothing more fits into are followed: a larger set never saves less, later on.
+    Forward over the sets that could be stored after each request, with the best total for each. Only sets
+    that nothing more fits into are followed: a larger set never saves less, later on.
     """
     problem = Problem(trace, sizes)
     best = {0: 0}
@@ -200,16 +197,6 @@ def brute_force(trace: Sequence[Ask], sizes: Sizes, ram_bytes: int) -> int:
         return problem.saved(stored, step) + max(most(t + 1, s) for s in subsets)
 
     return most(0, 0)
-
-
-def needed(trace: Sequence[Ask], sizes: Sizes) -> int:
-    """Bytes with which nothing that has a future ever has to go."""
-    problem = Problem(trace, sizes)
-    stored = most = 0
-    for t, step in enumerate(problem.steps):
-        stored = problem.available(stored, t)
-        most = max(most, problem.bytes(stored))
-    return most
 
 
 def replayed(trace: Sequence[Ask], cache: PromptCache, sizes: Sizes) -> int:

@@ -1,7 +1,7 @@
 """Synthetic request traces of many conversations, as token arrays: what an eviction policy is judged on.
 
-Lengths are log-normal, conversations come and go, and think times are heavy-tailed, as traces of chat services
-have them. `load` is how many conversations are open at a time.
+Lengths are log-normal, conversations come and go, and think times are heavy-tailed, as in chat services.
+`load` is how many conversations are open at a time.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def chat(writer: Writer, systems: list[Tokens]) -> Conversation:
             reply = writer.message(220)
             yield history.ask(np.concatenate([thinking, reply]))
         opening = np.array([START, THINK], np.int32)
-        history.messages.append(np.concatenate([opening[:1], reply] if strips else [opening, thinking, reply]))
+        history.messages.append(
+            np.concatenate([opening[:1], reply] if strips else [opening, thinking, reply])
+        )
         if len(history.messages) > 4 and writer.chance(0.05):
             del history.messages[2 * int(writer.rng.integers(1, len(history.messages) // 2)) - 1 :]
         if writer.chance(0.15):

@@ -26,6 +26,7 @@ from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes,
 from llamahybrid.prompt_cache.selection import choose, explain, reachable
 from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
 
+
 class PromptCache(BasePromptCache):
     """Checkpoints and attention segments in RAM, indexed by a radix tree of tokens.
 
@@ -163,6 +164,8 @@ class PromptCache(BasePromptCache):
             marked = position in self._boundaries.get(view.namespace, ())
             entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint, marked)
             entry.kept = self._is_pinned(path)
+            if old is not None:
+                entry.take_over(old)
             self._live = sorted([*self._live, entry], key=lambda e: e.position)
             self._make_room(0)
             return entry.node is not None
@@ -364,9 +367,12 @@ class PromptCache(BasePromptCache):
         """
         node = entry.node
         assert node is not None
+        above = entry.above
         self._tree.detach(entry)
         if not replaced:
             self._tree.prune(node)
+            if above is not None:
+                above.heir = True
         if entry in self._live:
             self._live.remove(entry)
         if entry.pins:

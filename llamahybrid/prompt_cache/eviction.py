@@ -1,7 +1,8 @@
-"""What goes first when the budget is full: what is worth least per byte (`worth`), on the live path or off it.
+"""What goes first when the budget is full: what is worth least per byte (`worth`), live or not.
 
-On the live path, candidates are those whose loss costs least on the ladder of gaps that grow with the distance
-from the tip. Pinned entries never go.
+Segments go with the last checkpoint that needs them. Where only the live path is left, its spare segments go
+before its checkpoints, and of these the one whose loss costs least on the ladder of gaps that grow with the
+distance from the tip. Pinned entries never go.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Eviction(Protocol):
 
 
 class ByWorth:
-    """Least worth first. Looks at a few checkpoints at a time, in turn, and at the worst of them each time."""
+    """Least worth first; looks at a few checkpoints at a time, in turn, and again at the worst of them."""
 
     def __init__(self) -> None:
         self.worth = Worth()

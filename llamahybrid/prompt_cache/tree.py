@@ -57,6 +57,10 @@ class Entry:
     heir: bool = False
     """A deeper one is gone since the last request came by: what it served will come here."""
 
+    def take_over(self, old: Entry) -> None:
+        """Go on with the history of the one that was at the same place."""
+        self.born, self.hits, self.passes, self.left = old.born, old.hits, old.passes, old.left
+
     @property
     def position(self) -> int:
         """Tokens before the checkpoint."""
@@ -298,9 +302,8 @@ class Tree:
     def attach(self, match: Match, checkpoint: Checkpoint, marked: bool = False) -> Entry:
         """Index a checkpoint on an inserted path; its place must be free."""
         node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
-        above, below = node.above(checkpoint.position), node.below(checkpoint.position)
-        entry = Entry(checkpoint, node, marked, above=above, born=self.requests, seen=self.requests)
-        self._link(entry, below)
+        entry = Entry(checkpoint, node, marked, born=self.requests, seen=self.requests)
+        self._link(entry, node.above(entry.position), node.below(entry.position))
         node.entries[checkpoint.position] = entry
         for above in node.path():
             above.weight += 1
@@ -431,10 +434,11 @@ class Tree:
             assert entry.above is entry.node.above(entry.position), "a checkpoint does not know the one above"
             assert set(entry.below) == set(entry.node.below(entry.position)), "nor those below"
 
-    def _link(self, entry: Entry, below: list[Entry]) -> None:
+    def _link(self, entry: Entry, above: Entry | None, below: list[Entry]) -> None:
         """Put a checkpoint between the next ones on its path."""
-        if entry.above is not None:
-            entry.above.below[entry] = None
+        entry.above = above
+        if above is not None:
+            above.below[entry] = None
         for deeper in below:
             if deeper.above is not None:
                 del deeper.above.below[deeper]
@@ -446,7 +450,6 @@ class Tree:
         if entry.above is not None:
             del entry.above.below[entry]
             entry.above.below |= entry.below
-            entry.above.heir = True
         for deeper in entry.below:
             deeper.above = entry.above
         entry.above, entry.below = None, {}

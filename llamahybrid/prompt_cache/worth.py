@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from llamahybrid.prompt_cache.tree import Entry, Match, Tree
@@ -26,7 +26,7 @@ HORIZON = 12
 """Bins that a return is looked for in: to 64 times the age. What returns later hardly pays for its bytes."""
 
 STARTS = [2 ** (b / 2) - 1 for b in range(BINS + 1)]
-SPANS = [after - start for start, after in zip(STARTS, STARTS[1:], strict=False)]
+SPANS = [after - start for start, after in pairwise(STARTS)]
 
 PRIOR_RETURNS = 4.0
 PRIOR_RATES = [1 / (2 * start + 4) for start in STARTS]
@@ -38,7 +38,7 @@ PRIOR_REQUESTS = 3.0
 OWN_REQUESTS = 4
 """Requests by which a place is known better than its kind."""
 
-LEAST_CHANCE = 0.02
+LEAST_CHANCE = 0.005
 """No place is so unlikely that its tokens count for nothing."""
 
 FADE_AFTER = 2000
@@ -50,7 +50,8 @@ Kind: TypeAlias = tuple[bool, bool, int, int, bool, bool, bool]
 def kind(entry: Entry) -> Kind:
     """What places have in common: a message's start, a prompt's end, how it fared, and what lies below."""
     at_end = entry.checkpoint.logits is not None
-    return entry.marked, at_end, min(entry.hits, 2), min(entry.passes, 2), bool(entry.below), entry.heir, entry.left
+    hits, passes = min(entry.hits, 2), min(entry.passes, 2)
+    return entry.marked, at_end, hits, passes, bool(entry.below), entry.heir, entry.left
 
 
 def first_guess(place: Kind) -> float:
@@ -116,7 +117,7 @@ class Worth:
         return chance + LEAST_CHANCE
 
     def _return_rates(self) -> list[float]:
-        """Returns per request of a path that was silent for as long as each bin says; never rises with age."""
+        """Returns per request of a path that was silent as long as each bin says; never rises with age."""
         if self._rates is None:
             before = [0.0, *accumulate(self._returns)]
             # Every request starts a silence. Those old enough for a bin, and not ended before, were in it.
