@@ -1,33 +1,107 @@
-"""What goes first when the budget is full.
+"""What goes first when the budget is full: what is worth least per byte (`worth`), live or not.
 
-Off the live path: by age, checkpoints and token tails alike. On it: first the segments that only this path
-needs, because its attention is live anyway; then the checkpoint whose loss costs least on the ladder of
-gaps that grow with the distance from the tip. Pinned entries never go.
+Segments go with the last checkpoint that needs them. Where only the live path is left, its spare segments go
+before its checkpoints, and of these the one whose loss costs least on the ladder of gaps that grow with the
+distance from the tip. Pinned entries never go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Protocol, TypeAlias
 
 from llamahybrid.prompt_cache.tree import Entry, Match, Node, Tree
+from llamahybrid.prompt_cache.worth import Worth
 
 LIKELY_WORTH = 4.0
 """Histories diverge at message starts far more often than elsewhere, and a regenerated answer starts at a
 prompt's end: such places are worth more than their distance alone says."""
 
+LOOKS = 64
+"""Checkpoints whose worth is looked at for one that goes; a cache of fewer is always looked at whole."""
 
-def off_path_victim(tree: Tree, path: Match | None, live: Sequence[Entry]) -> Entry | Node | None:
-    """The longest unused thing that the live path does not need: a checkpoint, or a leaf with a bare tail.
+WORST = 16
+"""How many of these are looked at the next time too."""
 
-    `path`: tokens that must stay. `live`: its checkpoints.
-    """
-    on_path = set(live)
-    entry = next((e for e in tree.oldest_entries() if not e.pins and not e.kept and e not in on_path), None)
-    leaf = next((n for n in tree.oldest_nodes() if n.tail(path.keep(n) if path else 0)), None)
-    if entry is None or leaf is None:
-        return entry or leaf
-    return leaf if leaf.last_used < entry.last_used else entry
+TOKENS_SHARE = 16
+"""Bare tokens stay while all tokens together take no more than this part of what is stored: they tell which
+paths come back, and where they part."""
+
+OLDEST_PATHS = 128
+"""Paths that are looked at for bare tokens that could go in a checkpoint's place."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A leaf whose last tokens nothing needs."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A node of the live path whose deepest segment only this path needs: its attention is live anyway."""
+
+    node: Node
+
+
+Victim: TypeAlias = Entry | Tail | Spare
+
+
+class Eviction(Protocol):
+    """An order in which things go."""
+
+    def learn(self, tree: Tree, match: Match) -> None:
+        """A request is about to follow this path."""
+
+    def victim(
+        self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool
+    ) -> Victim | None:
+        """What goes next; None if nothing may.
+
+        `path`: tokens that must stay. `live`: checkpoints of the live path, shallowest first; they may go if
+        `thin`. `incoming`: position on it that room is made for.
+        """
+
+
+class ByWorth:
+    """Least worth first; looks at a few checkpoints at a time, in turn, and again at the worst of them."""
+
+    def __init__(self) -> None:
+        self.worth = Worth()
+
+    def learn(self, tree: Tree, match: Match) -> None:
+        """See `Eviction.learn`."""
+        self.worth.learn(tree, match)
+
+    def victim(
+        self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool
+    ) -> Victim | None:
+        """See `Eviction.victim`."""
+        on_path = set(live)
+        ranked = sorted(tree.next_in_line(LOOKS), key=lambda e: self.worth.of(e, tree.requests))
+        tree.to_the_end(ranked[WORST:])
+        free = [e for e in ranked if not e.pins and not e.kept]
+        if free and not on_path.issuperset(free):
+            return bare_tail(tree, path, free[0]) or free[0]
+        if (tail := bare_tail(tree, path, None)) or not thin:
+            return tail
+        node = spare_segments(live)
+        return Spare(node) if node is not None else ladder_victim(live, incoming)
+
+
+def bare_tail(tree: Tree, path: Match | None, entry: Entry | None) -> Tail | None:
+    """Tokens that nothing needs, the longest unused first, if they are to go before `entry`."""
+    if entry is None:
+        nodes = tree.oldest_nodes()
+    elif tree.token_bytes * TOKENS_SHARE > tree.entry_bytes + tree.segment_bytes:
+        nodes = (n for n in islice(tree.oldest_nodes(), OLDEST_PATHS) if n.last_used < entry.last_used)
+    else:
+        return None
+    leaf = next((n for n in nodes if n.tail(path.keep(n) if path else 0)), None)
+    return None if leaf is None else Tail(leaf)
 
 
 def spare_segments(live: Sequence[Entry]) -> Node | None:

@@ -21,14 +21,11 @@ from llamahybrid.prompt_cache.base import (
     Segment,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import ladder_victim, off_path_victim, spare_segments
+from llamahybrid.prompt_cache.eviction import ByWorth, Eviction, Spare, Tail
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, is_whole, new_buffer, owned
 from llamahybrid.prompt_cache.selection import choose, explain, reachable
 from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
-
-SPARE_SNAPSHOTS = 2
-"""Room that is left for so many checkpoints where a segment of the live path is stored."""
 
 
 class RamCache(BasePromptCache):
@@ -46,7 +43,8 @@ class RamCache(BasePromptCache):
     0
     """
 
-    def __init__(self, ram_bytes: int | None = None) -> None:
+    def __init__(self, ram_bytes: int | None = None, eviction: Eviction | None = None) -> None:
+        self._eviction = ByWorth() if eviction is None else eviction
         self._lock = threading.Lock()
         self._limit = default_ram_bytes() if ram_bytes is None else ram_bytes
         self._tree = Tree()
@@ -83,6 +81,8 @@ class RamCache(BasePromptCache):
             if view.split is not None:
                 self._tree.splitters[view.namespace] = view.split
             match = self._tree.match(view.namespace, tokens)
+            self._eviction.learn(self._tree, match)
+            self._tree.visit(match)
             self._tree.touch(match)
             self._live = match.entries()
             matched = max(live_lcp, match.length)
@@ -160,6 +160,8 @@ class RamCache(BasePromptCache):
             marked = position in self._boundaries.get(view.namespace, ())
             entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint, marked)
             entry.kept = self._is_pinned(path)
+            if old is not None:
+                entry.take_over(old)
             self._live = sorted([*self._live, entry], key=lambda e: e.position)
             self._make_room(0)
             return entry.node is not None
@@ -182,11 +184,10 @@ class RamCache(BasePromptCache):
         with self._lock:
             match = self._tree.match(view.namespace, view.tokens)
             self._live = match.entries()
-            # With room for the next checkpoints, or these would drop the segment again.
-            spare = SPARE_SNAPSHOTS * (self._live[-1].nbytes if self._live else 0)
-            fits = self._make_room(segment.nbytes + spare, match, ladder=False)
+            fits = self._make_room(segment.nbytes, match, ladder=False)
             match = self._tree.match(view.namespace, view.tokens)
-            kept = fits and match.length >= segment.end and self._tree.store(match, segment)
+            needed = any(e.position > segment.start for e in match.entries())
+            kept = fits and needed and match.length >= segment.end and self._tree.store(match, segment)
             self._refused += not fits
             return kept
 
@@ -375,9 +376,12 @@ class RamCache(BasePromptCache):
         """
         node = entry.node
         assert node is not None
+        above = entry.above
         self._tree.detach(entry)
         if not replaced:
             self._tree.prune(node)
+            if above is not None:
+                above.heir = True
         if entry in self._live:
             self._live.remove(entry)
         if entry.pins:
@@ -405,19 +409,17 @@ class RamCache(BasePromptCache):
             if self._pool.nbytes:
                 self._pool.free(over)
                 continue
-            victim = off_path_victim(self._tree, path, self._live)
-            if victim is None and ladder and (node := spare_segments(self._live)):
-                self._tree.shorten(node)
-                continue
-            if victim is None and ladder:
-                victim = ladder_victim(self._live, incoming)
-            if victim is None:
-                return False
-            if isinstance(victim, Entry):
-                self._remove(victim)
-                self._evictions += 1
-            else:
-                self._tree.trim(victim, path.keep(victim) if path else 0)
+            victim = self._eviction.victim(self._tree, path, self._live, incoming, ladder)
+            match victim:
+                case None:
+                    return False
+                case Entry():
+                    self._remove(victim)
+                    self._evictions += 1
+                case Tail():
+                    self._tree.trim(victim.node, path.keep(victim.node) if path else 0)
+                case Spare():
+                    self._tree.shorten(victim.node)
         return True
 
 

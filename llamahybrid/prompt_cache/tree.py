@@ -9,8 +9,9 @@ One root per namespace, so that state of another model or context shape can neve
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -41,6 +42,26 @@ class Entry:
     from_disk: bool = False
     """It was read from disk for a plan that is still to be made."""
     last_used: int = 0
+    above: Entry | None = None
+    """The next shallower checkpoint on its path."""
+    below: dict[Entry, None] = field(default_factory=dict)
+    """The next deeper ones, one or more for each branch."""
+    born: int = 0
+    """Number of the request that made it."""
+    seen: int = 0
+    """Number of the last request whose path it lay on."""
+    hits: int = 0
+    """Requests since then for which it was the deepest on their path."""
+    passes: int = 0
+    """Requests since then whose path went on to a deeper one."""
+    left: bool = False
+    """A request came along its path and parted from it before here, for the first time there."""
+    heir: bool = False
+    """A deeper one is gone since the last request came by: what it served will come here."""
+
+    def take_over(self, old: Entry) -> None:
+        """Go on with the history of the one that was at the same place."""
+        self.born, self.hits, self.passes, self.left = old.born, old.hits, old.passes, old.left
 
     @property
     def position(self) -> int:
@@ -72,6 +93,8 @@ class Node:
     weight: int = 0
     """Checkpoints here and below."""
     last_used: int = 0
+    seen: int = 0
+    """Number of the last request whose path it lay on."""
 
     @property
     def end(self) -> int:
@@ -83,6 +106,29 @@ class Node:
         stored = self.segments[-1].end if self.segments else 0
         needed = max(self.start, keep, max(self.entries, default=0), stored)
         return 0 if self.children else max(0, self.end - needed)
+
+    def above(self, position: int) -> Entry | None:
+        """The deepest checkpoint before `position` on this edge, or on those above it."""
+        here = max((p for p in self.entries if p < position), default=None)
+        if here is not None:
+            return self.entries[here]
+        node = next((n for n in self.path() if n is not self and n.entries), None)
+        return None if node is None else node.entries[max(node.entries)]
+
+    def below(self, position: int) -> list[Entry]:
+        """The shallowest checkpoints beyond `position` on this edge, or in each branch under it."""
+        here = min((p for p in self.entries if p > position), default=None)
+        if here is not None:
+            return [self.entries[here]]
+        found: list[Entry] = []
+        nodes = list(self.children.values())
+        while nodes:
+            node = nodes.pop()
+            if node.entries:
+                found.append(node.entries[min(node.entries)])
+            elif node.weight:
+                nodes.extend(node.children.values())
+        return found
 
     def bare(self) -> int:
         """How many segments at the end of this edge have no checkpoint behind their start."""
@@ -142,6 +188,20 @@ class Match:
         stored = (node.segments for node in self.path if node.segments)
         return [s for segments in stored for s in segments if s.start < self.length]
 
+    def left_behind(self) -> list[Entry]:
+        """Checkpoints, shallowest first, of the one known path that goes on where this one parts from it.
+
+        None where several go on: then the match is what they share.
+        """
+        if not self.path or self.length == self.path[-1].end:
+            return []
+        entries: list[Entry] = []
+        below = self.path[-1].below(self.length)
+        while len(below) == 1:
+            entries += below
+            below = list(below[0].below)
+        return entries
+
     def missing(self, end: int) -> list[tuple[int, int]]:
         """Ranges of [0, end) without a segment, ascending, each within one node."""
         ranges = []
@@ -162,6 +222,9 @@ class Tree:
         self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
+        self._line: OrderedDict[Entry, None] = OrderedDict()  # whose worth is looked at next first
+        self.requests = 0
+        """How many were planned: the time that worth is measured in."""
         self.splitters: dict[str, Splitter] = {}
         """How the segments of a namespace are cut in two."""
         self.token_bytes = 0
@@ -174,6 +237,15 @@ class Tree:
     def oldest_entries(self) -> Iterator[Entry]:
         """Checkpoints, the longest unused first."""
         return iter(self._entries)
+
+    def next_in_line(self, count: int) -> list[Entry]:
+        """The first `count` checkpoints of a line that everyone joins at the end."""
+        return list(islice(self._line, count))
+
+    def to_the_end(self, entries: Iterable[Entry]) -> None:
+        """These are last in line now."""
+        for entry in entries:
+            self._line.move_to_end(entry)
 
     def oldest_nodes(self) -> Iterator[Node]:
         """Nodes, the longest unused first."""
@@ -205,8 +277,21 @@ class Tree:
         """Mark a matched path as used now."""
         self._clock += 1
         for node in match.path:
-            node.last_used = self._clock
+            node.last_used, node.seen = self._clock, self.requests
             self._nodes.move_to_end(node)
+
+    def visit(self, match: Match) -> None:
+        """A request comes along this path: it is the deepest checkpoint's, and passes the others."""
+        self.requests += 1
+        entries = match.entries()
+        for entry in entries:
+            entry.seen, entry.heir, entry.left = self.requests, False, False
+            entry.passes += 1
+        if entries:
+            entries[-1].passes -= 1
+            entries[-1].hits += 1
+        for entry in match.left_behind():
+            entry.left = True
 
     def touch_entry(self, entry: Entry) -> None:
         """Mark a checkpoint as used now."""
@@ -226,11 +311,12 @@ class Tree:
     def attach(self, match: Match, checkpoint: Checkpoint, marked: bool = False) -> Entry:
         """Index a checkpoint on an inserted path; its place must be free."""
         node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
-        entry = Entry(checkpoint, node, marked)
+        entry = Entry(checkpoint, node, marked, born=self.requests, seen=self.requests)
+        self._link(entry, node.above(entry.position), node.below(entry.position))
         node.entries[checkpoint.position] = entry
         for above in node.path():
             above.weight += 1
-        self._entries[entry] = None
+        self._entries[entry] = self._line[entry] = None
         self.entry_bytes += entry.nbytes
         self.touch_entry(entry)
         return entry
@@ -238,11 +324,12 @@ class Tree:
     def detach(self, entry: Entry) -> None:
         """Take a checkpoint out; its token path stays remembered until it is trimmed."""
         assert entry.node is not None
+        self._unlink(entry)
         del entry.node.entries[entry.position]
         for above in entry.node.path():
             above.weight -= 1
         entry.node = None
-        del self._entries[entry]
+        del self._entries[entry], self._line[entry]
         self.entry_bytes -= entry.nbytes
 
     def store(self, match: Match, segment: Segment) -> bool:
@@ -346,9 +433,34 @@ class Tree:
         segments = [s for n in nodes for s in n.segments]
         assert self.segment_bytes == sum(s.nbytes for s in segments), "segment bytes miscounted"
         assert len({id(s.record) for s in segments}) == len(segments), "two segments share their bytes"
+        assert set(entries) == set(self._line), "a checkpoint has no turn to be looked at"
         for order in (list(self._entries), list(self._nodes)):
             ages = [item.last_used for item in order]
             assert ages == sorted(ages), "the order of use is off"
+        for entry in entries:
+            assert entry.node is not None
+            assert entry.above is entry.node.above(entry.position), "a checkpoint does not know the one above"
+            assert set(entry.below) == set(entry.node.below(entry.position)), "nor those below"
+
+    def _link(self, entry: Entry, above: Entry | None, below: list[Entry]) -> None:
+        """Put a checkpoint between the next ones on its path."""
+        entry.above = above
+        if above is not None:
+            above.below[entry] = None
+        for deeper in below:
+            if deeper.above is not None:
+                del deeper.above.below[deeper]
+            deeper.above = entry
+            entry.below[deeper] = None
+
+    def _unlink(self, entry: Entry) -> None:
+        """Join the next checkpoints on a path without the one between them."""
+        if entry.above is not None:
+            del entry.above.below[entry]
+            entry.above.below |= entry.below
+        for deeper in entry.below:
+            deeper.above = entry.above
+        entry.above, entry.below = None, {}
 
     def _grow(self, namespace: str, match: Match, rest: Tokens) -> None:
         """Append `rest` where a match ended: extend a leaf, or branch."""
@@ -383,7 +495,7 @@ class Tree:
         if crossing is not None:
             self._divide(namespace, node, crossing, position)
         cut = position - node.start
-        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock)
+        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock, seen=node.seen)
         upper.entries = {p: e for p, e in node.entries.items() if p <= position}
         for entry in upper.entries.values():
             entry.node = upper

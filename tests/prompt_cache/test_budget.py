@@ -144,17 +144,17 @@ def test_positions_outside_the_live_sequence_are_an_error() -> None:
             cache.admit(view([1, 2, 3]), position, cache.buffer(SIZE))
 
 
-def test_other_conversations_go_first_the_longest_unused_before_others() -> None:
-    cache = PromptCache(4 * SIZE + 200)
-    old, used, live = [1] * 10, [2] * 10, [3] * 10
+def test_of_equal_conversations_the_longest_unused_goes_first() -> None:
+    cache = PromptCache(3 * SIZE + 200)
+    old, used, new, live = ([i] * 10 for i in range(1, 5))
     fill(cache, used, 10)
     fill(cache, old, 10)
-    fill(cache, live, 5)
+    fill(cache, new, 10)
     assert kept(cache, used, 10) == [10]
-    fill(cache, live, 8, 10)
+    fill(cache, live, 10)
     assert kept(cache, old, 10) == []
     assert kept(cache, used, 10) == [10]
-    assert kept(cache, live, 5, 8, 10) == [5, 8, 10]
+    assert kept(cache, live, 10) == [10]
 
 
 def test_on_the_live_path_gaps_grow_with_the_distance_and_both_ends_stay() -> None:
@@ -383,10 +383,10 @@ def test_a_path_asked_for_again_outlives_one_that_was_not() -> None:
 
 
 def test_an_older_checkpoint_goes_before_a_younger_remembered_path() -> None:
-    cache = PromptCache(2 * SIZE + 4 * 120)
+    cache = PromptCache(2 * SIZE + 4 * 115)
     fill(cache, [1] * 10, 10)
     cache.remember("m", np.full(100, 2, np.int32))
-    fill(cache, [3] * 10, 5, 10)
+    fill(cache, [3] * 10, 10)
     assert kept(cache, [1] * 10, 10) == []
     assert cache.plan(np.full(100, 2, np.int32), view([]), (), NO_COSTS).matched == 100
 

@@ -86,6 +86,41 @@ def test_trimming_cuts_to_the_deepest_checkpoint_and_closes_up_a_lone_child() ->
     tree.check_integrity()
 
 
+def test_checkpoints_know_their_neighbours_on_every_branch() -> None:
+    tree = Tree()
+    deep, other = put(tree, ids(1, 2, 3, 4), 4), put(tree, ids(1, 2, 9, 9), 4)
+    assert deep.above is None
+    shared = put(tree, ids(1, 2, 3, 4), 2)
+    assert (deep.above, other.above, set(shared.below)) == (shared, shared, {deep, other})
+    between = put(tree, ids(1, 2, 3, 4), 3)
+    assert (deep.above, between.above, set(shared.below)) == (between, shared, {between, other})
+    tree.detach(shared)
+    assert (between.above, other.above, set(between.below)) == (None, None, {deep})
+    tree.detach(between)
+    assert deep.above is None
+    tree.check_integrity()
+
+
+def test_a_request_counts_on_its_path_and_marks_what_it_leaves_behind() -> None:
+    tree = Tree()
+    first, mid, end = (put(tree, ids(1, 2, 3, 4, 5, 6), p) for p in (2, 4, 6))
+    tree.visit(tree.match("m", ids(1, 2, 3, 4, 9)))
+    assert [(e.hits, e.passes, e.left) for e in (first, mid, end)] == [
+        (0, 1, False),
+        (1, 0, False),
+        (0, 0, True),
+    ]
+    tree.visit(tree.match("m", ids(1, 2, 3, 4, 5, 6, 7)))
+    assert (end.hits, end.left) == (1, False)
+
+
+def test_where_several_paths_go_on_none_is_left_behind() -> None:
+    tree = Tree()
+    deep = [put(tree, ids(1, 2, 3, 4, n), 5) for n in (5, 6)]
+    tree.visit(tree.match("m", ids(1, 2, 3, 9)))
+    assert not any(e.left for e in deep)
+
+
 def test_namespaces_have_roots_of_their_own() -> None:
     tree = Tree()
     tree.insert("a", ids(1, 2))
@@ -137,6 +172,18 @@ def _damage_age(tree: Tree) -> None:
     next(iter(tree.oldest_nodes())).last_used = 10**9
 
 
+def _damage_above(tree: Tree) -> None:
+    next(e for e in tree.oldest_entries() if e.above).above = None
+
+
+def _damage_below(tree: Tree) -> None:
+    next(e for e in tree.oldest_entries() if e.below).below.clear()
+
+
+def _damage_line(tree: Tree) -> None:
+    tree._line.popitem()
+
+
 def _damage_ownership(tree: Tree) -> None:
     node = next(iter(tree.oldest_nodes()))
     node.tokens = np.concatenate([node.tokens, node.tokens])[: len(node.tokens)]
@@ -153,6 +200,9 @@ def _damage_ownership(tree: Tree) -> None:
         _damage_link,
         _damage_index,
         _damage_age,
+        _damage_above,
+        _damage_below,
+        _damage_line,
         _damage_ownership,
     ],
 )
@@ -160,6 +210,7 @@ def test_the_integrity_check_notices(damage: Callable[[Tree], None]) -> None:
     tree = Tree()
     put(tree, ids(1, 2, 3, 4), 4)
     put(tree, ids(1, 2, 9, 9), 4)
+    put(tree, ids(1, 2, 9, 9), 2)
     tree.check_integrity()
     damage(tree)
     with pytest.raises(AssertionError):

@@ -1,0 +1,151 @@
+"""What a checkpoint is worth: how soon a request may want it, and the tokens that it would save, per byte.
+
+    worth = rate of requests on its path x chance that one ends up here
+            x tokens to the next shallower checkpoint / bytes that go with it
+
+Both chances are learned from the requests themselves, so that no constant has to fit the traffic. Time is
+counted in requests. The rate follows the age of a path: how many conversations that were silent for so long
+came back, as in LHD (Beckmann et al., NSDI 2018), where entries are ranked by hits per byte and time. The
+chance to end up here follows the kind of place: an answer's start is where histories part when thinking is
+stripped, a system prompt's end is where new chats begin, and most places are only passed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+from llamahybrid.prompt_cache.tree import Entry, Match, Tree
+
+BINS = 40
+"""Ages are counted in half octaves, which reach a million requests."""
+
+HORIZON = 12
+"""Bins that a return is looked for in: to 64 times the age. What returns later hardly pays for its bytes."""
+
+STARTS = [2 ** (b / 2) - 1 for b in range(BINS + 1)]
+SPANS = [after - start for start, after in pairwise(STARTS)]
+
+PRIOR_RETURNS = 4.0
+PRIOR_RATES = [1 / (2 * start + 4) for start in STARTS]
+"""Before much was seen: a path that was silent for n requests comes back at a rate of about 1 in 2n."""
+
+PRIOR_REQUESTS = 3.0
+"""Requests that the first guess at a kind of place counts as."""
+
+OWN_REQUESTS = 4
+"""Requests by which a place is known better than its kind."""
+
+LEAST_CHANCE = 0.005
+"""No place is so unlikely that its tokens count for nothing."""
+
+FADE_AFTER = 2000
+"""What was counted is halved after so many requests: traffic changes."""
+
+Kind: TypeAlias = tuple[bool, bool, int, int, bool, bool, bool]
+
+
+def kind(entry: Entry) -> Kind:
+    """What places have in common: a message's start, a prompt's end, how it fared, and what lies below."""
+    at_end = entry.checkpoint.logits is not None
+    hits, passes = min(entry.hits, 2), min(entry.passes, 2)
+    return entry.marked, at_end, hits, passes, bool(entry.below), entry.heir, entry.left
+
+
+def first_guess(place: Kind) -> float:
+    """Chance that a request on the path ends up at such a place, before any was seen."""
+    marked, at_end, hits, passes, below, heir, left = place
+    if left:
+        return 0.05
+    if heir:
+        return 0.8
+    if not below:
+        return 0.6 if marked else 0.5
+    if hits or passes:
+        return 0.3
+    return 0.6 if marked else 0.3 if at_end else 0.2
+
+
+@dataclass
+class Worth:
+    """Learns from requests what checkpoints are worth."""
+
+    _requests: float = 0.0
+    _returns: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    """Conversations that came back, by the age they had then."""
+    _places: dict[Kind, tuple[float, float]] = field(default_factory=dict)
+    """Requests that ended up at a kind of place, and those that came by."""
+    _rates: list[float] | None = None
+
+    def learn(self, tree: Tree, match: Match) -> None:
+        """A request follows this path, which nothing was told of yet."""
+        self._requests += 1
+        self._rates = None
+        # A path that ends inside a leaf is one conversation's; any other is where several part.
+        if match.path and not match.path[-1].children:
+            self._returns[_bin(tree.requests - match.path[-1].seen)] += 1
+        entries = match.entries()
+        wanted = entries[-1] if entries else None
+        for entry in (*entries, *match.left_behind()):
+            here, all_ = self._places.get(kind(entry), (0.0, 0.0))
+            self._places[kind(entry)] = (here + (entry is wanted), all_ + 1)
+        if self._requests > FADE_AFTER:
+            self._requests /= 2
+            self._returns = [n / 2 for n in self._returns]
+            self._places = {k: (here / 2, all_ / 2) for k, (here, all_) in self._places.items()}
+
+    def of(self, entry: Entry, now: int) -> float:
+        """Tokens saved a request and a byte; `now`: the number of the last request."""
+        shallower = 0 if entry.above is None else entry.above.position
+        return self._rate(entry, now) * self._chance(entry) * (entry.position - shallower) / freed(entry)
+
+    def _rate(self, entry: Entry, now: int) -> float:
+        """Requests on its path per request: what was seen of it, and what silence says of any path."""
+        silent = 1 / self._return_rates()[_bin(now - entry.seen)]
+        return (entry.hits + entry.passes + 1) / (entry.seen - entry.born + silent)
+
+    def _chance(self, entry: Entry) -> float:
+        """Chance that a request on its path ends up here."""
+        place = kind(entry)
+        here, all_ = self._places.get(place, (0.0, 0.0))
+        chance = (here + PRIOR_REQUESTS * first_guess(place)) / (all_ + PRIOR_REQUESTS)
+        own = entry.hits + entry.passes
+        if own >= OWN_REQUESTS:
+            chance = (entry.hits + OWN_REQUESTS * chance) / (own + OWN_REQUESTS)
+        return chance + LEAST_CHANCE
+
+    def _return_rates(self) -> list[float]:
+        """Returns per request of a path that was silent as long as each bin says; never rises with age."""
+        if self._rates is None:
+            before = [0.0, *accumulate(self._returns)]
+            # Every request starts a silence. Those old enough for a bin, and not ended before, were in it.
+            reached = [max(0.0, self._requests - s - b) for s, b in zip(STARTS, before, strict=False)]
+            exposed = [0.0, *accumulate(r * span for r, span in zip(reached, SPANS, strict=False))]
+            rates = []
+            for low in range(BINS):
+                high = min(BINS, low + HORIZON)
+                seen = before[high] - before[low] + PRIOR_RETURNS
+                rates.append(seen / (exposed[high] - exposed[low] + PRIOR_RETURNS / PRIOR_RATES[low]))
+            self._rates = list(accumulate(rates, min))
+        return self._rates
+
+
+def freed(entry: Entry) -> int:
+    """Bytes that go with a checkpoint: its own, and those of segments that only it needs."""
+    n_bytes = entry.nbytes
+    if entry.below or entry.node is None:
+        return n_bytes
+    shallower = 0 if entry.above is None else entry.above.position
+    for node in entry.node.path():
+        if node is not entry.node and node.weight > 1:
+            break
+        n_bytes += sum(s.nbytes for s in node.segments if s.start >= shallower)
+        if node.start <= shallower:
+            break
+    return n_bytes
+
+
+def _bin(age: int) -> int:
+    return min(BINS - 1, int(2 * math.log2(age + 1)))
