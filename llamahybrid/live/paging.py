@@ -156,7 +156,7 @@ class Pager:
             payload = buffer(whole - rest + self._nothing.nbytes)
             if payload.nbytes != whole - rest + self._nothing.nbytes:
                 return None
-            state = payload if whole == payload.nbytes else np.empty(whole, np.uint8)
+            state = payload if whole == payload.nbytes else new_buffer(whole)
             written = _get(self._ctx, state, SCRATCH, FULL)
         finally:
             cleared = self._clear_scratch()
