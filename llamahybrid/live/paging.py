@@ -128,10 +128,11 @@ class Pager:
     def append(self, payloads: Sequence[Bytes]) -> bool:
         """Put the cells of payloads, in order, behind those of the live sequence; False if refused.
 
-        Joined first: without flash attention each payload would cost a small copy for each row of values.
+        Values that lie transposed are joined first: each payload would cost a small copy for each row of them.
         """
-        payload = payloads[0] if len(payloads) == 1 else self._joined(payloads)
-        return self._write(payload)
+        if len(payloads) > 1 and self.layout.transposed:
+            payloads = [self._joined(payloads)]
+        return all(self._write(payload) for payload in payloads)
 
     def _write(self, payload: Bytes) -> bool:
         try:
