@@ -128,7 +128,7 @@ class Pager:
     def append(self, payloads: Sequence[Bytes]) -> bool:
         """Put the cells of payloads, in order, behind those of the live sequence; False if refused.
 
-        Values that lie transposed are joined first: each payload would cost a small copy for each row of them.
+        Values that lie transposed are joined first: each payload would cost a small copy for each row.
         """
         if len(payloads) > 1 and self.layout.transposed:
             payloads = [self._joined(payloads)]
