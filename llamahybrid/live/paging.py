@@ -128,10 +128,11 @@ class Pager:
     def append(self, payloads: Sequence[Bytes]) -> bool:
         """Put the cells of payloads, in order, behind those of the live sequence; False if refused.
 
-        Joined first: without flash attention each payload would cost a small copy for each row of values.
+        Values that lie transposed are joined first: each payload would cost a small copy for each row.
         """
-        payload = payloads[0] if len(payloads) == 1 else self._joined(payloads)
-        return self._write(payload)
+        if len(payloads) > 1 and self.layout.transposed:
+            payloads = [self._joined(payloads)]
+        return all(self._write(payload) for payload in payloads)
 
     def _write(self, payload: Bytes) -> bool:
         try:
@@ -156,7 +157,7 @@ class Pager:
             payload = buffer(whole - rest + self._nothing.nbytes)
             if payload.nbytes != whole - rest + self._nothing.nbytes:
                 return None
-            state = payload if whole == payload.nbytes else np.empty(whole, np.uint8)
+            state = payload if whole == payload.nbytes else new_buffer(whole)
             written = _get(self._ctx, state, SCRATCH, FULL)
         finally:
             cleared = self._clear_scratch()

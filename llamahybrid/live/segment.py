@@ -47,6 +47,11 @@ class SegmentLayout:
                 return cls(head_bytes, cell_bytes, planes, rest_bytes)
         return None
 
+    @property
+    def transposed(self) -> bool:
+        """Values of one cell lie apart, as they do without flash attention."""
+        return any(rows > 1 for rows, _ in self.planes)
+
     def size(self, n: int) -> int:
         """Bytes of a payload of n cells."""
         cells = self.cell_bytes + sum(rows * width for rows, width in self.planes)

@@ -268,7 +268,7 @@ class Keeper:
 
     def _batch_buffer(self, n_bytes: int) -> Bytes:
         if self._batch_bytes.nbytes != n_bytes:
-            self._batch_bytes = np.empty(n_bytes, dtype=np.uint8)
+            self._batch_bytes = new_buffer(n_bytes)
         return self._batch_bytes
 
     def append(self, token: int) -> None:

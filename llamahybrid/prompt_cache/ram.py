@@ -43,13 +43,17 @@ def new_buffer(n_bytes: int) -> Bytes:
     if n_bytes < MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8)
     private = getattr(mmap, "MAP_PRIVATE", None)  # Windows knows no flags
-    mapping = mmap.mmap(-1, n_bytes, **({} if private is None else {"flags": private | mmap.MAP_ANONYMOUS}))
-    return np.frombuffer(mapping, np.uint8)
+    flags = {} if private is None else {"flags": private | mmap.MAP_ANONYMOUS}
+    try:
+        return np.frombuffer(mmap.mmap(-1, n_bytes, **flags), np.uint8)
+    except OSError:  # Linux allows a process some 65,000 mappings
+        return np.empty(n_bytes, np.uint8)
 
 
 def is_whole(buffer: Bytes) -> bool:
     """An array that is exactly the memory it holds: no view, which would hold uncounted bytes."""
-    return buffer.flags.owndata or (isinstance(buffer.base, mmap.mmap) and len(buffer.base) == buffer.nbytes)
+    mapping = getattr(buffer.base, "obj", buffer.base)  # numpy holds it through a memoryview
+    return buffer.flags.owndata or (isinstance(mapping, mmap.mmap) and len(mapping) == buffer.nbytes)
 
 
 class BufferPool:

@@ -19,6 +19,7 @@ MODELS = {
     "jamba": {},
     "lfm2": {},
     "gemma3": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
+    "gpt-oss": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
 }
 
 
@@ -41,8 +42,8 @@ def greedy(llm, prompt, n=6):
 
 @pytest.fixture(params=MODELS)
 def open_model(request, tiny_model):
-    arch = request.param.partition("-")[0]
-    model = tiny_model(arch, **({"window": 16} if arch == "gemma3" else {}))
+    arch = request.param.removesuffix("-flash")
+    model = tiny_model(arch, **({"window": 16} if arch in ("gemma3", "gpt-oss") else {}))
     made = []
 
     def make(**more):

@@ -1,0 +1,39 @@
+"""Policies on workloads without a model, at the proportions of a real one."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from llamahybrid.harness.crowds import CROWDS
+from llamahybrid.harness.oracle import oracle_ratio
+from llamahybrid.harness.pretend import QWEN36_27B, Ours, PretendSpeech, Server, play
+from llamahybrid.harness.workloads import TOKEN_WORKLOADS, exact_append, long_prompt, mid_generation
+
+GIB = 1 << 30
+
+
+def test_an_ample_budget_decodes_hardly_more_than_has_to_be() -> None:
+    found = []
+    for workload in (*TOKEN_WORKLOADS, *CROWDS):
+        if workload.start not in (long_prompt, mid_generation):
+            speech = PretendSpeech()
+            records = list(play(workload.start(speech), speech, Ours(QWEN36_27B, 16 * GIB)))
+            found.append(oracle_ratio(records, workload.measured_from))
+    assert fmean(found) <= 1.02
+    assert max(found) <= 1.06
+
+
+def test_every_policy_hears_the_same_conversation() -> None:
+    asked = []
+    for policy in (Ours(QWEN36_27B, GIB), Server(QWEN36_27B, GIB, 2)):
+        speech = PretendSpeech()
+        asked.append([(r.prompt, r.generated) for r in play(exact_append(speech), speech, policy)])
+    assert asked[0] == asked[1]
+
+
+def test_starts_are_where_messages_and_thinking_start() -> None:
+    speech = PretendSpeech()
+    prompt = speech.message(5, "system") + speech.message(4) + speech.reply(thinking=True)
+    assert speech.starts(prompt) == [5, 9, 12]
+    assert speech.user_starts(prompt) == [5]
+    assert PretendSpeech(marked=False).starts(prompt) == []

@@ -1,0 +1,52 @@
+"""Buffers that give their memory back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamahybrid.harness.soak import resident_bytes
+from llamahybrid.prompt_cache import ram
+
+MIB = 1 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
+def test_memory_of_large_buffers_goes_back_at_once() -> None:
+    np.ones(8 * MIB, np.uint8)  # from now on the C library keeps pieces of up to so many bytes
+    before = resident_bytes()
+    small, large = [], []
+    for _ in range(300):
+        small.append(np.ones(2000, np.uint8))  # lies between the others, and stays
+        large.append(ram.new_buffer(200_000))
+        large[-1].fill(1)
+    assert resident_bytes() - before > 50 * MIB
+    large.clear()
+    assert resident_bytes() - before < 10 * MIB
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, ram.MAPPED_BYTES - 1, ram.MAPPED_BYTES, 3 * ram.MAPPED_BYTES + 5])
+def test_a_buffer_is_writeable_and_all_there_is_of_it(n_bytes: int) -> None:
+    buffer = ram.new_buffer(n_bytes)
+    buffer[:] = 7
+    assert (buffer.nbytes, buffer.dtype, int(buffer.sum())) == (n_bytes, np.uint8, 7 * n_bytes)
+    assert ram.is_whole(buffer)
+    assert ram.owned(buffer) is buffer
+
+
+def test_a_part_of_one_is_copied_before_it_is_kept() -> None:
+    buffer = ram.new_buffer(2 * ram.MAPPED_BYTES)
+    part = buffer[:100]
+    assert not ram.is_whole(part)
+    assert ram.owned(part) is not part
+
+
+def test_without_another_mapping_memory_comes_from_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any, **__: Any) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(ram.mmap, "mmap", none_left)
+    assert ram.new_buffer(ram.MAPPED_BYTES).flags.owndata
