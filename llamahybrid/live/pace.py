@@ -155,7 +155,7 @@ class Pace:
         credit = self._credit(token) - self._reading(behind)
         plain = self._batch(owed + 1, token)
         ask, each = self._asking(token)
-        save, back = self._undoing(token)
+        save, back = self._undoing(token, owed)
         best, best_rate = 0, GAIN / plain
         expected, all_right = 1.0, self.chance.next
         for length in range(1, most + 1):
@@ -212,10 +212,10 @@ class Pace:
             return UNASKED * token, 0.0
         return _median(self._asks, 0.0), _median(self._each, 0.0)
 
-    def _undoing(self, token: float) -> tuple[float, float]:
-        """Seconds to take a snapshot, and to go back to it, where at least one token was certain."""
+    def _undoing(self, token: float, owed: int) -> tuple[float, float]:
+        """Seconds to take a snapshot, and to go back to it and decode again what is certain by then."""
         checkpoint = 0.0 if self._taken and self._loaded else self._meter.costs().snapshot_seconds
-        again = self._batch(2, token) - token
+        again = self._batch(owed + 2, token) - token
         return _median(self._taken, checkpoint), _median(self._loaded, 2 * checkpoint) + again
 
     def _reading(self, behind: int) -> float:

@@ -160,6 +160,7 @@ def test_and_where_every_draft_is_wrong(open_model, fresh, monkeypatch, planes):
     list(itertools.islice(stream, 150))
     assert llm.last_request.accepted == 0
     assert llm.last_request.checkpoints - before == 2
+    assert llm.last_request.redecoded <= 150 * 6
     stream.close()
 
 
