@@ -72,7 +72,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
                 self._keeper.live.empty()
                 self._decode(prompt, turn)
             if self._drafts is not None:
-                self._drafts.pace.prefilled(turn.prefill_seconds)
+                self._drafts.pace.prefilled(turn.plan.left, turn.prefill_seconds)
 
     def _decode_answer(self, work: Tokens, turn: Turn, unsure: int) -> None:
         """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""

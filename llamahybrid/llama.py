@@ -105,8 +105,7 @@ class Llama(DecodingLlama):
         self._drafts.model = self._draft_model
         guarded.live = live
         # The library pads n_ctx to a multiple of 256 and takes that many tokens (llama.py:483).
-        # One more, because generate() writes there before it asks for a draft (llama.py:1017).
-        self.input_ids = np.zeros(self._n_ctx + 1, dtype=np.intc)
+        self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self._make_scores()
 
@@ -368,7 +367,7 @@ class Llama(DecodingLlama):
             check_state(state, live)
             live.distrust()
             super().load_state(state)
-            self.input_ids = np.resize(state.input_ids, self._n_ctx + 1).astype(np.intc)
+            self.input_ids = np.resize(state.input_ids, self._n_ctx).astype(np.intc)
             self._score_rows = self.n_tokens if self._logits_all else 0
             if adopt_state(state, live) and live.n:
                 logits = live.logits()

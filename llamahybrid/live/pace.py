@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from .cost import CostMeter
+from .cost import LARGE_BATCH, CostMeter
 
 SHARE = 0.04
 """Of the time that the answer so far would have taken token by token: what drafts may have cost it more."""
 
-GAIN = 1.03
-"""Tokens per second over decoding one by one from which a draft is worth its while."""
+GAIN = 0.03
+"""Of a token's time: what a draft must be expected to win to be worth its while."""
 
 MEMORY = 12.0
 """Guessed tokens that count for how often guesses are right: the last dozen or so."""
+
+FADE = 0.9
+"""What a step counts for when the next one is done: how fast an answer goes tells what a token is worth."""
 
 WATCHED = 2
 """Tokens that a model is asked for only to see whether they would have been right."""
@@ -117,6 +120,8 @@ class Pace:
         self._taken: deque[float] = deque(maxlen=SAMPLES)
         self._loaded: deque[float] = deque(maxlen=SAMPLES)
         self._idle = 0
+        self._recent = (0.0, 0.0)
+        """Seconds and tokens of the last steps, fading."""
         self._price: float | None = None
         self._rent = 0.0
         self.begin()
@@ -131,10 +136,10 @@ class Pace:
         self._tokens = self._watched = 0
         self._more = self._meter.costs().prefill_seconds
 
-    def prefilled(self, seconds: float) -> None:
+    def prefilled(self, tokens: int, seconds: float) -> None:
         """The request's prompt took so long: a draft model may take its share of that to read it, too."""
         self._grant = SHARE * seconds
-        self._more = self._meter.costs().prefill_seconds
+        self._more = seconds / tokens if tokens >= LARGE_BATCH else self._meter.costs().prefill_seconds
 
     # -- what to do ------------------------------------------------------------------------------
 
@@ -142,8 +147,8 @@ class Pace:
         """How many guessed tokens are worth decoding now, at most `most`; 0: none.
 
         `tokens`: how far the answer is; `owed`: tokens to be decoded again in the same batch; `free`: up to
-        so many are taken back at no cost; `behind`: tokens the draft model has yet to read. The best rate of
-        expected tokens per second wins, among those that the account can bear even if all are wrong.
+        so many are taken back at no cost; `behind`: tokens the draft model has yet to read. The length with
+        the best expected gain wins, among those that the account can bear even if all are wrong.
         """
         self._tokens = tokens
         token = self._meter.token_seconds
@@ -155,8 +160,10 @@ class Pace:
         credit = self._credit(token) - self._reading(behind)
         plain = self._batch(owed + 1, token)
         ask, each = self._asking(token)
-        save, back = self._undoing(token)
-        best, best_rate = 0, GAIN / plain
+        save, back = self._undoing(token, owed)
+        seconds, said = self._recent
+        worth = min(token, seconds / said) if said else token
+        best, best_gain = 0, GAIN * token - plain
         expected, all_right = 1.0, self.chance.next
         for length in range(1, most + 1):
             expected += all_right
@@ -164,9 +171,9 @@ class Pace:
             undone = 0.0
             if length > free:
                 cost, undone = cost + save, back
-            rate = expected / (cost + undone * (1 - all_right))
-            if rate > best_rate and cost + undone - plain <= credit:
-                best, best_rate = length, rate
+            gain = (expected - 1) * worth - cost - undone * (1 - all_right)
+            if gain > best_gain and cost + undone - plain <= credit:
+                best, best_gain = length, gain
             all_right *= self.chance.then
         return best
 
@@ -212,10 +219,10 @@ class Pace:
             return UNASKED * token, 0.0
         return _median(self._asks, 0.0), _median(self._each, 0.0)
 
-    def _undoing(self, token: float) -> tuple[float, float]:
-        """Seconds to take a snapshot, and to go back to it, where at least one token was certain."""
+    def _undoing(self, token: float, owed: int) -> tuple[float, float]:
+        """Seconds to take a snapshot, and to go back to it and decode again what is certain by then."""
         checkpoint = 0.0 if self._taken and self._loaded else self._meter.costs().snapshot_seconds
-        again = self._batch(2, token) - token
+        again = self._batch(owed + 2, token) - token
         return _median(self._taken, checkpoint), _median(self._loaded, 2 * checkpoint) + again
 
     def _reading(self, behind: int) -> float:
@@ -269,8 +276,12 @@ class Pace:
 
     def settled(self, gained: int) -> None:
         """What was spent since the last call brought so many tokens."""
+        plain = gained * self._meter.token_seconds
+        seconds, said = self._recent
+        took = self._spent + (0.0 if self._batched else plain)
+        self._recent = (FADE * seconds + took, FADE * said + gained)
         if self._batched:
-            self._balance += gained * self._meter.token_seconds
+            self._balance += plain
         self._balance -= self._spent
         self._spent, self._batched = 0.0, False
 

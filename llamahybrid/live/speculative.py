@@ -143,6 +143,8 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         at = live.n if live.n < n else self.undo.position  # a rejected draft is still there, to be undone
         owed = 0 if at is None else n - 1 - at
         room = min(live.capacity - n, self._n_batch - 1 - owed, self._limit, self._safe)
+        if owed > self._limit:  # wrong again and again: what is certain comes first, or it only grows
+            room = 0
         behind = self.model.behind(input_ids) if isinstance(self.model, PacedDraft) else 0
         most = self.pace.length(answered, room, owed, self._free, behind)
         if len(self._guess) < max(1, most):

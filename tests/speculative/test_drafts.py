@@ -148,6 +148,36 @@ def test_checkpoints_are_taken_on_schedule(drafting, fresh, monkeypatch):
         stream.close()
 
 
+@pytest.mark.parametrize("planes", [0, 4])
+def test_and_where_every_draft_is_wrong(open_model, fresh, monkeypatch, planes):
+    dear = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
+    monkeypatch.setattr(CostMeter, "costs", lambda meter: dear)
+    text = [*PROMPT, *fresh(PROMPT, 160)]
+    llm, _ = unpaced(open_model, lambda ids: (np.array(text[len(ids) :][:3]) + 1) % 200, draft_planes=planes)
+    stream = llm.generate(PROMPT, temp=0.0)
+    next(stream)
+    before = llm.last_request.checkpoints
+    list(itertools.islice(stream, 150))
+    assert llm.last_request.accepted == 0
+    assert llm.last_request.checkpoints - before == 2
+    assert llm.last_request.redecoded <= 150 * 6
+    stream.close()
+
+
+def test_a_state_is_not_saved_twice(open_model, fresh, monkeypatch):
+    llm, _ = unpaced(open_model, lambda ids: ids[:0])
+    take(llm, PROMPT, 2)
+    live, undo = llm._keeper.live, llm._drafts.undo
+    saved = []
+    save = live._native.save_partial
+    monkeypatch.setattr(live._native, "save_partial", lambda out: (saved.append(live.n), save(out))[1])
+    for _ in range(3):
+        undo.take()
+    llm._keeper.append(5)
+    undo.take()
+    assert saved == [live.n - 1, live.n]
+
+
 def test_an_answer_that_is_no_number_makes_no_checkpoints(drafting, fresh, monkeypatch):
     llm = drafting("qwen35", [*PROMPT, *fresh(PROMPT, 150)])
     stream = llm.generate(PROMPT, temp=0.0)

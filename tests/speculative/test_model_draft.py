@@ -68,7 +68,8 @@ def test_its_guess_is_its_own_greedy_text(open_model, fresh):
 def test_histories_of_equal_length_are_not_mistaken_for_each_other(open_model, fresh):
     draft = ModelDraft(open_model("jamba"), 3)
     one, two = PROMPT[:30], [*PROMPT[:29], 9]
-    for text in (one, two, one, [*two, 4], [*one, 4], two):
+    other = (fresh(two, 1, "jamba")[0] + 1) % 200
+    for text in (one, two, [*two, other], one, [*one, other], two):
         assert draft(ids(text)).tolist() == fresh(text, 3, "jamba")
 
 

@@ -260,7 +260,7 @@ def test_a_draft_model_may_read_the_prompt_on_the_prompts_account() -> None:
     soon = 60
     assert pace.length(soon, 4, 0, 4, behind=0) > 0
     assert pace.length(soon, 4, 0, 4, behind=400) == 0, "as dear as a prompt token, until it was measured"
-    pace.prefilled(400 * TOKEN / 10 / 0.04)
+    pace.prefilled(10_000, 400 * TOKEN / 10 / 0.04)
     assert pace.length(soon, 4, 0, 4, behind=400) > 0
     pace.asked(400 * TOKEN / 10, 4, behind=400)
     assert pace.length(soon, 4, 0, 4, behind=400) == 0, "granted once"
