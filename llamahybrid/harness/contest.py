@@ -26,11 +26,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Cell:
-    """One family of traces on one model's sizes within one budget."""
+    """One family of traces on one model's sizes within one budget; the loads take turns, seed by seed."""
 
     family: int
     sizes: Sizes
-    load: int
     gib: float
     """Budget at the model's real size."""
     requests: int = 120
@@ -42,7 +41,8 @@ class Cell:
 
     def hit_rate(self, policy: Eviction, seed: int) -> float:
         """Token hit rate of one trace, the first requests included."""
-        trace = self.traffic.trace(seed, self.load, self.requests)
+        loads = self.traffic.loads
+        trace = self.traffic.trace(seed, loads[seed % len(loads)], self.requests)
         return Player(PromptCache(int(self.gib * GIB) // SCALE, policy), self.sizes).play(trace)
 
     def marconi(self, alpha: float) -> Marconi:
@@ -69,13 +69,10 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """All cells: every load on the large model, the middle one on the others."""
-    found = []
-    for number, family in enumerate(FAMILIES):
-        found += [Cell(number, LARGE, load, gib) for load in family.loads for gib in (1, 2, 4, 8, 16)]
-        for sizes, budgets in ((SMALL, (0.25, 0.5, 1)), (RECURRENT, (0.125, 0.25, 0.5))):
-            found += [Cell(number, sizes, family.loads[1], gib) for gib in budgets]
-    return found
+    """Every family on every model, over budgets from starving to ample."""
+    budgets = {LARGE: (1, 2, 4, 8, 16), SMALL: (0.25, 0.5, 1), RECURRENT: (0.125, 0.25, 0.5)}
+    families = range(len(FAMILIES))
+    return [Cell(n, sizes, gib) for sizes, gibs in budgets.items() for n in families for gib in gibs]
 
 
 @dataclass(frozen=True)
