@@ -36,8 +36,8 @@ def put(tree: Tree, path: Sequence[int], position: int, marked: bool = False) ->
 def ask(tree: Tree, learned: Worth, *tokens: int) -> None:
     """A request comes along, as the cache tells of it."""
     match = tree.match("m", ids(*tokens))
-    learned.learn(tree, match)
-    tree.visit(match)
+    learned.learn(tree, match, match.entries())
+    tree.visit(match, match.entries())
     tree.insert("m", ids(*tokens))
 
 
