@@ -1,18 +1,18 @@
-"""Eviction policies to compare with: least recently used, with and without a ladder, and Marconi's."""
+"""Eviction policies to compare with: least recently used, and Marconi's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamahybrid.prompt_cache.eviction import Spare, Victim, bare_tail, ladder_victim, spare_segments
+from llamahybrid.prompt_cache.eviction import Victim, bare_tail
 from llamahybrid.prompt_cache.tree import Entry, Match, Tree
 
 
 class Lru:
     """The checkpoint that no request was restored from for longest, wherever it lies."""
 
-    def learn(self, tree: Tree, match: Match) -> None:
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """Nothing is learned; the tree keeps the order of use."""
 
     def victim(
@@ -23,20 +23,6 @@ class Lru:
         free = (e for e in tree.oldest_entries() if not e.pins and not e.kept and e not in stays)
         entry = next(free, None)
         return bare_tail(tree, path, entry) or entry
-
-
-class LruAndLadder(Lru):
-    """The longest unused off the live path; the live path is thinned only when nothing else is left."""
-
-    def victim(
-        self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool
-    ) -> Victim | None:
-        """See `Eviction.victim`."""
-        found = super().victim(tree, path, live, incoming, False)
-        if found is not None or not thin:
-            return found
-        node = spare_segments(live)
-        return Spare(node) if node is not None else ladder_victim(live, incoming)
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ Victim: TypeAlias = Entry | Tail | Spare
 class Eviction(Protocol):
     """An order in which things go."""
 
-    def learn(self, tree: Tree, match: Match) -> None:
-        """A request is about to follow this path."""
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
+        """A request is about to follow this path with these checkpoints, shallowest first."""
 
     def victim(
         self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool
@@ -72,9 +72,9 @@ class ByWorth:
     def __init__(self) -> None:
         self.worth = Worth()
 
-    def learn(self, tree: Tree, match: Match) -> None:
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """See `Eviction.learn`."""
-        self.worth.learn(tree, match)
+        self.worth.learn(tree, match, entries)
 
     def victim(
         self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool

@@ -81,10 +81,10 @@ class RamCache(BasePromptCache):
             if view.split is not None:
                 self._tree.splitters[view.namespace] = view.split
             match = self._tree.match(view.namespace, tokens)
-            self._eviction.learn(self._tree, match)
-            self._tree.visit(match)
-            self._tree.touch(match)
             self._live = match.entries()
+            self._eviction.learn(self._tree, match, self._live)
+            self._tree.visit(match, self._live)
+            self._tree.touch(match)
             matched = max(live_lcp, match.length)
             attention = reachable(live_lcp, match.segments() if view.split is not None else ())
             choice = choose(total, live_lcp, view, self._live, attention.reach, costs)

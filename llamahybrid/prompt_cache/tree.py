@@ -9,7 +9,7 @@ One root per namespace, so that state of another model or context shape can neve
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -121,7 +121,7 @@ class Node:
         if here is not None:
             return [self.entries[here]]
         found: list[Entry] = []
-        nodes = list(self.children.values())
+        nodes = list(self.children.values()) if self.weight else []
         while nodes:
             node = nodes.pop()
             if node.entries:
@@ -280,10 +280,9 @@ class Tree:
             node.last_used, node.seen = self._clock, self.requests
             self._nodes.move_to_end(node)
 
-    def visit(self, match: Match) -> None:
-        """A request comes along this path: it is the deepest checkpoint's, and passes the others."""
+    def visit(self, match: Match, entries: Sequence[Entry]) -> None:
+        """A request comes along a path with these checkpoints: the deepest one's, and passing the others."""
         self.requests += 1
-        entries = match.entries()
         for entry in entries:
             entry.seen, entry.heir, entry.left = self.requests, False, False
             entry.passes += 1

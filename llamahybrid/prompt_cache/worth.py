@@ -13,6 +13,7 @@ stripped, a system prompt's end is where new chats begin, and most places are on
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -79,14 +80,13 @@ class Worth:
     """Requests that ended up at a kind of place, and those that came by."""
     _rates: list[float] | None = None
 
-    def learn(self, tree: Tree, match: Match) -> None:
-        """A request follows this path, which nothing was told of yet."""
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
+        """A request follows this path with these checkpoints, shallowest first; none was told of it yet."""
         self._requests += 1
         self._rates = None
         # A path that ends inside a leaf is one conversation's; any other is where several part.
         if match.path and not match.path[-1].children:
             self._returns[_bin(tree.requests - match.path[-1].seen)] += 1
-        entries = match.entries()
         wanted = entries[-1] if entries else None
         for entry in (*entries, *match.left_behind()):
             here, all_ = self._places.get(kind(entry), (0.0, 0.0))

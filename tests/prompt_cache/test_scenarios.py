@@ -268,7 +268,7 @@ def test_a_pinned_prefix_outlives_everything_else() -> None:
         one.prefill([(seed * 37 + i) % 500 + 2000 for i in range(300)])
         cache.check_integrity()
     assert one.prefill(system + DIFFERENT[100:140], [200]).cached == 200
-    cache.ram_bytes = 2000
+    cache.ram_bytes = 500
     assert one.prefill(system + DIFFERENT[140:180], [200]).cached == 200
     cache.unpin(system)
     one.prefill([(i * 41) % 500 + 3000 for i in range(300)])

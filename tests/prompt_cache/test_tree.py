@@ -86,6 +86,11 @@ def test_trimming_cuts_to_the_deepest_checkpoint_and_closes_up_a_lone_child() ->
     tree.check_integrity()
 
 
+def request(tree: Tree, tokens: Tokens) -> None:
+    match = tree.match("m", tokens)
+    tree.visit(match, match.entries())
+
+
 def test_checkpoints_know_their_neighbours_on_every_branch() -> None:
     tree = Tree()
     deep, other = put(tree, ids(1, 2, 3, 4), 4), put(tree, ids(1, 2, 9, 9), 4)
@@ -104,20 +109,20 @@ def test_checkpoints_know_their_neighbours_on_every_branch() -> None:
 def test_a_request_counts_on_its_path_and_marks_what_it_leaves_behind() -> None:
     tree = Tree()
     first, mid, end = (put(tree, ids(1, 2, 3, 4, 5, 6), p) for p in (2, 4, 6))
-    tree.visit(tree.match("m", ids(1, 2, 3, 4, 9)))
+    request(tree, ids(1, 2, 3, 4, 9))
     assert [(e.hits, e.passes, e.left) for e in (first, mid, end)] == [
         (0, 1, False),
         (1, 0, False),
         (0, 0, True),
     ]
-    tree.visit(tree.match("m", ids(1, 2, 3, 4, 5, 6, 7)))
+    request(tree, ids(1, 2, 3, 4, 5, 6, 7))
     assert (end.hits, end.left) == (1, False)
 
 
 def test_where_several_paths_go_on_none_is_left_behind() -> None:
     tree = Tree()
     deep = [put(tree, ids(1, 2, 3, 4, n), 5) for n in (5, 6)]
-    tree.visit(tree.match("m", ids(1, 2, 3, 9)))
+    request(tree, ids(1, 2, 3, 9))
     assert not any(e.left for e in deep)
 
 
