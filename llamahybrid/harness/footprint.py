@@ -39,7 +39,7 @@ SNAPSHOTS = (32, 96, 192)
 MODELS: Mapping[str, Mapping[str, int]] = {
     "qwen35": {"embd": 256, "heads": 1, "layers": 6},
     "mamba": {"embd": 512, "layers": 8},
-    "gemma3": {"embd": 256, "window": 256},
+    "gemma3": {"embd": 512, "window": 256},
 }
 """Small models with large states: what else a process allocates is then little beside a snapshot."""
 OPEN = 12

@@ -24,6 +24,7 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.disk import DISK_ERRORS
 from llamahybrid.prompt_cache.disk_index import Range, clipped
 from llamahybrid.prompt_cache.disk_tier import DiskTier, Loaded
+from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.ram_cache import RamCache
 from llamahybrid.prompt_cache.selection import choose, reachable
 from llamahybrid.prompt_cache.tree import common_prefix
@@ -40,7 +41,8 @@ class PromptCache(RamCache):
 
     `ram_bytes`: see `RamCache`. `disk_dir`: a folder that keeps them for later processes; several may share
     it. `disk_bytes`: its budget; None: a quarter of what is free, at most 32 GiB. A folder that cannot be
-    used costs a warning and the disk, nothing else. May be shared by threads and by several models.
+    used costs a warning and the disk, nothing else. `eviction`: another order in which things go from RAM.
+    May be shared by threads and by several models.
 
     >>> cache = PromptCache(ram_bytes=1 << 20)
     >>> cache.stats().entries
@@ -52,8 +54,10 @@ class PromptCache(RamCache):
         ram_bytes: int | None = None,
         disk_dir: str | os.PathLike[str] | None = None,
         disk_bytes: int | None = None,
+        *,
+        eviction: Eviction | None = None,
     ) -> None:
-        super().__init__(ram_bytes)
+        super().__init__(ram_bytes, eviction)
         self._disk_arguments = (disk_dir, disk_bytes)
         self._disk: DiskTier | None = None
         if disk_dir is None:

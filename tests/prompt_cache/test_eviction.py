@@ -151,7 +151,7 @@ def test_what_a_deeper_checkpoint_served_comes_to_the_one_above() -> None:
 
 def test_a_cache_tells_its_eviction_of_every_request() -> None:
     order = ByWorth()
-    cache = PromptCache(1 << 20, order)
+    cache = PromptCache(1 << 20, eviction=order)
     fill(cache, range(50), 20)
     assert kept(cache, range(50), 20) == [20]
     assert order.worth._requests == cache._tree.requests == 1
