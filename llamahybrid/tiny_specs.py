@@ -7,6 +7,7 @@ Every hybrid has recurrent and attention layers, every sliding-window model wind
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -91,7 +92,7 @@ def _ssm(d: Dims, groups: int = 2) -> Hparams:
         "ssm.inner_size": 2 * d.embd,
         "ssm.state_size": 16,
         "ssm.time_step_rank": d.heads,
-        "ssm.group_count": groups,
+        "ssm.group_count": math.gcd(groups, d.heads) if groups else 0,  # the library dies on a remainder
     }
 
 

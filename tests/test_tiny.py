@@ -224,6 +224,13 @@ def test_sizes_that_would_kill_the_process_are_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("arch", ["falcon-h1", "mamba2", "nemotron_h", "granitehybrid"])
+def test_an_odd_number_of_heads_is_decoded(arch: str, tiny_model: TinyModel) -> None:
+    llm = load(tiny_model(arch, embd=96, heads=3))
+    llm.eval(llm.tokenize(b"any text"))
+    llm.close()
+
+
 @pytest.mark.parametrize("vocab", ["qwen35", "llama-spm", "bert-bge"])
 def test_real_vocabularies(vocab: str, tiny_model: TinyModel) -> None:
     arch = "bert" if vocab == "bert-bge" else "llama"
