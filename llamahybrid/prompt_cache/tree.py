@@ -40,9 +40,9 @@ class Entry:
     kept: bool = False
     """The user pinned its path."""
     last_used: int = 0
-    above: Entry | None = None
+    above: Entry | None = field(default=None, repr=False)
     """The next shallower checkpoint on its path."""
-    below: dict[Entry, None] = field(default_factory=dict)
+    below: dict[Entry, None] = field(default_factory=dict, repr=False)
     """The next deeper ones, one or more for each branch."""
     born: int = 0
     """Number of the request that made it."""
