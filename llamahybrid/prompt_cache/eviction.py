@@ -80,16 +80,24 @@ class ByWorth:
         self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool
     ) -> Victim | None:
         """See `Eviction.victim`."""
-        on_path = set(live)
-        ranked = sorted(tree.next_in_line(LOOKS), key=lambda e: self.worth.of(e, tree.requests))
-        tree.to_the_end(ranked[WORST:])
-        free = [e for e in ranked if not e.pins and not e.kept]
-        if free and not on_path.issuperset(free):
-            return bare_tail(tree, path, free[0]) or free[0]
+        entry = self._least(tree, set(live)) if len(tree) > len(live) else None
+        if entry is not None:
+            return bare_tail(tree, path, entry) or entry
         if (tail := bare_tail(tree, path, None)) or not thin:
             return tail
         node = spare_segments(live)
         return Spare(node) if node is not None else ladder_victim(live, incoming)
+
+    def _least(self, tree: Tree, on_path: set[Entry]) -> Entry | None:
+        """The least worth of those looked at, live or not; None if no other than live ones may go."""
+        for _ in range(0, len(tree), LOOKS - WORST):
+            ranked = sorted(tree.next_in_line(LOOKS), key=lambda e: self.worth.of(e, tree.requests))
+            free = [e for e in ranked if not e.pins and not e.kept]
+            stay = set(free[:WORST])
+            tree.to_the_end(e for e in ranked if e not in stay)
+            if not on_path.issuperset(free):
+                return free[0]
+        return None
 
 
 def bare_tail(tree: Tree, path: Match | None, entry: Entry | None) -> Tail | None:

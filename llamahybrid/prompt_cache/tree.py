@@ -42,9 +42,9 @@ class Entry:
     from_disk: bool = False
     """It was read from disk for a plan that is still to be made."""
     last_used: int = 0
-    above: Entry | None = None
+    above: Entry | None = field(default=None, repr=False)
     """The next shallower checkpoint on its path."""
-    below: dict[Entry, None] = field(default_factory=dict)
+    below: dict[Entry, None] = field(default_factory=dict, repr=False)
     """The next deeper ones, one or more for each branch."""
     born: int = 0
     """Number of the request that made it."""

@@ -199,6 +199,20 @@ def test_every_checkpoint_has_its_turn_to_be_looked_at(monkeypatch: pytest.Monke
     assert gone <= 15
 
 
+def test_a_long_line_of_live_and_pinned_checkpoints_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "LOOKS", 20)
+    monkeypatch.setattr(eviction, "WORST", 5)
+    tree, order = Tree(), ByWorth()
+    live = [put(tree, range(59), n) for n in range(1, 60)]
+    for n in range(60):
+        put(tree, [500 + n], 1).pins = 1
+    other = put(tree, [400] * 9000, 9000)
+    victim = order.victim(tree, None, live, None, False)
+    assert victim in live  # for it is worth least, and something else could go
+    other.pins = 1
+    assert order.victim(tree, None, live, None, False) is None
+
+
 def test_a_cache_of_a_few_is_looked_at_whole() -> None:
     tree, order = Tree(), ByWorth()
     entries = [put(tree, [n] * (10 + n), 10 + n) for n in range(30)]
