@@ -156,8 +156,8 @@ class Trial:
     def _apart(self, rows: list[Logits], wanted: Logits, prompt: list[int], answer: list[int]) -> list[float]:
         """How far each row lies from the wanted one.
 
-        A mixture of experts picks them by a threshold, and near one the batch alone decides. Rows in which two
-        fresh contexts differ, one fed token by token and one at once, are ties: either will do.
+        A mixture of experts picks them by a threshold, and near one the batch alone decides. Rows in which
+        two fresh contexts differ, one fed token by token and one at once, are ties: either will do.
         """
         apart = [difference(row, right) for row, right in zip(rows, wanted, strict=False)]
         if max(apart) <= self._tolerance:
