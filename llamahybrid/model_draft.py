@@ -63,6 +63,7 @@ class ModelDraft(PacedDraft):
         known = min(common_prefix(live.tokens, ids), len(ids) - 1)
         turn = None
         if live.is_junk or (known < live.n and self._undo.go_back(known) is None):
+            self._undo.drop()
             turn = keeper.begin(ids)
         for _ in keeper.decode(turn, ids[live.n :], "last") if live.n < len(ids) else ():
             pass

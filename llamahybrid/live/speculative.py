@@ -76,6 +76,10 @@ class Undo:
             return
         self._tokens = None if live.snapshot(self._buffer) is None else live.tokens.copy()
 
+    def drop(self) -> None:
+        """What was saved is not to be used again: it may be what a request went wrong with."""
+        self._tokens = None
+
     def go_back(self, n: int) -> Rollback | None:
         """Take back what lies behind the first n tokens; how, or None if no exact way is known.
 
@@ -121,6 +125,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self.counts = DraftCounts()
         self._pending = 0
         self._guess = NOTHING
+        self.undo.drop()
         self._start = self._known = self._guessed_at = prompt
         self.pace.begin()
         return self.counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
 from llamahybrid.harness import draft_fuzz
@@ -20,6 +21,21 @@ def test_drafts_accepted_and_rejected_at_random(tiny_model, arch):
     assert 0 < outcome.accepted < outcome.drafted
     kinds = {"gemma3": {"cut"}, "llama": {"cut"}, "jamba": {"snapshot"}, "mamba": {"snapshot"}}
     assert set(outcome.rollbacks) == kinds.get(arch, {"planes", "snapshot"})
+
+
+def test_a_row_that_the_batch_decides_is_a_tie_and_no_other(tiny_model):
+    model = tiny_model("bailingmoe3")
+    trial = draft_fuzz.Trial(model, draft_fuzz.SETTINGS[0], 1, planes=False)
+    reference, prompt, answer = trial._reference, [1, 2, 3], [4, 5, 6]
+    rows = reference.logits(prompt, answer[:-1])
+    flipped = rows + np.float32(0.5) * rows.std() * np.arange(rows.shape[1]) / rows.shape[1]
+    reference.logits = lambda tokens, answer=(), every=False: np.concatenate([rows[:2], flipped])
+    apart = trial._apart([rows[0], flipped[1], rows[2]], rows, prompt, answer)
+    assert max(apart) < 1e-6
+    assert trial.outcome.ties == 1
+    reference.logits = lambda tokens, answer=(), every=False: np.concatenate([rows[:2], rows])
+    assert max(trial._apart([rows[0], flipped[1], rows[2]], rows, prompt, answer)) > 1e-2
+    trial.close()
 
 
 def seen(model) -> None:

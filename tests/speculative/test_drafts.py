@@ -164,6 +164,16 @@ def test_and_where_every_draft_is_wrong(open_model, fresh, monkeypatch, planes):
     stream.close()
 
 
+def test_what_was_saved_for_one_request_serves_no_other(open_model):
+    llm, _ = unpaced(open_model, lambda ids: ids[:3])
+    take(llm, PROMPT, 5)
+    assert llm._drafts.undo.position is not None
+    stream = llm.generate(PROMPT, temp=0.0)
+    next(stream)
+    assert llm._drafts.undo.position is None
+    stream.close()
+
+
 def test_a_state_is_not_saved_twice(open_model, fresh, monkeypatch):
     llm, _ = unpaced(open_model, lambda ids: ids[:0])
     take(llm, PROMPT, 2)
