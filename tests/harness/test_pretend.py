@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+import pytest
+
 from llamahybrid.harness.crowds import CROWDS
 from llamahybrid.harness.oracle import oracle_ratio
 from llamahybrid.harness.pretend import QWEN36_27B, Ours, PretendSpeech, Server, play
@@ -12,15 +14,18 @@ from llamahybrid.harness.workloads import TOKEN_WORKLOADS, exact_append, long_pr
 GIB = 1 << 30
 
 
-def test_an_ample_budget_decodes_hardly_more_than_has_to_be() -> None:
+@pytest.mark.parametrize(("gib", "mean", "most"), [(4, 1.05, 1.15), (16, 1.02, 1.06)])
+def test_a_budget_that_suffices_decodes_hardly_more_than_has_to_be(
+    gib: int, mean: float, most: float
+) -> None:
     found = []
     for workload in (*TOKEN_WORKLOADS, *CROWDS):
         if workload.start not in (long_prompt, mid_generation):
             speech = PretendSpeech()
-            records = list(play(workload.start(speech), speech, Ours(QWEN36_27B, 16 * GIB)))
+            records = list(play(workload.start(speech), speech, Ours(QWEN36_27B, gib * GIB)))
             found.append(oracle_ratio(records, workload.measured_from))
-    assert fmean(found) <= 1.02
-    assert max(found) <= 1.06
+    assert fmean(found) <= mean
+    assert max(found) <= most
 
 
 def test_every_policy_hears_the_same_conversation() -> None:
