@@ -18,7 +18,8 @@ from llamahybrid.prompt_cache.ram_cache import RamCache
 Policies: TypeAlias = tuple[Eviction, ...]
 POLICIES = ("LRU", "Marconi", "worth")
 ALPHAS = (2.0, 4.0, 8.0)
-"""Weights of FLOP efficiency that Marconi is tuned over; smaller ones lost everywhere."""
+"""Weights of FLOP efficiency that Marconi is tuned over. In a trial 1 was better in three cells of 24, by 2.3
+points at most, and below ours there too."""
 
 TUNING_SEEDS = range(1000, 1002)
 GIB = 1 << 30
