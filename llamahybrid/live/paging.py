@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
 SCRATCH = 1
+
+SMALL_BYTES = 4 << 20
+"""Segments below this are joined before they are loaded."""
 
 
 class Splitter:
@@ -128,11 +133,17 @@ class Pager:
     def append(self, payloads: Sequence[Bytes]) -> bool:
         """Put the cells of payloads, in order, behind those of the live sequence; False if refused.
 
-        Values that lie transposed are joined first: each payload would cost a small copy for each row.
+        Small ones are joined first: each would cost a look at all cells (0.8 ms with 8,000 of them). So are
+        all where values lie transposed: each would cost a small copy for each row.
         """
-        if len(payloads) > 1 and self.layout.transposed:
-            payloads = [self._joined(payloads)]
-        return all(self._write(payload) for payload in payloads)
+        small = [self.layout.transposed or p.nbytes < SMALL_BYTES for p in payloads]
+        for together, run in groupby(zip(small, payloads, strict=True), key=itemgetter(0)):
+            pieces = [payload for _, payload in run]
+            if together and len(pieces) > 1:
+                pieces = [self._joined(pieces)]
+            if not all(map(self._write, pieces)):
+                return False
+        return True
 
     def _write(self, payload: Bytes) -> bool:
         try:

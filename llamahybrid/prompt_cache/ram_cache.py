@@ -180,7 +180,7 @@ class RamCache(BasePromptCache):
             return len(view.tokens) - (entries[-1].position if entries else 0)
 
     def keep(self, view: LiveView, segment: Segment) -> bool:
-        """See `BasePromptCache.keep`; never at the price of a checkpoint on the live path."""
+        """See `BasePromptCache.keep`; at the price of the least worth while other paths have anything."""
         with self._lock:
             match = self._tree.match(view.namespace, view.tokens)
             self._live = match.entries()
