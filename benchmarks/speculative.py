@@ -21,6 +21,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llamahybrid import Llama
+
+# isort: split
 import numpy as np
 from llama_cpp import LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -28,7 +31,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from llamahybrid import Llama
 from llamahybrid.harness.speech import Speech
 from llamahybrid.harness.tables import machine, milliseconds
 from llamahybrid.tiny import make

@@ -79,7 +79,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
         assert self._keeper is not None
         assert self._drafts is not None
         self._keeper.before_token(turn)
-        self._drafts.prepare(len(work), unsure)
+        self._drafts.prepare(len(work), unsure, turn.checkpoints)
         clock = time.perf_counter()
         self._decode(work, turn)
         self._drafts.decoded(len(work), time.perf_counter() - clock)

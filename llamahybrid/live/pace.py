@@ -123,7 +123,6 @@ class Pace:
         self._recent = (0.0, 0.0)
         """Seconds and tokens of the last steps, fading."""
         self._price: float | None = None
-        self._rent = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -134,6 +133,7 @@ class Pace:
         self._batched = False
         self._refused = False
         self._tokens = self._watched = 0
+        self._rent = 0.0
         self._more = self._meter.costs().prefill_seconds
 
     def prefilled(self, tokens: int, seconds: float) -> None:
@@ -201,7 +201,10 @@ class Pace:
         return ask + WATCHED * each
 
     def planes_pay(self) -> bool:
-        """Snapshots have cost by now what rollback planes would, and the account bears that price."""
+        """Snapshots have cost what rollback planes would, and the account bears that price.
+
+        Counted since the last checkpoint: planes do not outlive one.
+        """
         token = self._meter.token_seconds
         price = PLANES_PRICE * token if self._price is None else self._price
         return not self._refused and price <= min(self._rent, self._credit(token))
@@ -265,6 +268,10 @@ class Pace:
         self._spent += seconds
         token = self._meter.token_seconds
         self._rent += seconds + self._batch(again + 1, token) - token
+
+    def checkpointed(self) -> None:
+        """A checkpoint was taken: planes that were bought are gone."""
+        self._rent = 0.0
 
     def bought(self, seconds: float, grown: bool) -> None:
         """Rollback planes were made (or could not be)."""

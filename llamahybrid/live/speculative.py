@@ -115,7 +115,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self._n_batch = n_batch
         self._most_planes = n_ubatch - 2  # the library wants n_ubatch > n_rs_seq + 1
         self._start = self._known = self._pending = 0
-        self._longest = 0
+        self._longest = self._checkpoints = 0
         self._guess = NOTHING
         self._guessed_at = 0
         """Tokens there were when the first of `_guess` was the next."""
@@ -207,10 +207,16 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
 
     # -- for eval() ------------------------------------------------------------------------------
 
-    def prepare(self, tokens: int, unsure: int) -> None:
-        """`tokens` are decoded next, the last `unsure` of which may have to go again: see that they can."""
+    def prepare(self, tokens: int, unsure: int, checkpoints: int) -> None:
+        """`tokens` are decoded next, the last `unsure` of which may have to go again: see that they can.
+
+        `checkpoints`: how many the request has taken.
+        """
         live = self._live
         live.planes.held = False
+        if checkpoints != self._checkpoints:
+            self._checkpoints = checkpoints
+            self.pace.checkpointed()
         if not unsure or live.profile.cuttable:
             return
         if tokens > self._n_batch or not self._planes_for(unsure):

@@ -232,6 +232,17 @@ def test_planes_are_bought_once_snapshots_have_cost_as_much() -> None:
     assert pace.planes_pay()
 
 
+def test_planes_are_not_bought_for_what_snapshots_cost_before_a_checkpoint() -> None:
+    pace, _ = measured()
+    pace.length(10_000, 8, 0, 0)
+    for end in (pace.checkpointed, pace.begin):
+        for _ in range(100):
+            pace.saved(0.05 * TOKEN)
+        end()
+        pace.length(10_000, 8, 0, 0)
+        assert not pace.planes_pay()
+
+
 def test_planes_are_not_bought_on_credit() -> None:
     pace, _ = measured()
     for _ in range(100):
