@@ -156,17 +156,23 @@ class Trial:
     def _apart(self, rows: list[Logits], wanted: Logits, prompt: list[int], answer: list[int]) -> list[float]:
         """How far each row lies from the wanted one.
 
-        A mixture of experts picks them by a threshold, and near one the batch alone decides. Rows in which
-        two fresh contexts differ, one fed token by token and one at once, are ties: either will do.
+        Where experts, or tokens to attend to, are picked by a threshold, the batches alone may decide. Rows
+        in which fresh contexts differ, fed at once or token by token, are ties: either will do.
         """
         apart = [difference(row, right) for row, right in zip(rows, wanted, strict=False)]
         if max(apart) <= self._tolerance:
             return apart
-        at_once = self._reference.logits([*prompt, *answer[:-1]], every=True)[len(prompt) - 1 :]
-        for i, (row, right, other) in enumerate(zip(rows, wanted, at_once, strict=False)):
-            if apart[i] > self._tolerance < difference(other, right):
-                self.outcome.ties += 1
-                apart[i] = difference(row, other)
+        whole, first = [*prompt, *answer[:-1]], len(prompt) - 1
+        singly = range(len(whole))
+        others = (
+            self._reference.logits(whole, every=True)[first:],
+            self._reference.logits(whole, every=True, cuts=singly)[first:],
+        )
+        for other_rows in others:
+            for i, (row, right, other) in enumerate(zip(rows, wanted, other_rows, strict=False)):
+                if apart[i] > self._tolerance < difference(other, right):
+                    self.outcome.ties += 1
+                    apart[i] = difference(row, other)
         return apart
 
     def _ask(self, prompt: list[int], answer: list[int], wanted: Logits | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -81,11 +82,19 @@ class Reference:
         openers = tuple(t for t in range(size) if llama_cpp.llama_vocab_is_control(vocab, t))
         self.vocabulary = Vocabulary(size, openers)
 
-    def logits(self, prompt: Sequence[int], answer: Sequence[int] = (), *, every: bool = False) -> Logits:
+    def logits(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        *,
+        every: bool = False,
+        cuts: Sequence[int] = (),
+    ) -> Logits:
         """Logits at the prompt's end and after each token of `answer`, from a context made for this call.
 
-        The prompt is decoded in batches of n_batch, the answer token by token. With `every` the rows of all
-        prompt tokens come first. Shape (len(answer) + 1 [+ len(prompt) - 1], n_vocab).
+        The prompt is decoded in batches of n_batch, also cut at `cuts`, the answer token by token. With
+        `every` the rows of all prompt tokens come first. Shape
+        (len(answer) + 1 [+ len(prompt) - 1], n_vocab).
         """
         from llama_cpp import _internals
 
@@ -97,7 +106,10 @@ class Reference:
         rows: list[Logits] = []
         try:
             step = llama.n_batch
-            batches = [list(prompt[start : start + step]) for start in range(0, len(prompt), step)]
+            borders = sorted(
+                {*range(0, len(prompt), step), *(c for c in cuts if 0 < c < len(prompt)), len(prompt)}
+            )
+            batches = [list(prompt[start:end]) for start, end in pairwise(borders)]
             done = 0
             for batch in [*batches, *([token] for token in answer)]:
                 llama._batch.set_batch(batch=batch, n_past=done, logits_all=every)

@@ -29,11 +29,11 @@ def test_a_row_that_the_batch_decides_is_a_tie_and_no_other(tiny_model):
     reference, prompt, answer = trial._reference, [1, 2, 3], [4, 5, 6]
     rows = reference.logits(prompt, answer[:-1])
     flipped = rows + np.float32(0.5) * rows.std() * np.arange(rows.shape[1]) / rows.shape[1]
-    reference.logits = lambda tokens, answer=(), every=False: np.concatenate([rows[:2], flipped])
+    reference.logits = lambda tokens, answer=(), every=False, cuts=(): np.concatenate([rows[:2], flipped])
     apart = trial._apart([rows[0], flipped[1], rows[2]], rows, prompt, answer)
     assert max(apart) < 1e-6
     assert trial.outcome.ties == 1
-    reference.logits = lambda tokens, answer=(), every=False: np.concatenate([rows[:2], rows])
+    reference.logits = lambda tokens, answer=(), every=False, cuts=(): np.concatenate([rows[:2], rows])
     assert max(trial._apart([rows[0], flipped[1], rows[2]], rows, prompt, answer)) > 1e-2
     trial.close()
 
