@@ -17,8 +17,8 @@ import numpy as np
 from llamahybrid.harness.replay import Player, Sizes
 from llamahybrid.harness.traces import Ask, Tokens
 from llamahybrid.prompt_cache import Plan
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_cache import RamCache
-from llamahybrid.prompt_cache.tree import common_prefix
 
 
 def offered(ask: Ask) -> tuple[int, ...]:

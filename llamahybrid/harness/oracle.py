@@ -8,7 +8,7 @@ import numpy as np
 
 from llamahybrid.harness.conversation import Record
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.tree import common_prefix as compare_arrays
+from llamahybrid.prompt_cache.nodes import common_prefix as compare_arrays
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

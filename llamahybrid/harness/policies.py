@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamahybrid.prompt_cache.eviction import Victim, bare_tail
-from llamahybrid.prompt_cache.tree import Entry, Match, Tree
+from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.tree import Tree
 
 
 class Lru:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.tree import common_prefix
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 SIMILARITY = 0.1
 """A slot is taken for a prompt of which it holds more than this share."""

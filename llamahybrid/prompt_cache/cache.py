@@ -25,9 +25,9 @@ from llamahybrid.prompt_cache.disk import DISK_ERRORS
 from llamahybrid.prompt_cache.disk_index import Range, clipped
 from llamahybrid.prompt_cache.disk_tier import DiskTier, Loaded
 from llamahybrid.prompt_cache.eviction import Eviction
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_cache import RamCache
 from llamahybrid.prompt_cache.selection import choose, reachable
-from llamahybrid.prompt_cache.tree import common_prefix
 
 logger = logging.getLogger("llamahybrid")
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Tokens
+from llamahybrid.prompt_cache.nodes import Entry, Node
 from llamahybrid.prompt_cache.records import SEGMENT, Head
-from llamahybrid.prompt_cache.tree import Entry, Node, Tree
+from llamahybrid.prompt_cache.tree import Tree
 
 Range = tuple[int, int]
 """Tokens [start, end)."""

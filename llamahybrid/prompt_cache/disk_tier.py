@@ -23,8 +23,8 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.disk import DISK_ERRORS, RecordStore
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, Range
+from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, key_of, pack
-from llamahybrid.prompt_cache.tree import Entry
 from llamahybrid.prompt_cache.write_behind import WriteBehind
 
 logger = logging.getLogger("llamahybrid")

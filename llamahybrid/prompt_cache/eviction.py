@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Protocol, TypeAlias
 
-from llamahybrid.prompt_cache.tree import Entry, Match, Node, Tree
+from llamahybrid.prompt_cache.nodes import Entry, Match, Node
+from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.worth import Worth
 
 LIKELY_WORTH = 4.0

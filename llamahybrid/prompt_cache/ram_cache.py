@@ -22,10 +22,11 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
 )
 from llamahybrid.prompt_cache.eviction import ByWorth, Eviction, Spare, Tail
+from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, is_whole, new_buffer, owned
 from llamahybrid.prompt_cache.selection import choose, explain, reachable
-from llamahybrid.prompt_cache.tree import Entry, Match, Tree, common_prefix
+from llamahybrid.prompt_cache.tree import Tree
 
 
 class RamCache(BasePromptCache):

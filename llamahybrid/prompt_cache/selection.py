@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Logits, Segment, Source
-from llamahybrid.prompt_cache.tree import Entry
+from llamahybrid.prompt_cache.nodes import Entry
 
 UNMEASURED = Costs()
 

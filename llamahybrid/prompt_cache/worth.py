@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from llamahybrid.prompt_cache.tree import Entry, Match, Tree
+from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.tree import Tree
 
 BINS = 40
 """Ages are counted in half octaves, which reach a million requests."""

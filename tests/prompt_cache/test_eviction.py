@@ -15,7 +15,8 @@ from llamahybrid.harness.traces import FAMILIES, Ask
 from llamahybrid.prompt_cache import Checkpoint, PromptCache, eviction, worth
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.eviction import ByWorth, Tail
-from llamahybrid.prompt_cache.tree import Entry, Tree
+from llamahybrid.prompt_cache.nodes import Entry
+from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.worth import Worth, freed
 
 from .test_budget import NO_COSTS, SIZE, fill, kept, view

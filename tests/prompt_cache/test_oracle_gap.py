@@ -10,7 +10,7 @@ import pytest
 
 from llamahybrid.harness.fake_engine import FakeEngine, Kind
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.tree import common_prefix
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 from .workloads import WORKLOADS, Turn, shortened_answer
 

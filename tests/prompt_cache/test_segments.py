@@ -10,8 +10,9 @@ import pytest
 from llamahybrid.harness.fake_engine import FakeEngine
 from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
+from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.selection import reachable
-from llamahybrid.prompt_cache.tree import Entry, Tree
+from llamahybrid.prompt_cache.tree import Tree
 
 ENGINE = FakeEngine(PromptCache(0))
 """Makes segments, cuts them and tells what is in them."""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from llamahybrid.prompt_cache import Checkpoint
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.tree import Entry, Tree, common_prefix
+from llamahybrid.prompt_cache.nodes import Entry, common_prefix
+from llamahybrid.prompt_cache.tree import Tree
 
 
 def ids(*tokens: int) -> Tokens:

@@ -1,0 +1,204 @@
+"""What a tree of token paths is made of: edges, the checkpoints on them, and how far a prompt follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from llamahybrid.prompt_cache.base import Checkpoint, Segment, Tokens
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common prefix of two token arrays of shapes (n,) and (m,)."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n
+
+
+@dataclass(eq=False)
+class Entry:
+    """A checkpoint in the tree and who uses it."""
+
+    checkpoint: Checkpoint
+    node: Node | None
+    """The node whose edge covers the position; None once it was taken out of the tree."""
+    marked: bool = False
+    """A message, or a marked part of one, starts here."""
+    pins: int = 0
+    """Plans that name it."""
+    kept: bool = False
+    """The user pinned its path."""
+    from_disk: bool = False
+    """It was read from disk for a plan that is still to be made."""
+    last_used: int = 0
+    above: Entry | None = field(default=None, repr=False)
+    """The next shallower checkpoint on its path."""
+    below: dict[Entry, None] = field(default_factory=dict, repr=False)
+    """The next deeper ones, one or more for each branch."""
+    born: int = 0
+    """Number of the request that made it."""
+    seen: int = 0
+    """Number of the last request whose path it lay on."""
+    hits: int = 0
+    """Requests since then for which it was the deepest on their path."""
+    passes: int = 0
+    """Requests since then whose path went on to a deeper one."""
+    left: bool = False
+    """A request came along its path and parted from it before here, for the first time there."""
+    heir: bool = False
+    """A deeper one is gone since the last request came by: what it served will come here."""
+
+    def take_over(self, old: Entry) -> None:
+        """Go on with the history of the one that was at the same place."""
+        self.born, self.hits, self.passes, self.left = old.born, old.hits, old.passes, old.left
+
+    @property
+    def position(self) -> int:
+        """Tokens before the checkpoint."""
+        return self.checkpoint.position
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of snapshot and logits."""
+        logits = self.checkpoint.logits
+        return self.checkpoint.snapshot.nbytes + (0 if logits is None else logits.nbytes)
+
+
+@dataclass(eq=False)
+class Node:
+    """An edge and the branching point at its end; a root has an empty edge."""
+
+    parent: Node | None
+    start: int
+    """Tokens from the root to the start of this edge."""
+    tokens: Tokens
+    """The edge, shape (end - start,); owned, never a view."""
+    children: dict[int, Node] = field(default_factory=dict)
+    """By the first token of their edge."""
+    entries: dict[int, Entry] = field(default_factory=dict)
+    """By position, in (start, end]."""
+    segments: list[Segment] = field(default_factory=list)
+    """Ascending, disjoint, within [start, end)."""
+    weight: int = 0
+    """Checkpoints here and below."""
+    last_used: int = 0
+    seen: int = 0
+    """Number of the last request whose path it lay on."""
+
+    @property
+    def end(self) -> int:
+        """Tokens from the root to the end of this edge."""
+        return self.start + len(self.tokens)
+
+    def tail(self, keep: int = 0) -> int:
+        """Tokens of a leaf beyond all that is stored and beyond position `keep`; 0 for inner nodes."""
+        stored = self.segments[-1].end if self.segments else 0
+        needed = max(self.start, keep, max(self.entries, default=0), stored)
+        return 0 if self.children else max(0, self.end - needed)
+
+    def above(self, position: int) -> Entry | None:
+        """The deepest checkpoint before `position` on this edge, or on those above it."""
+        here = max((p for p in self.entries if p < position), default=None)
+        if here is not None:
+            return self.entries[here]
+        node = next((n for n in self.path() if n is not self and n.entries), None)
+        return None if node is None else node.entries[max(node.entries)]
+
+    def below(self, position: int) -> list[Entry]:
+        """The shallowest checkpoints beyond `position` on this edge, or in each branch under it."""
+        here = min((p for p in self.entries if p > position), default=None)
+        if here is not None:
+            return [self.entries[here]]
+        found: list[Entry] = []
+        nodes = list(self.children.values()) if self.weight else []
+        while nodes:
+            node = nodes.pop()
+            if node.entries:
+                found.append(node.entries[min(node.entries)])
+            elif node.weight:
+                nodes.extend(node.children.values())
+        return found
+
+    def bare(self) -> int:
+        """How many segments at the end of this edge have no checkpoint behind their start."""
+        if self.weight > len(self.entries):
+            return 0
+        deepest = max(self.entries, default=self.start)
+        return sum(s.start >= deepest for s in self.segments)
+
+    def leaf(self) -> Node:
+        """One of the leaves below this node; itself if it is one."""
+        node = self
+        while node.children:
+            node = next(iter(node.children.values()))
+        return node
+
+    def path(self) -> Iterator[Node]:
+        """This node and those above it, the root last and left out."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+@dataclass(frozen=True)
+class Match:
+    """How far a token array follows the tree."""
+
+    length: int
+    path: tuple[Node, ...]
+    """Nodes with at least one token in common, root side first; the last one may match in part."""
+
+    def keep(self, node: Node) -> int:
+        """Position up to which this path needs the tokens of `node`."""
+        return self.length if node in self.path else 0
+
+    def entries(self) -> list[Entry]:
+        """Checkpoints on the matched path, shallowest first."""
+        stored = (node.entries for node in self.path if node.entries)
+        return [entries[p] for entries in stored for p in sorted(entries) if p <= self.length]
+
+    def follower(self) -> int | None:
+        """The token that is known to follow the match, the last used path first; None at a path's end."""
+        if not self.path:
+            return None
+        node = self.path[-1]
+        if self.length < node.end:
+            return int(node.tokens[self.length - node.start])
+        child = max(node.children.values(), key=lambda c: c.last_used, default=None)
+        return None if child is None else int(child.tokens[0])
+
+    def branches(self) -> bool:
+        """Known paths part right where the match ends."""
+        return bool(self.path) and self.length == self.path[-1].end and bool(self.path[-1].children)
+
+    def segments(self) -> list[Segment]:
+        """Segments that begin on the matched path, ascending; the last one may leave it."""
+        stored = (node.segments for node in self.path if node.segments)
+        return [s for segments in stored for s in segments if s.start < self.length]
+
+    def left_behind(self) -> list[Entry]:
+        """Checkpoints, shallowest first, of the one known path that goes on where this one parts from it.
+
+        None where several go on: then the match is what they share.
+        """
+        if not self.path or self.length == self.path[-1].end:
+            return []
+        entries: list[Entry] = []
+        below = self.path[-1].below(self.length)
+        while len(below) == 1:
+            entries += below
+            below = list(below[0].below)
+        return entries
+
+    def missing(self, end: int) -> list[tuple[int, int]]:
+        """Ranges of [0, end) without a segment, ascending, each within one node."""
+        ranges = []
+        for node in self.path:
+            at = node.start
+            for start, stop in [*((s.start, s.end) for s in node.segments), (node.end, node.end)]:
+                if at < min(start, end):
+                    ranges.append((at, min(start, end)))
+                at = stop
+        return ranges
