@@ -230,16 +230,19 @@ class LiveSequence(Belief):
         )
         return record
 
-    def page_out(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Segment | None:
+    def page_out(
+        self, start: int, end: int, buffer: Callable[[int], Bytes], *, deep: bool = True
+    ) -> Segment | None:
         """Save the attention KV of [start, end) as a sealed segment; None when it cannot be vouched for.
 
-        `buffer(n)` gives a uint8 array of exactly n bytes to fill.
+        `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for right
+        after a deep look.
         """
         pager = self.profile.pager
         if self.planes.held:
             return None
         self.settle()
-        if pager is None or end > self._n or self.opaque or self.fault() is not None:
+        if pager is None or end > self._n or self.opaque or self.fault(deep=deep) is not None:
             return None
         record = pager.save(start, end, buffer)
         if pager.moves_cells and self.fault() is not None:

@@ -154,14 +154,14 @@ class Keeper:
         if not self.live.keeps_chats:
             return
         if self.cache.unstored(self.live.view()):  # a chat goes on from its very tip; it costs no batch
-            self._checkpoint_if_finite(None)
-        self._page_out()
+            self._checkpoint_if_finite(None, deep=False)  # `check` has looked, right before
+        self._page_out(deep=False)
 
-    def _page_out(self) -> None:
+    def _page_out(self, *, deep: bool = True) -> None:
         """Store the attention that the live sequence's checkpoints need, where it is not stored yet."""
         view = self.live.view()
         for start, end in self.cache.missing(view):
-            segment = self.live.page_out(start, end, new_buffer)
+            segment = self.live.page_out(start, end, new_buffer, deep=deep)
             if segment is None or not self.cache.keep(view, segment):
                 break
         self.cache.settle(view)
@@ -348,10 +348,10 @@ class Keeper:
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def checkpoint(self, turn: Turn | None, logits: Logits | None = None) -> bool:
+    def checkpoint(self, turn: Turn | None, logits: Logits | None = None, *, deep: bool = True) -> bool:
         """Take and store a checkpoint at the tip; False if it cannot be vouched for or does not fit."""
         clock = time.perf_counter()
-        record = self.live.snapshot(self.cache.buffer)
+        record = self.live.snapshot(self.cache.buffer, deep=deep)
         if record is None:
             return False
         position = self.live.n
@@ -362,9 +362,9 @@ class Keeper:
             turn.checkpoints += 1
         return kept
 
-    def _checkpoint_if_finite(self, turn: Turn | None) -> None:
+    def _checkpoint_if_finite(self, turn: Turn | None, *, deep: bool = True) -> None:
         if self.live.is_finite():
-            self.checkpoint(turn)
+            self.checkpoint(turn, deep=deep)
 
     def _stage(self, turn: Turn) -> None:
         clock = time.perf_counter()
