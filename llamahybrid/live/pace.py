@@ -40,8 +40,11 @@ STALE = 500
 READING = 32
 """Tokens from which a draft model that has not seen the prompt takes notable time to read it."""
 
-PLANES_PRICE = 3.0
+PLANES_PRICE = 12.0
 """Tokens' time that growing and giving back rollback planes takes, until it was measured."""
+
+HEAD_START = 4.0
+"""Tokens' time that drafts may lose on the prompt's account, within its share: about one long one."""
 
 SAMPLES = 5
 
@@ -88,6 +91,10 @@ class Chance:
         self._trials = [1.0, 1.0]
         self._rolling = False
 
+    def begin(self) -> None:
+        """A request starts: that the last guess was right says nothing of the next one."""
+        self._rolling = False
+
     def saw(self, right: bool) -> None:
         """The next token was compared with the guess."""
         kind = int(self._rolling)
@@ -127,6 +134,7 @@ class Pace:
 
     def begin(self) -> None:
         """A request starts: nothing won or lost yet."""
+        self.chance.begin()
         self._grant = 0.0
         self._balance = 0.0
         self._spent = 0.0
@@ -137,7 +145,10 @@ class Pace:
         self._more = self._meter.costs().prefill_seconds
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """The request's prompt took so long: a draft model may take its share of that to read it, too."""
+        """The request's prompt took so long: drafts may cost a share of that, too.
+
+        It is there for a draft model to read the prompt, and what is left gives a head start.
+        """
         self._grant = SHARE * seconds
         self._more = seconds / tokens if tokens >= LARGE_BATCH else self._meter.costs().prefill_seconds
 
@@ -157,7 +168,7 @@ class Pace:
         self._idle += 1
         if self._idle > STALE:
             self._batches, self._idle = Curve(), 0
-        credit = self._credit(token) - self._reading(behind)
+        credit = self._credit(token, behind)
         plain = self._batch(owed + 1, token)
         ask, each = self._asking(token)
         save, back = self._undoing(token, owed)
@@ -185,8 +196,8 @@ class Pace:
     def watch(self, tokens: int, behind: int = 0) -> int:
         """How many tokens to ask for when none are worth decoding; 0: not now."""
         token = self._meter.token_seconds
-        bearable = self._watching(token) + self._reading(behind) <= self._balance + SHARE * token * tokens
-        if not bearable or not self._rested(tokens, token):
+        self._tokens = tokens
+        if self._watching(token) > self._credit(token, behind) or not self._rested(tokens, token):
             return 0
         self._watched = tokens
         return WATCHED
@@ -209,9 +220,10 @@ class Pace:
         price = PLANES_PRICE * token if self._price is None else self._price
         return not self._refused and price <= min(self._rent, self._credit(token))
 
-    def _credit(self, token: float) -> float:
-        """Seconds that may be lost from now on."""
-        return self._balance + SHARE * token * self._tokens
+    def _credit(self, token: float, behind: int = 0) -> float:
+        """Seconds that may be lost from now on, once the draft model has read what it is behind."""
+        left = self._grant - self._reading(behind)
+        return self._balance + SHARE * token * self._tokens + min(left, HEAD_START * token)
 
     def _batch(self, size: int, token: float) -> float:
         return self._batches.at(size, token, self._more or UNPREFILLED * token)
@@ -229,10 +241,8 @@ class Pace:
         return _median(self._taken, checkpoint), _median(self._loaded, 2 * checkpoint) + again
 
     def _reading(self, behind: int) -> float:
-        """Seconds, beyond what is granted, until the draft model has read what it is behind."""
-        if behind < READING:
-            return 0.0
-        return max(0.0, behind * _median(self._behind, self._more) - self._grant)
+        """Seconds until the draft model has read what it is behind."""
+        return behind * _median(self._behind, self._more) if behind >= READING else 0.0
 
     # -- what happened ---------------------------------------------------------------------------
 

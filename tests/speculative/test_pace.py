@@ -193,6 +193,27 @@ def test_a_draft_that_the_answer_cannot_bear_yet_is_not_made() -> None:
     assert pace.length(100, 9, 0, 9) == 9
 
 
+def test_the_prompt_gives_a_head_start() -> None:
+    pace, _ = measured()
+    pace.prefilled(1000, 1000 * 0.1 * TOKEN)  # a share of 4 tokens
+    assert pace.length(1, 9, 0, 9) == 9
+    for _ in range(2):
+        pace.asked(2.0 * TOKEN, 0)
+        pace.settled(0)
+    assert pace.length(1, 9, 0, 9) == 0, "it was lost"
+    pace.begin()
+    assert pace.length(1, 9, 0, 9) == 0, "it was that request's"
+
+
+def test_a_long_prompt_gives_no_longer_head_start() -> None:
+    pace, _ = measured()
+    pace.prefilled(100_000, 100_000 * 0.1 * TOKEN)
+    assert pace.length(1, 100, 0, 100) < 50
+    pace.asked(4.1 * TOKEN, 0)
+    pace.settled(0)
+    assert pace.length(1, 9, 0, 9) == 0
+
+
 def test_guesses_are_worth_less_right_after_a_wrong_one() -> None:
     pace, _ = measured()
     for right in (False, True, True, True) * 6:
@@ -220,7 +241,7 @@ def test_planes_are_bought_once_snapshots_have_cost_as_much() -> None:
     pace.length(1000, 8, 0, 0)
     assert not pace.planes_pay()
     for _ in range(100):
-        pace.saved(0.05 * TOKEN)
+        pace.saved(0.2 * TOKEN)
     assert pace.planes_pay()
     pace.bought(TOKEN, True)
     assert not pace.planes_pay(), "paid for, and the account starts anew"
@@ -237,7 +258,7 @@ def test_planes_are_not_bought_for_what_snapshots_cost_before_a_checkpoint() -> 
     pace.length(10_000, 8, 0, 0)
     for end in (pace.checkpointed, pace.begin):
         for _ in range(100):
-            pace.saved(0.05 * TOKEN)
+            pace.saved(0.2 * TOKEN)
         end()
         pace.length(10_000, 8, 0, 0)
         assert not pace.planes_pay()
@@ -246,7 +267,7 @@ def test_planes_are_not_bought_for_what_snapshots_cost_before_a_checkpoint() -> 
 def test_planes_are_not_bought_on_credit() -> None:
     pace, _ = measured()
     for _ in range(100):
-        pace.saved(0.05 * TOKEN)
+        pace.saved(0.2 * TOKEN)
     pace.length(20, 8, 0, 0)  # a share of twenty tokens' time is less than one
     assert not pace.planes_pay()
 
@@ -257,11 +278,11 @@ def test_planes_that_could_not_be_made_are_not_asked_for_again_in_this_request()
         pace.begin()
         pace.length(10_000, 8, 0, 0)
         for _ in range(100):
-            pace.saved(0.05 * TOKEN)
+            pace.saved(0.2 * TOKEN)
         assert pace.planes_pay()
         pace.bought(0.0, attempt)
         for _ in range(100):
-            pace.saved(0.05 * TOKEN)
+            pace.saved(0.2 * TOKEN)
         assert not pace.planes_pay()
 
 
