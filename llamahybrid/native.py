@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from llamahybrid.errors import EngineError
 
@@ -37,9 +38,20 @@ OPTIONAL = (
     "llama_set_n_rs_seq",
     "llama_get_memory_buffer_size",
     "llama_state_seq_get_data_range",
+    "llama_state_seq_write_ext",
 )
 """What not every libllama has: rollback planes, stops inside a decode; and of the patched engine, planes
-resized at run time, the size of memory, attention of a range."""
+resized at run time, the size of memory, attention of a range, states in pieces."""
+
+PIECES = ("llama_state_seq_write_ext", "llama_state_seq_write_range")
+HASHING = (
+    "XXH3_createState",
+    "XXH3_freeState",
+    "XXH3_64bits_reset",
+    "XXH3_64bits_update",
+    "XXH3_64bits_digest",
+)
+"""Functions of the C library inside the xxhash package."""
 
 NOT_RUN = -2000
 """A `Call` that never reached native code."""
@@ -82,6 +94,8 @@ class Library:
                 f"struct llama_batch has {size} bytes here, another size than the shim was compiled for; "
                 "install a llamahybrid that knows this llama-cpp-python"
             )
+        self.one_pass = self._bind_pieces()
+        """Saving copies and hashes at once."""
 
     def decode(self, ctx: int, tokens: Tokens, pos: int, seq: int = 0, outputs: Outputs = "last") -> int:
         """`llama_decode` of tokens, shape (n,), at positions [pos, pos + n) of a sequence; its own result.
@@ -97,32 +111,49 @@ class Library:
         """A way to decode that keeps its result through an interrupt; None without the shim."""
         return Call() if _shim is not None else None
 
-    def state_get(self, ctx: int, out: Bytes, seq: int, flags: int) -> int:
-        """Write a sequence's state into `out`, shape (size,), without another copy; bytes written or 0.
+    def save_state(self, ctx: int, out: Bytes, seq: int, flags: int) -> int | None:
+        """Write a sequence's state into `out`, which it fills exactly; its xxh3-64, None on failure.
 
         `flags`: ``LLAMA_STATE_SEQ_FLAGS_*`` of llama.h.
         """
         if not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError("out must be a contiguous, writeable array")
+        if self.one_pass:
+            digest = _shim.ffi.new("uint64_t *")
+            written = _shim.lib.llh_state_save(ctx, _bytes(out), out.nbytes, seq, flags, digest)
+            return int(digest[0]) if 0 < written == out.nbytes else None
         if _shim is not None:
-            return int(_shim.lib.llh_state_get(ctx, _bytes(out), out.nbytes, seq, flags))
-        return int(
-            self._api.llama_state_seq_get_data_ext(ctx, _pointer(out, ctypes.c_uint8), out.nbytes, seq, flags)
-        )
+            written = _shim.lib.llh_state_get(ctx, _bytes(out), out.nbytes, seq, flags)
+        else:
+            get = self._api.llama_state_seq_get_data_ext
+            written = get(ctx, _pointer(out, ctypes.c_uint8), out.nbytes, seq, flags)
+        return xxhash.xxh3_64_intdigest(out.data) if 0 < written == out.nbytes else None
 
-    def state_set(self, ctx: int, data: Bytes, seq: int, flags: int) -> int:
-        """Load a sequence's state from `data`, shape (size,); bytes read or 0.
+    def save_range(self, ctx: int, out: Bytes, seq: int, start: int, end: int) -> int | None:
+        """The same with the attention of positions [start, end), where the library has ranges."""
+        if self.one_pass:
+            digest = _shim.ffi.new("uint64_t *")
+            written = _shim.lib.llh_range_save(ctx, _bytes(out), out.nbytes, seq, start, end, digest)
+            return int(digest[0]) if 0 < written == out.nbytes else None
+        get = self._api._lib.llama_state_seq_get_data_range
+        get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int32] * 3]
+        get.restype = ctypes.c_size_t
+        written = get(ctx, out.ctypes.data, out.nbytes, seq, start, end)
+        return xxhash.xxh3_64_intdigest(out.data) if 0 < written == out.nbytes else None
 
-        Native code trusts what it reads: hand it only bytes whose checksum holds.
+    def load_state(self, ctx: int, data: Bytes, seq: int, flags: int) -> bool:
+        """Load a sequence's state from `data`, shape (size,); False where it was refused.
+
+        Native code trusts what it reads: hand it only bytes whose checksum holds. Stock has destroyed the
+        destination when it refuses.
         """
         data = np.ascontiguousarray(data, np.uint8)
         if _shim is not None:
-            return int(_shim.lib.llh_state_set(ctx, _bytes(data), data.nbytes, seq, flags))
-        return int(
-            self._api.llama_state_seq_set_data_ext(
-                ctx, _pointer(data, ctypes.c_uint8), data.nbytes, seq, flags
-            )
-        )
+            read = _shim.lib.llh_state_set(ctx, _bytes(data), data.nbytes, seq, flags)
+        else:
+            load = self._api.llama_state_seq_set_data_ext
+            read = load(ctx, _pointer(data, ctypes.c_uint8), data.nbytes, seq, flags)
+        return bool(0 < read == data.nbytes)
 
     def set_stop(self, ctx: int, stop: Stop | None) -> bool:
         """Let `stop` end decodes of this context from within; False where that cannot be.
@@ -135,9 +166,17 @@ class Library:
         self._api.llama_set_abort_callback(ctx, ctypes.cast(function, self._api.ggml_abort_callback), data)
         return True
 
+    def _bind_pieces(self) -> bool:
+        """Bind what saving in one pass takes; False where something is missing."""
+        pieces = [self._address(name) for name in PIECES]
+        hashing = _hashing()
+        if _shim is None or hashing is None or None in pieces:
+            return False
+        _shim.lib.llh_bind_pieces(*pieces, hashing)
+        return True
+
     def _address(self, name: str) -> int | None:
-        function = getattr(self._api._lib, name, None)
-        return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+        return _address(self._api._lib, name)
 
     def _decode(self, ctx: int, tokens: Tokens, pos: int, seq: int, outputs: Outputs) -> int:
         n = len(tokens)
@@ -257,6 +296,25 @@ class Stop:
         self.running = number
         if _shim is not None:
             _shim.lib.llh_stop_begin(self._block, number)
+
+
+def _hashing() -> list[int] | None:
+    """Addresses of `HASHING`; None where the xxhash package keeps them to itself, or hashes otherwise."""
+    try:
+        c_library = ctypes.CDLL(import_module("xxhash._xxhash").__file__ or "")
+        addresses = [_address(c_library, name) for name in HASHING]
+        c_library.XXH3_64bits.restype = ctypes.c_uint64
+        sample = bytes(range(256)) * 5
+        same = c_library.XXH3_64bits(sample, ctypes.c_size_t(len(sample))) == xxhash.xxh3_64_intdigest(sample)
+    except (ImportError, OSError, AttributeError):
+        return None
+    found = [address for address in addresses if address]
+    return found if same and len(found) == len(HASHING) else None
+
+
+def _address(library: Any, name: str) -> int | None:
+    function = getattr(library, name, None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
 
 
 def _tokens(array: Tokens) -> Any:

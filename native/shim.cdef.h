@@ -25,6 +25,16 @@ void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result);
 size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags);
 size_t llh_state_set(uintptr_t ctx, const uint8_t *data, size_t size, int32_t seq, uint32_t flags);
 
+/* Saving in one pass: the library hands out a state in pieces (llama_state_seq_write_ext() and, for the attention of
+ * positions [p0, p1), llama_state_seq_write_range(), of the patched engine), and each is copied and hashed while it is
+ * in the CPU's cache. The hash is that of the xxhash package, whose own functions are used: XXH3_createState(),
+ * XXH3_freeState(), XXH3_64bits_reset(), XXH3_64bits_update(), XXH3_64bits_digest(), in this order. */
+void llh_bind_pieces(uintptr_t write_state, uintptr_t write_range, const uintptr_t hash[5]);
+
+/* Bytes written, 0 on failure and where they are more than `size`; `*digest` is their xxh3-64. */
+size_t llh_state_save(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags, uint64_t *digest);
+size_t llh_range_save(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, int32_t p0, int32_t p1, uint64_t *digest);
+
 /* Length of the longest common prefix of two arrays of `n` tokens. */
 size_t llh_common_prefix(const int32_t *a, const int32_t *b, size_t n);
 

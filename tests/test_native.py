@@ -6,10 +6,12 @@ import ctypes
 import doctest
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -18,12 +20,15 @@ from llama_cpp import llama_cpp
 from llamahybrid import native
 from llamahybrid.errors import EngineError
 
+BYTES = ctypes.POINTER(ctypes.c_uint8)
 TOKENS = np.arange(5, 35, dtype=np.int32)
 ABORTED = 2
 
 
-@pytest.fixture(params=["shim", "numpy"])
+@pytest.fixture(params=["shim", "shim, two passes", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "shim, two passes":
+        monkeypatch.setattr(native, "HASHING", ("XXH3_of_tomorrow",))
     if request.param == "numpy":
         monkeypatch.setattr(native, "_shim", None)
         monkeypatch.setattr(native, "available", False)
@@ -31,18 +36,18 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def model(tiny_model: Callable[..., Path]) -> Iterator[int]:
+@contextmanager
+def loaded(path: Path) -> Iterator[int]:
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
-    pointer = llama_cpp.llama_model_load_from_file(str(tiny_model("qwen35")).encode(), params)
+    pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
     assert pointer is not None
     yield pointer
     llama_cpp.llama_model_free(pointer)
 
 
-@pytest.fixture
-def context(model: int) -> Iterator[Callable[[], int]]:
+@contextmanager
+def contexts(model: int) -> Iterator[Callable[[], int]]:
     made: list[int] = []
 
     def make() -> int:
@@ -56,6 +61,18 @@ def context(model: int) -> Iterator[Callable[[], int]]:
     yield make
     for pointer in made:
         llama_cpp.llama_free(pointer)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[..., Path]) -> Iterator[int]:
+    with loaded(tiny_model("qwen35")) as pointer:
+        yield pointer
+
+
+@pytest.fixture
+def context(model: int) -> Iterator[Callable[[], int]]:
+    with contexts(model) as make:
+        yield make
 
 
 def logits(ctx: int, row: int) -> list[float]:
@@ -135,8 +152,10 @@ def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
     library, source, target = native.library(), context(), context()
     library.decode(source, TOKENS, 0, outputs="none")
     state = np.empty(llama_cpp.llama_state_seq_get_size_ext(source, 0, 0), np.uint8)
-    assert library.state_get(source, state, 0, 0) == state.nbytes
-    assert library.state_set(target, state, 0, 0) == state.nbytes
+    assert library.save_state(source, state, 0, 0) == xxhash.xxh3_64_intdigest(state.data)
+    assert library.load_state(target, state, 0, 0)
+    assert not library.load_state(target, state[:-1], 0, 0)
+    assert library.load_state(target, state, 0, 0)
     for ctx in (source, target):
         assert library.decode(ctx, TOKENS[:1], len(TOKENS)) == 0
     assert logits(source, -1) == logits(target, -1)
@@ -147,9 +166,62 @@ def test_state_fails_without_harm_where_the_buffer_is_short(context: Callable[[]
     library, ctx = native.library(), context()
     library.decode(ctx, TOKENS, 0)
     size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
-    assert library.state_get(ctx, np.empty(size - 1, np.uint8), 0, 0) == 0
+    for wrong in (size - 1, 8, 0):
+        assert library.save_state(ctx, np.empty(wrong, np.uint8), 0, 0) is None
     with pytest.raises(ValueError, match="contiguous"):
-        library.state_get(ctx, np.empty(2 * size, np.uint8)[::2], 0, 0)
+        library.save_state(ctx, np.empty(2 * size, np.uint8)[::2], 0, 0)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("offset", range(0, 17, 3))
+def test_a_large_state_is_saved_whole_and_hashed(tiny_model: Callable[..., Path], offset: int) -> None:
+    """Larger than what is copied around the cache, to wherever it is to lie."""
+    library = native.library()
+    with loaded(tiny_model("mamba", embd=512, layers=18)) as model, contexts(model) as make:
+        ctx = make()
+        library.decode(ctx, TOKENS, 0)
+        size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
+        assert size > 1 << 20
+        expected = np.empty(size, np.uint8)
+        llama_cpp.llama_state_seq_get_data_ext(ctx, expected.ctypes.data_as(BYTES), size, 0, 0)
+        room = np.full(size + 64, 7, np.uint8)
+        out = room[offset : offset + size]
+        assert library.save_state(ctx, out, 0, 0) == xxhash.xxh3_64_intdigest(expected.data)
+        assert np.array_equal(out, expected)
+        assert np.all(room[:offset] == 7)
+        assert np.all(room[offset + size :] == 7)
+        for short in (size - 1, size // 2):
+            assert library.save_state(ctx, room[:short], 0, 0) is None
+
+
+@pytest.mark.usefixtures("way")
+def test_a_range_is_saved_whole_and_hashed(context: Callable[[], int]) -> None:
+    library, ctx = native.library(), context()
+    if "llama_state_seq_get_data_range" not in library.optional:
+        pytest.skip("this library has no ranges")
+    library.decode(ctx, TOKENS, 0)
+    size_of = llama_cpp._lib.llama_state_seq_get_size_range
+    size_of.argtypes, size_of.restype = [ctypes.c_void_p, *[ctypes.c_int32] * 3], ctypes.c_size_t
+    size = size_of(ctx, 0, 3, 20)
+    part, again = np.empty(size, np.uint8), np.empty(size, np.uint8)
+    assert library.save_range(ctx, part, 0, 3, 20) == xxhash.xxh3_64_intdigest(part.data)
+    library.one_pass = False
+    assert library.save_range(ctx, again, 0, 3, 20) == xxhash.xxh3_64_intdigest(part.data)
+    assert np.array_equal(part, again)
+    library.one_pass = native.Library().one_pass
+    for place in ((0, 3, 21), (0, 3, 19), (9, 3, 20), (0, 20, 3)):
+        assert library.save_range(ctx, part, *place) is None
+
+
+def test_a_state_is_saved_in_one_pass_where_the_library_hands_out_pieces() -> None:
+    native.library.cache_clear()
+    assert native.library().one_pass == ("llama_state_seq_write_ext" in native.library().optional)
+
+
+def test_another_hash_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native._hashing() is not None
+    monkeypatch.setattr(native.xxhash, "xxh3_64_intdigest", lambda data: 1)
+    assert native._hashing() is None
 
 
 def test_a_library_that_lacks_a_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

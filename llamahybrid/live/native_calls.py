@@ -161,15 +161,13 @@ class NativeContext:
         """Bytes of the sequence's state."""
         return int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, SEQ, PARTIAL if partial else FULL))
 
-    def save_partial(self, out: Bytes) -> int:
-        """Write the PARTIAL state into `out` (uint8, exactly `state_size` long); returns bytes written."""
-        pointer = out.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        return int(llama_cpp.llama_state_seq_get_data_ext(self._pointer, pointer, out.nbytes, SEQ, PARTIAL))
+    def save_partial(self, out: Bytes) -> int | None:
+        """Write the PARTIAL state into `out` (uint8, `state_size` long); its xxh3-64, None on failure."""
+        return library().save_state(self._pointer, out, SEQ, PARTIAL)
 
-    def load_partial(self, data: Bytes) -> int:
-        """Read a PARTIAL state; returns bytes read (0 on failure, the destination is then destroyed)."""
-        pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        return int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, pointer, data.nbytes, SEQ, PARTIAL))
+    def load_partial(self, data: Bytes) -> bool:
+        """Read a PARTIAL state; False where it was refused (stock has destroyed the destination then)."""
+        return library().load_state(self._pointer, data, SEQ, PARTIAL)
 
     def logits(self, n_vocab: int) -> Logits | None:
         """The last output row as a view into native memory (valid until the next decode); None if none."""

@@ -57,10 +57,16 @@ class Splitter:
         )
 
 
-def seal_segment(record: Bytes, fingerprint: bytes, path: Tokens, start: int) -> Segment:
-    """Close a record whose payload is in place; `path`: the tokens [0, end) it belongs to."""
+def seal_segment(
+    record: Bytes, fingerprint: bytes, path: Tokens, start: int, checksum: int | None = None
+) -> Segment:
+    """Close a record whose payload is in place; `path`: the tokens [0, end) it belongs to.
+
+    `checksum` as in `snapshot.seal`.
+    """
     end = len(path)
-    seal(record, fingerprint=fingerprint, tokens=path, positions=(start, end - 1), kind=SEGMENT)
+    positions = start, end - 1
+    seal(record, fingerprint=fingerprint, tokens=path, positions=positions, kind=SEGMENT, checksum=checksum)
     return Segment(start, end, record)
 
 
@@ -98,8 +104,8 @@ class Pager:
             return None
         for kind in (RangePager, cls) if RangePager.available() else (cls,):
             pager = kind(ctx, SegmentLayout(0, 0, (), 0), nothing)
-            payload = pager._read(start, end, lambda n: np.empty(n, np.uint8))
-            layout = None if payload is None else pager._layout_of(payload, end - start)
+            read = pager._read(start, end, lambda n: np.empty(n, np.uint8))
+            layout = None if read is None else pager._layout_of(read[0], end - start)
             if layout is not None:
                 return kind(ctx, layout, nothing)
         return None
@@ -107,14 +113,15 @@ class Pager:
     def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
         return SegmentLayout.learn(payload, n, _SCRATCH_HEAD, self._nothing.nbytes - _STATE_HEAD)
 
-    def save(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
+    def save(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
         """A record with the payload of [start, end) of the live sequence, to be sealed; None if that failed.
 
-        `buffer(n)` gives a uint8 array of exactly n bytes to fill.
+        And the payload's checksum, where it came with it. `buffer(n)` gives a uint8 array of exactly n bytes
+        to fill.
         """
         record = buffer(HEADER_BYTES + self.layout.size(end - start))
-        payload = self._read(start, end, lambda _: record[HEADER_BYTES:])
-        return None if payload is None else record
+        read = self._read(start, end, lambda _: record[HEADER_BYTES:])
+        return None if read is None else (record, read[1])
 
     def keep_attention(self, position: int) -> None:
         """Cut the live sequence's attention to [0, position); what else it holds is undefined until loaded.
@@ -159,7 +166,8 @@ class Pager:
         self.layout.join(payloads, out)
         return out
 
-    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+        """The payload of [start, end), and its xxh3-64 where that came with it."""
         llama_cpp.llama_memory_seq_cp(self._ctx.memory, SEQ, SCRATCH, start, end)
         try:
             # A recurrent part goes, without having been copied; window cells stay and are left out below.
@@ -178,7 +186,7 @@ class Pager:
             attention = whole - rest + _STATE_HEAD
             payload[:attention] = state[:attention]
             payload[attention:] = self._nothing[_STATE_HEAD:]
-        return payload
+        return payload, None
 
     def _clear_scratch(self) -> bool:
         memory = self._ctx.memory
@@ -199,15 +207,15 @@ class RangePager(Pager):
     def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
         return SegmentLayout.learn(payload, n, _RANGE_HEAD, 0)
 
-    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
         size = _range("size")(self._ctx.ctx, SEQ, start, end)
         if not size:
             return None
         payload = buffer(size)
         if payload.nbytes != size:
             return None
-        written = _range("data")(self._ctx.ctx, _pointer(payload), size, SEQ, start, end)
-        return payload if written == size else None
+        checksum = library().save_range(self._ctx.ctx, payload, SEQ, start, end)
+        return None if checksum is None else (payload, checksum)
 
     def _write(self, payload: Bytes) -> bool:
         first = self.layout.first_position(payload)
@@ -218,8 +226,8 @@ class RangePager(Pager):
 
 @cache
 def _range(what: str) -> Any:
-    """A function for ranges: "size" and "data" of a saved one, or "set"."""
-    name = {"size": "get_size", "data": "get_data", "set": "set_data"}[what]
+    """A function for ranges: "size" of a saved one, or "set"."""
+    name = {"size": "get_size", "set": "set_data"}[what]
     function = getattr(llama_cpp._lib, f"llama_state_seq_{name}_range")
     buffer = [] if what == "size" else [ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t]
     function.argtypes = [ctypes.c_void_p, *buffer, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]

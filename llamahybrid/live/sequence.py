@@ -184,8 +184,8 @@ class LiveSequence(Belief):
         self.planes.shed()
         if self.planes.pending and not self.is_junk:
             state = np.empty(self._native.state_size(partial=True), dtype=np.uint8)
-            saved = self._native.save_partial(state) == state.nbytes
-            if not saved or self._native.load_partial(state) != state.nbytes or self.fault() is not None:
+            saved = self._native.save_partial(state) is not None
+            if not saved or not self._native.load_partial(state) or self.fault() is not None:
                 self._mark_junk()
         self.planes.void()
 
@@ -220,13 +220,15 @@ class LiveSequence(Belief):
             return None
         record = buffer(self.snapshot_bytes())
         payload = record[HEADER_BYTES:]
-        if self._native.save_partial(payload) != payload.nbytes:
+        checksum = self._native.save_partial(payload)
+        if checksum is None:
             return None
         seal(
             record,
             fingerprint=self.fingerprint,
             tokens=self.tokens,
             positions=self._native.positions(),
+            checksum=checksum,
         )
         return record
 
@@ -244,13 +246,14 @@ class LiveSequence(Belief):
         self.settle()
         if pager is None or end > self._n or self.opaque or self.fault(deep=deep) is not None:
             return None
-        record = pager.save(start, end, buffer)
+        saved = pager.save(start, end, buffer)
         if pager.moves_cells and self.fault() is not None:
             self._mark_junk()
             return None
-        if record is None:
+        if saved is None:
             return None
-        return seal_segment(record, self.fingerprint, self._ids[:end], start)
+        record, checksum = saved
+        return seal_segment(record, self.fingerprint, self._ids[:end], start, checksum)
 
     # -- restoring -----------------------------------------------------------------------------------
 
@@ -287,9 +290,8 @@ class LiveSequence(Belief):
             fault = self._page_in(payloads, kept)
             if fault:
                 return fault
-        loaded = self._native.load_partial(info.payload)
-        if loaded != info.payload.nbytes:
-            return f"the library read {loaded} of {info.payload.nbytes} snapshot bytes"
+        if not self._native.load_partial(info.payload):
+            return f"the library did not read all of {info.payload.nbytes} snapshot bytes"
         if not self._native.cut(position):
             return f"the library refused to cut at {position} after a restore"
         self._set(tokens)

@@ -51,13 +51,19 @@ def tokens_digest(tokens: Tokens) -> bytes:
 
 
 def seal(
-    record: Bytes, *, fingerprint: bytes, tokens: Tokens, positions: tuple[int, int], kind: int = SNAPSHOT
+    record: Bytes,
+    *,
+    fingerprint: bytes,
+    tokens: Tokens,
+    positions: tuple[int, int],
+    kind: int = SNAPSHOT,
+    checksum: int | None = None,
 ) -> None:
     """Fill in the header of `record`, whose payload already lies behind HEADER_BYTES.
 
     `fingerprint`: 16 bytes naming model, engine and the context parameters that shape the state.
     `tokens`: the whole prefix the state belongs to, shape (position,). `positions`: (pos_min, pos_max)
-    when it was saved.
+    when it was saved. `checksum`: xxh3-64 of the payload, where it was computed on the way.
     """
     payload = record[HEADER_BYTES:]
     body = _BODY.pack(
@@ -69,7 +75,7 @@ def seal(
         tokens_digest(tokens),
         *positions,
         payload.nbytes,
-        xxhash.xxh3_64_intdigest(payload.data),
+        xxhash.xxh3_64_intdigest(payload.data) if checksum is None else checksum,
     )
     header = body + _SEAL.pack(xxhash.xxh3_64_intdigest(body))
     record[:HEADER_BYTES] = np.frombuffer(header, dtype=np.uint8)

@@ -85,7 +85,7 @@ def test_pieces_are_what_the_library_would_have_saved(live):
 def test_joined_pieces_are_the_whole(live):
     layout = live.profile.pager.layout
     whole, *pieces = (
-        live.profile.pager.save(a, b, new)[96:] for a, b in ((5, 90), (5, 6), (6, 50), (50, 90))
+        live.profile.pager.save(a, b, new)[0][96:] for a, b in ((5, 90), (5, 6), (6, 50), (50, 90))
     )
     joined = new(layout.joined_size(pieces))
     layout.join(pieces, joined)
