@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
@@ -45,13 +46,14 @@ resized at run time, the size of memory, attention of a range, states in pieces.
 
 PIECES = ("llama_state_seq_write_ext", "llama_state_seq_write_range")
 HASHING = (
-    "XXH3_createState",
-    "XXH3_freeState",
-    "XXH3_64bits_reset",
-    "XXH3_64bits_update",
-    "XXH3_64bits_digest",
+    ("XXH3_createState",),
+    ("XXH3_freeState",),
+    ("XXH3_64bits_reset",),
+    ("XXH3_64bits_update_dispatch", "XXH3_64bits_update"),
+    ("XXH3_64bits_digest",),
 )
-"""Functions of the C library inside the xxhash package."""
+"""Functions of the C library inside the xxhash package; the first of each name that it has. On x86 there is
+one that takes the widest vectors of the CPU, twice as fast."""
 
 NOT_RUN = -2000
 """A `Call` that never reached native code."""
@@ -302,14 +304,39 @@ def _hashing() -> list[int] | None:
     """Addresses of `HASHING`; None where the xxhash package keeps them to itself, or hashes otherwise."""
     try:
         c_library = ctypes.CDLL(import_module("xxhash._xxhash").__file__ or "")
-        addresses = [_address(c_library, name) for name in HASHING]
-        c_library.XXH3_64bits.restype = ctypes.c_uint64
-        sample = bytes(range(256)) * 5
-        same = c_library.XXH3_64bits(sample, ctypes.c_size_t(len(sample))) == xxhash.xxh3_64_intdigest(sample)
-    except (ImportError, OSError, AttributeError):
+    except (ImportError, OSError):
         return None
-    found = [address for address in addresses if address]
-    return found if same and len(found) == len(HASHING) else None
+    found = [next(filter(None, (_address(c_library, n) for n in names)), None) for names in HASHING]
+    addresses = [address for address in found if address is not None]
+    if len(addresses) < len(HASHING):
+        return None
+    return addresses if _hash(addresses, _SAMPLE) == xxhash.xxh3_64_intdigest(_SAMPLE) else None
+
+
+def _hash(functions: Sequence[int], data: bytes) -> int:
+    """The xxh3-64 of `data` by these functions, those of `HASHING`."""
+    state, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+    kinds: list[list[Any]] = [
+        [state],
+        [None, state],
+        [None, state],
+        [None, state, state, size],
+        [number, state],
+    ]
+    create, free, reset, update, digest = (
+        ctypes.CFUNCTYPE(*kind)(address) for kind, address in zip(kinds, functions, strict=True)
+    )
+    made = create()
+    reset(made)
+    for start in range(0, len(data), 1000):
+        piece = data[start : start + 1000]
+        update(made, piece, len(piece))
+    result = int(digest(made))
+    free(made)
+    return result
+
+
+_SAMPLE = bytes(range(256)) * 17
 
 
 def _address(library: Any, name: str) -> int | None:

@@ -61,15 +61,23 @@ void bind(Function &function, uintptr_t address) {
     function = reinterpret_cast<Function>(address);
 }
 
+constexpr size_t LINE = 64;
+
+// Bytes from `at` to the next line of the cache.
+size_t to_line(const uint8_t *at) { return -reinterpret_cast<uintptr_t>(at) % LINE; }
+
 // A copy that leaves its target out of the cache: what is saved is not read soon, and fetching the lines that
-// are about to be overwritten would take half as long again.
+// are about to be overwritten would take half as long again. Whole lines only: to stream a part of one that
+// was fetched is slower than all of this saves.
 void copy_past_cache(uint8_t *to, const uint8_t *from, size_t size) {
 #if defined(__SSE2__) || defined(_M_X64)
-    const size_t head = std::min(size, -reinterpret_cast<uintptr_t>(to) % sizeof(__m128i));
+    const size_t head = std::min(size, to_line(to));
     std::memcpy(to, from, head);
     to += head, from += head, size -= head;
-    for (; size >= sizeof(__m128i); to += sizeof(__m128i), from += sizeof(__m128i), size -= sizeof(__m128i)) {
-        _mm_stream_si128(reinterpret_cast<__m128i *>(to), _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+    for (; size >= LINE; size -= LINE) {
+        for (size_t i = 0; i < LINE; i += sizeof(__m128i), to += sizeof(__m128i), from += sizeof(__m128i)) {
+            _mm_stream_si128(reinterpret_cast<__m128i *>(to), _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+        }
     }
 #endif
     std::memcpy(to, from, size);
@@ -109,7 +117,7 @@ private:
         if (size > left_) return false;
         left_ -= size;
         while (size > 0) {
-            const size_t n = std::min(size, BLOCK);
+            const size_t n = std::min(size, BLOCK + to_line(at_));  // the next block begins a line
             xxh3.update(hash_, data, n);
             if (large_) copy_past_cache(at_, data, n);
             else std::memcpy(at_, data, n);

@@ -28,7 +28,7 @@ ABORTED = 2
 @pytest.fixture(params=["shim", "shim, two passes", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "shim, two passes":
-        monkeypatch.setattr(native, "HASHING", ("XXH3_of_tomorrow",))
+        monkeypatch.setattr(native, "HASHING", (("XXH3_of_tomorrow",),))
     if request.param == "numpy":
         monkeypatch.setattr(native, "_shim", None)
         monkeypatch.setattr(native, "available", False)
