@@ -8,7 +8,7 @@ from statistics import median
 from .cost import LARGE_BATCH, CostMeter
 
 SHARE = 0.04
-"""Of the time that the answer so far would have taken token by token: what drafts may have cost it more."""
+"""Of the time that the request so far would have taken without drafts: what they may have cost it more."""
 
 GAIN = 0.03
 """Of a token's time: what a draft must be expected to win to be worth its while."""
