@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from llamahybrid import Llama
+
+# isort: split
 import llama_cpp
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from llamahybrid import Llama
 from llamahybrid.harness.speech import Speech
 from llamahybrid.harness.tables import machine, milliseconds
 from llamahybrid.tiny import make

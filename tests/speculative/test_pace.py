@@ -32,16 +32,22 @@ class World:
     offers: int = 10
 
 
-def answer(pace: Pace, meter: CostMeter, world: World, tokens: int, rng: random.Random) -> tuple[float, int]:
-    """Say `tokens` tokens as `Drafts` would: seconds, and batches."""
+def answer(
+    pace: Pace, meter: CostMeter, world: World, tokens: int, rng: random.Random, prompt: int = 0
+) -> tuple[float, int]:
+    """Say `tokens` tokens as `Drafts` would, after so many of a prompt: seconds, and batches."""
     pace.begin()
+    if prompt:
+        pace.prefilled(prompt, prompt * world.more * TOKEN)
     right: list[bool] = []
     """What is left of the guess, by what will become of it."""
     said = gained = pending = owed = batches = 0
     seconds = 0.0
-    while said < tokens:
+    while True:
         said += 1 + gained
         pace.settled(1 + gained)
+        if said >= tokens:
+            return seconds, batches
         for _ in range(1 + gained):
             if right:
                 pace.chance.saw(right[0])
@@ -73,10 +79,11 @@ def answer(pace: Pace, meter: CostMeter, world: World, tokens: int, rng: random.
             meter.decoded(1, batch)
         seconds += spent + batch
         batches += 1
-    return seconds, batches
 
 
-def usual(world: World, tokens: int, seed: int = 1, before: World | None = None) -> tuple[float, float]:
+def usual(
+    world: World, tokens: int, seed: int = 1, before: World | None = None, prompt: int = 0
+) -> tuple[float, float]:
     """Time over that of no drafts, and tokens per batch, in the 8th request on this context."""
     meter, rng = CostMeter(512), random.Random(seed)
     meter.decoded(1, TOKEN)
@@ -85,8 +92,10 @@ def usual(world: World, tokens: int, seed: int = 1, before: World | None = None)
     pace = Pace(meter)
     for _ in range(7):
         answer(pace, meter, before or world, 100, rng)
-    seconds, batches = answer(pace, meter, world, tokens, rng)
-    return seconds / (tokens * TOKEN), tokens / batches
+    seconds, batches = answer(pace, meter, world, tokens, rng, prompt)
+    prefill = prompt * world.more * TOKEN
+    plain = max(1, tokens - 1)
+    return (prefill + seconds) / (prefill + plain * TOKEN), plain / max(1, batches)
 
 
 def never(rng: random.Random, at: int) -> bool:
@@ -120,7 +129,7 @@ HOPELESS = {
 }
 
 
-@pytest.mark.parametrize("tokens", [1, 10, 50, 400])
+@pytest.mark.parametrize("tokens", [1, 10, 30, 50, 400])
 @pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
 def test_drafts_never_cost_more_than_promised(world: World, tokens: int) -> None:
     for seed in range(3):
@@ -134,6 +143,30 @@ def test_nor_where_they_were_right_until_now(world: World) -> None:
         assert usual(world, tokens, before=good)[0] <= PROMISED
 
 
+@pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
+def test_nor_with_a_head_start(world: World) -> None:
+    good = replace(world, right=lambda rng, at: True)
+    for prompt in (10, 100, 5000):
+        for tokens in (3, 30, 300):
+            assert usual(world, tokens, prompt=prompt)[0] <= PROMISED
+            assert usual(world, tokens, before=good, prompt=prompt)[0] <= PROMISED
+
+
+def test_a_head_start_is_made_use_of() -> None:
+    quoting = World(right=quoted, more=0.25, second=1.1)
+    late, soon = (usual(quoting, 60, prompt=prompt)[1] for prompt in (0, 600))
+    assert soon > 1.5 > late
+
+
+def test_a_request_starts_as_if_the_last_guess_had_been_wrong() -> None:
+    pace, _ = measured()
+    for right in (False, False, False, True, True, True) * 6:
+        pace.chance.saw(right)
+    assert pace.chance.next > 0.6
+    pace.begin()
+    assert pace.chance.next < 0.4
+
+
 def test_nor_in_the_first_request_ever() -> None:
     for world in HOPELESS.values():
         if world.ask > 1 or world.each:  # nobody knows before it was asked once
@@ -143,7 +176,7 @@ def test_nor_in_the_first_request_ever() -> None:
             meter.decoded(1, TOKEN)
             meter.saved(1, world.save * TOKEN)
             seconds, _ = answer(Pace(meter), meter, world, tokens, random.Random(3))
-            assert seconds <= PROMISED * tokens * TOKEN
+            assert seconds <= PROMISED * (tokens - 1) * TOKEN
 
 
 @pytest.mark.parametrize(
