@@ -33,7 +33,7 @@ from llamahybrid.harness.speech import Speech
 
 ALLOWED_SHARE = 1.10
 WARM_UP = 60
-"""Conversations before the budget is set."""
+"""Requests before the budget is set."""
 SNAPSHOTS = (32, 96, 192)
 """Budgets that are tried, in snapshots: from starving to moderate."""
 MODELS: Mapping[str, Mapping[str, int]] = {
@@ -88,6 +88,8 @@ class _Chats:
         self._chance = random.Random(seed)
         self._system = self._speech.message(60, "system")
         self._histories: list[list[int]] = []
+        self.begun = 0
+        """Chats there were so far."""
 
     def turn(self) -> None:
         """One request, of a new chat or an old one."""
@@ -96,6 +98,7 @@ class _Chats:
             history = self._histories.pop(chance.randrange(len(self._histories)))
         else:
             history = list(self._system if chance.random() < 0.5 else self._speech.message(60, "system"))
+            self.begun += 1
         history += self._speech.message(chance.randrange(10, 120)) + self._speech.reply()
         stream = self._llm.generate(history, temp=0.0)
         history += islice(stream, chance.randrange(2, 40))
@@ -103,8 +106,8 @@ class _Chats:
         self._histories = [h for h in [*self._histories, history] if len(h) < 700][-OPEN:]
 
 
-def run(model: Path, snapshots: int, conversations: int, seed: int, warm_up: int = WARM_UP) -> Footprint:
-    """One run in this process, which should be a fresh one."""
+def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
+    """One run in this process, which should be a fresh one, until so many chats came under the budget."""
     silence()
     cache = PromptCache(0)
     llama = partial(Llama, n_ctx=1024, n_batch=128, n_ubatch=64, swa_full=False, verbose=False)
@@ -113,23 +116,23 @@ def run(model: Path, snapshots: int, conversations: int, seed: int, warm_up: int
         assert keeper is not None
         chats = _Chats(llm, seed)
         snapshot = counted = 0
-        for _ in range(warm_up):
+        for _ in range(WARM_UP):
             chats.turn()
             snapshot = max(snapshot, keeper.live.snapshot_bytes())
         warm = _status("VmRSS")
         cache.ram_bytes = snapshots * snapshot
         Path("/proc/self/clear_refs").write_text("5")
-        for _ in range(conversations):
+        requests, before = 0, chats.begun
+        while chats.begun < before + conversations:
             chats.turn()
+            requests += 1
             counted = max(counted, cache.stats().bytes_ram)
         cache.check_integrity()
         evictions = cache.stats().evictions
-        return Footprint(cache.ram_bytes, snapshot, warm, _status("VmHWM"), counted, conversations, evictions)
+        return Footprint(cache.ram_bytes, snapshot, warm, _status("VmHWM"), counted, requests, evictions)
 
 
-def in_a_process(
-    model: Path, snapshots: int, conversations: int, seed: int, warm_up: int = WARM_UP
-) -> Footprint:
+def in_a_process(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
     """`run` in a process of its own, on the engine of this one."""
     arguments = (model, snapshots, conversations, seed)
     command = [
@@ -151,7 +154,7 @@ def made(arch: str, folder: Path) -> Path:
 
 
 def main(
-    conversations: Annotated[int, typer.Option(help="Requests after the warm-up.")] = 500,
+    conversations: Annotated[int, typer.Option(help="Chats begun after the warm-up.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of the chats.")] = 1,
     arch: Annotated[list[str] | None, typer.Option(help="Architecture; may be repeated.")] = None,
     child: Annotated[str, typer.Option(hidden=True)] = "",
@@ -162,8 +165,8 @@ def main(
         print(json.dumps(asdict(run(Path(path), *map(int, numbers)))))
         return
     console = Console()
-    table = Table("model", title=f"{conversations} requests, seed {seed}; MiB")
-    for head in ("budget", "snapshot", "counted", "grown", "allowed", "evictions", "holds"):
+    table = Table("model", title=f"{conversations} chats, seed {seed}; MiB")
+    for head in ("budget", "snapshot", "counted", "grown", "allowed", "requests", "evictions", "holds"):
         table.add_column(head, justify="right")
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +177,12 @@ def main(
                 holds = found.grown <= found.allowed
                 missed += not holds
                 sizes = (found.budget, found.snapshot, found.counted, found.grown, found.allowed)
-                row = (*(f"{n / 2**20:.1f}" for n in sizes), str(found.evictions), "yes" if holds else "no")
+                row = (
+                    *(f"{n / 2**20:.1f}" for n in sizes),
+                    str(found.requests),
+                    str(found.evictions),
+                    "yes" if holds else "no",
+                )
                 table.add_row(name, *row)
     console.print(table)
     raise typer.Exit(1 if missed else 0)
