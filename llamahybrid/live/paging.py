@@ -8,10 +8,8 @@ the PARTIAL state of an empty sequence. The patched library reads and writes ran
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +30,9 @@ SCRATCH = 1
 
 SMALL_BYTES = 4 << 20
 """Segments below this are joined before they are loaded."""
+
+JOINED_BYTES = 64 << 20
+"""What is joined at most: that much memory is taken for a moment, beside any budget."""
 
 
 class Splitter:
@@ -138,19 +139,27 @@ class Pager:
             llama_cpp.llama_memory_seq_rm(memory, SCRATCH, -1, -1)
 
     def append(self, payloads: Sequence[Bytes]) -> bool:
-        """Put the cells of payloads, in order, behind those of the live sequence; False if refused.
+        """Put the cells of payloads, in order, behind those of the live sequence; False if refused."""
+        return all(self._write(self._joined(run)) for run in self._runs(payloads))
 
-        Small ones are joined first: each would cost a look at all cells (0.8 ms with 8,000 of them). So are
-        all where values lie transposed: each would cost a small copy for each row.
+    def _runs(self, payloads: Sequence[Bytes]) -> Iterator[list[Bytes]]:
+        """Payloads that are loaded as one.
+
+        Small ones are: each would cost a look at all cells (0.8 ms with 8,000 of them). So are all where
+        values lie transposed: each would cost a small copy for each row.
         """
-        small = [self.layout.transposed or p.nbytes < SMALL_BYTES for p in payloads]
-        for together, run in groupby(zip(small, payloads, strict=True), key=itemgetter(0)):
-            pieces = [payload for _, payload in run]
-            if together and len(pieces) > 1:
-                pieces = [self._joined(pieces)]
-            if not all(map(self._write, pieces)):
-                return False
-        return True
+        run: list[Bytes] = []
+        for payload in payloads:
+            small = self.layout.transposed or payload.nbytes < SMALL_BYTES
+            if run and not (small and sum(p.nbytes for p in run) + payload.nbytes <= JOINED_BYTES):
+                yield run
+                run = []
+            run.append(payload)
+            if not small:
+                yield run
+                run = []
+        if run:
+            yield run
 
     def _write(self, payload: Bytes) -> bool:
         try:
@@ -162,6 +171,8 @@ class Pager:
         return cleared
 
     def _joined(self, payloads: Sequence[Bytes]) -> Bytes:
+        if len(payloads) == 1:
+            return payloads[0]
         out = new_buffer(self.layout.joined_size(payloads))
         self.layout.join(payloads, out)
         return out

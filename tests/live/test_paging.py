@@ -8,6 +8,7 @@ import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.errors import SnapshotError
+from llamahybrid.live import paging
 from llamahybrid.live.paging import seal_segment
 from llamahybrid.prompt_cache.base import Segment
 
@@ -90,6 +91,22 @@ def test_joined_pieces_are_the_whole(live):
     joined = new(layout.joined_size(pieces))
     layout.join(pieces, joined)
     assert np.array_equal(joined, whole)
+
+
+@pytest.mark.parametrize(("least", "most"), [(1 << 40, 1 << 40), (1 << 40, 30), (0, 1 << 40)])
+def test_what_is_joined_is_small_and_little_at_a_time(live, monkeypatch, least, most):
+    """`least`: what counts as small; `most`: cells that are joined at once."""
+    pager = live.profile.pager
+    pieces = [pager.save(a, b, new)[0][96:] for a, b in itertools.pairwise((0, 9, 20, 31, 80, 90, len(ONE)))]
+    monkeypatch.setattr(paging, "SMALL_BYTES", least)
+    monkeypatch.setattr(paging, "JOINED_BYTES", pager.layout.size(most))
+    runs = [[pager.layout.count(p) for p in run] for run in pager._runs(pieces)]
+    apart = [[9], [11], [11], [49], [10], [len(ONE) - 90]]
+    together = [[*itertools.chain(*apart)]]
+    if most == 30:
+        assert runs == [[9, 11], [11], [49], [10], [len(ONE) - 90]]
+    else:
+        assert runs == (together if least or pager.layout.transposed else apart)
 
 
 @pytest.mark.parametrize("kept", [0, 30])
