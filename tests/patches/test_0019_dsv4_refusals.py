@@ -41,9 +41,20 @@ def cut_after_a_restore(path):
     return context.rm(0, 10, -1), further(context, path, 12)
 
 
+def cut_after_a_snapshot(path):
+    context = Context(path, **PLANES)
+    context.feed(0, 12)
+    snapshot = context.save(flags=PARTIAL)
+    context.feed(12, 20)
+    assert context.load(snapshot, flags=PARTIAL)
+    assert context.rm(0, 12, -1)
+    return context.rm(0, 10, -1), further(context, path, 12)
+
+
 def cut_of_a_copy(path):
     context = Context(path, **SPLIT, **PLANES)
     context.feed(0, 12)
+    context.feed(0, 12, 1)
     context.cp(0, 1)
     return context.rm(1, 10, -1), further(context, path, 12, 1, text=0, **SPLIT)
 
@@ -176,7 +187,8 @@ def snapshot_and_cut(path):
 
 
 @pytest.mark.parametrize(
-    "probe", [cut_after_single_tokens, cut_after_a_cut, cut_after_a_restore, cut_of_a_copy]
+    "probe",
+    [cut_after_single_tokens, cut_after_a_cut, cut_after_a_restore, cut_after_a_snapshot, cut_of_a_copy],
 )
 def test_a_cut_to_a_plane_of_another_history_is_refused(run, tiny_model, probe):
     granted, off = run(probe, tiny_model("deepseek4"))
