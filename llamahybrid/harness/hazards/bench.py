@@ -161,10 +161,19 @@ class Context:
         return row
 
     def goes_on(self, length: int, seq: int = 0, *, text: int = 0) -> Gap | None:
-        """Decode the token at position `length`: how far off a clean run, None if the decode is refused."""
+        """Decode the token at position `length`: how far off a clean run, None if the decode is refused.
+
+        Where batches alone decide (experts, thresholds), one clean run may be as far from another: then the
+        nearer one counts, of the text at once and of the text with its last token decoded alone.
+        """
         if self.feed(length, length + 1, seq, text=text):
             return None
-        return gap(self.logits(), self.bench.clean(length, text=text, **self.params))
+        row = self.logits()
+        found = gap(row, self.bench.clean(length, text=text, **self.params))
+        if found.exact or length < 2:
+            return found
+        apart = gap(row, self.bench.clean(length, text=text, alone=1, **self.params))
+        return min(found, apart, key=lambda gap: gap.largest)
 
     def goes_on_after_refusal(self, length: int) -> Gap | None:
         """As `goes_on`; where the sequence was visibly dropped, another prompt must start clean instead."""
@@ -242,11 +251,11 @@ class Bench:
         """A fresh context; keywords are fields of `llama_context_params`."""
         return Context(self, params)
 
-    def clean(self, length: int, *, text: int = 0, **params: Any) -> Logits:
-        """Logits at position `length` in a context that saw nothing but that text."""
+    def clean(self, length: int, *, text: int = 0, alone: int = 0, **params: Any) -> Logits:
+        """Logits at position `length` in a context that saw that text only, its last `alone` apart."""
         params.pop("cb_eval", None)
-        context = self.context(**params).grown(length, text=text)
-        if context.feed(length, length + 1, text=text):
+        context = self.context(**params).grown(length - alone, text=text)
+        if context.feed(length - alone, length + 1, text=text, chunk=1):
             raise RuntimeError("a clean context refused to go on")
         return context.logits()
 
