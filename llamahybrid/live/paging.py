@@ -31,8 +31,9 @@ SCRATCH = 1
 SMALL_BYTES = 4 << 20
 """Segments below this are joined before they are loaded."""
 
-JOINED_BYTES = 64 << 20
-"""What is joined at most: that much memory is taken for a moment, beside any budget."""
+JOINED_BYTES = 8 << 20
+"""What is joined at most: the room for it is kept, beside any budget. More at once takes longer: it no longer
+fits the cache."""
 
 
 class Splitter:
@@ -90,6 +91,7 @@ class Pager:
         self._ctx = ctx
         self.layout = layout
         self._nothing = nothing
+        self._room: Bytes | None = None
 
     @classmethod
     def learn(cls, ctx: LlamaContext, start: int, end: int) -> Pager | None:
@@ -173,7 +175,9 @@ class Pager:
     def _joined(self, payloads: Sequence[Bytes]) -> Bytes:
         if len(payloads) == 1:
             return payloads[0]
-        out = new_buffer(self.layout.joined_size(payloads))
+        if self._room is None:
+            self._room = new_buffer(JOINED_BYTES)
+        out = self._room[: self.layout.joined_size(payloads)]
         self.layout.join(payloads, out)
         return out
 
