@@ -136,7 +136,6 @@ class Keeper:
             try:
                 if plan.cached < tip or plan.source != "live":
                     self._leave()
-                    tip = 0
                 applied = self._apply(plan, prompt)
             finally:
                 self.cache.release(plan)
@@ -144,7 +143,7 @@ class Keeper:
             if applied:
                 break
         turn.plan = plan
-        extends = plan.cached == tip > 0 and tip_due(plan.left)
+        extends = plan.cached == tip and tip_due(plan.left)
         if extends and not plan.stored and self.live.profile.needs_checkpoints:
             self.checkpoint(turn)
         return turn

@@ -73,6 +73,21 @@ def test_inside_a_batch_of_a_prompt(llm, monkeypatch):
     assert_goes_on_right(llm, monkeypatch, 2 * BATCH)
 
 
+@pytest.mark.skipif(not native.available, reason="needs the compiled shim")
+def test_the_batch_that_runs_is_not_finished(llm, monkeypatch):
+    before = []
+
+    def stop():
+        before.append(llm._keeper.live.n)
+        llm.cancel()
+
+    at_batch(llm, monkeypatch, 3, stop)
+    with pytest.raises(RequestCancelled):
+        greedy(llm, PROMPT)
+    assert [llm._keeper.live.n] == before
+    assert before[0] > 0
+
+
 def test_inside_the_first_batch(llm, monkeypatch):
     at_batch(llm, monkeypatch, 0, llm.cancel)
     with pytest.raises(RequestCancelled):

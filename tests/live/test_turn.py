@@ -112,6 +112,42 @@ def test_a_checkpoint_of_tokens_that_are_gone_is_not_stored(open_model):
     assert llm._turn.staged == []
 
 
+def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
+    llm = open_model()
+    chat = ONE + take(llm, ONE, 21)[:20]
+    stored = llm.prompt_cache.stats().entries
+    take(llm, [*chat, 5])
+    assert llm.last_request.cached == len(chat)
+    assert llm.prompt_cache.stats().entries == stored + 1, "the prompt's end, and nothing else"
+
+
+@pytest.mark.parametrize(("arch", "ready"), [("qwen35", True), ("mamba", True), ("gemma3", False), ("llama", False)])
+def test_buffers_lie_ready_where_all_snapshots_have_one_size(open_model, arch, ready):
+    llm = open_model(arch)
+    sizes = list(llm.prompt_cache._pool._idle)
+    take(llm, ONE)
+    assert sizes == ([llm._keeper.live.snapshot_bytes()] if ready else [])
+
+
+def test_a_message_that_is_edited_starts_at_its_beginning(open_model):
+    llm = open_model()
+    opens = next(t for t in range(200, llm.n_vocab()) if llm._keeper._boundaries.find(np.array([5, t])))
+    take(llm, [*ONE[:118], opens, *TWO[:12]])
+    take(llm, [*ONE[:118], opens, *TWO[50:62]])
+    assert llm.last_request.cached == 118
+
+
+def test_a_tip_that_is_stored_is_not_copied_again(open_model, monkeypatch):
+    llm = open_model()
+    take(llm, ONE)
+    live, copied = llm._keeper.live, []
+    snapshot = live.snapshot
+    monkeypatch.setattr(live, "snapshot", lambda *a, **k: copied.append(live.n) or snapshot(*a, **k))
+    take(llm, TWO)
+    assert copied
+    assert len(ONE) not in copied
+
+
 def test_an_answer_is_known_though_nothing_of_it_is_stored(open_model):
     llm = open_model()
     chat = ONE + take(llm, ONE, 6)[:5]
@@ -145,6 +181,7 @@ def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_m
 def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monkeypatch):
     llm = open_model("llama")
     monkeypatch.setattr(llm._keeper.live, "snapshot", lambda _: pytest.fail("it was copied"))
+    monkeypatch.setattr(llm._keeper._boundaries, "find", lambda _: pytest.fail("nothing is cut there"))
     assert len(take(llm, TWO, 3)) == 3
 
 
@@ -155,3 +192,26 @@ def test_what_is_wrong_is_said_once(open_model, caplog):
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
         take(llm, [*ONE, 4])
     assert caplog.text.count("behind our back") == 1
+
+
+# -- what is reported ------------------------------------------------------------------------------
+
+
+def test_the_first_token_is_timed_and_no_other(open_model):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    first = llm.last_request.first_token_seconds
+    next(stream)
+    assert llm.last_request.first_token_seconds == first
+
+
+def test_a_difference_is_spelt_only_where_the_reason_speaks_of_one(open_model):
+    llm = open_model()
+    take(llm, ONE)
+    take(llm, [*ONE, 3])
+    take(llm, ONE)
+    stored = llm.last_request.reason
+    assert stored.startswith("exact prompt repeated")
+    take(llm, TWO)
+    assert llm.last_request.reason == "nothing in common with anything known"
