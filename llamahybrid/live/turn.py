@@ -228,7 +228,7 @@ class Keeper:
         finally:
             live.recount()  # waits for queued computation
         seconds = time.perf_counter() - clock
-        if len(tokens) == 1 or last - first <= self._n_batch:
+        if len(tokens) <= self._n_batch:
             self.meter.decoded(len(tokens), seconds)
         if turn is not None and turn.prefilling:
             turn.prefill_seconds += seconds

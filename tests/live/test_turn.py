@@ -121,7 +121,9 @@ def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
     assert llm.prompt_cache.stats().entries == stored + 1, "the prompt's end, and nothing else"
 
 
-@pytest.mark.parametrize(("arch", "ready"), [("qwen35", True), ("mamba", True), ("gemma3", False), ("llama", False)])
+@pytest.mark.parametrize(
+    ("arch", "ready"), [("qwen35", True), ("mamba", True), ("gemma3", False), ("llama", False)]
+)
 def test_buffers_lie_ready_where_all_snapshots_have_one_size(open_model, arch, ready):
     llm = open_model(arch)
     sizes = list(llm.prompt_cache._pool._idle)
@@ -185,6 +187,24 @@ def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monk
     assert len(take(llm, TWO, 3)) == 3
 
 
+def test_other_tokens_in_the_place_of_ours_are_noticed(open_model):
+    llm, fresh = open_model("llama"), open_model("llama")
+    take(llm, ONE)
+    others = (llama_cpp.llama_token * 10)(*[3] * 10)
+    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm.ctx), 0, len(ONE) - len(others), -1)
+    assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(others, len(others))) == 0
+    assert take(llm, [*ONE, 4], 5) == take(fresh, [*ONE, 4], 5)
+    assert llm.last_request.cached == 0
+
+
+def test_what_we_know_to_be_spoilt_is_nobody_elses_doing(open_model, caplog):
+    llm = open_model()
+    take(llm, ONE)
+    llm._keeper.live.distrust()
+    take(llm, ONE)
+    assert caplog.text == ""
+
+
 def test_what_is_wrong_is_said_once(open_model, caplog):
     llm = open_model()
     for _ in range(2):
@@ -194,7 +214,52 @@ def test_what_is_wrong_is_said_once(open_model, caplog):
     assert caplog.text.count("behind our back") == 1
 
 
-# -- what is reported ------------------------------------------------------------------------------
+def test_a_limit_of_reuse_holds_though_there_is_no_output_row(open_model):
+    llm = open_model("llama")
+    take(llm, ONE)
+    live = llm._keeper.live
+    live.decode((1,), "none")
+    live.recount()
+    assert llm._keeper.begin(np.array(ONE, np.int32), 50).plan.cached == live.n == 50
+
+
+# -- what is measured and reported -----------------------------------------------------------------
+
+
+def test_what_a_request_took_is_measured(open_model):
+    llm = open_model(n_batch=128)
+    meter = llm._keeper.meter
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    assert len(meter._snapshot) == llm.last_request.checkpoints == 2
+    assert meter._bytes == llm._keeper.live.snapshot_bytes()
+    assert (len(meter._prefill), len(meter._token)) == (1, 0)
+    assert list(meter._prefill) == [llm.last_request.prefill_seconds / len(ONE)]
+    next(stream)
+    assert len(meter._token) == 1
+    llm.eval([5])
+    assert len(meter._token) == 2
+    take(llm, TWO)
+    assert not meter._restore
+    take(llm, [*ONE, 5])
+    assert len([*meter._restore, *meter._segment]) == 1
+
+
+def test_a_prompt_of_several_batches_is_no_measure_of_one(open_model):
+    llm = open_model(n_batch=64)
+    take(llm, ONE)
+    assert not llm._keeper.meter._prefill
+
+
+def test_only_the_prompt_counts_as_prefill(open_model):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    took = llm.last_request.prefill_seconds
+    assert took > 0
+    stream.send([7])
+    stream.close()
+    assert llm.last_request.prefill_seconds == took
 
 
 def test_the_first_token_is_timed_and_no_other(open_model):
