@@ -88,6 +88,20 @@ def test_the_batch_that_runs_is_not_finished(llm, monkeypatch):
     assert before[0] > 0
 
 
+def test_where_a_batch_cannot_be_stopped_inside_the_next_is_not_begun(llm, monkeypatch):
+    begun = []
+
+    def stop():
+        begun.append(llm._keeper.live.n)
+        llm.cancel()
+
+    monkeypatch.setattr(llm._gate.stop, "arm", lambda on: None)
+    at_batch(llm, monkeypatch, 1, stop)
+    with pytest.raises(RequestCancelled):
+        greedy(llm, PROMPT)
+    assert begun[0] < llm._keeper.live.n <= begun[0] + BATCH
+
+
 def test_inside_the_first_batch(llm, monkeypatch):
     at_batch(llm, monkeypatch, 0, llm.cancel)
     with pytest.raises(RequestCancelled):

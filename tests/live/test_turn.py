@@ -71,6 +71,14 @@ def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch
     assert llm.prompt_cache.stats().entries == stored + 1
 
 
+def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeypatch):
+    llm = open_model()
+    nothing = np.full(llm.n_vocab(), np.nan, np.float32)
+    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
+    take(llm, TWO, 3)
+    assert llm.prompt_cache.stats().entries == 0
+
+
 @pytest.mark.parametrize("spoil", ["distrust", "opaque", "empty"])
 def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
     llm = open_model()
@@ -158,6 +166,17 @@ def test_an_answer_is_known_though_nothing_of_it_is_stored(open_model):
     assert llm.last_request.matched == len(chat)
 
 
+def test_logits_are_asked_for_at_the_end_only(open_model, monkeypatch):
+    llm, asked = open_model(), []
+    decode = llm._keeper.live.decode
+    monkeypatch.setattr(
+        llm._keeper.live, "decode", lambda t, outputs: asked.append(outputs) or decode(t, outputs)
+    )
+    take(llm, TWO)
+    assert len(asked) > 3
+    assert asked.index("last") == len(asked) - 1
+
+
 # -- what is let go --------------------------------------------------------------------------------
 
 
@@ -185,6 +204,14 @@ def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monk
     monkeypatch.setattr(llm._keeper.live, "snapshot", lambda _: pytest.fail("it was copied"))
     monkeypatch.setattr(llm._keeper._boundaries, "find", lambda _: pytest.fail("nothing is cut there"))
     assert len(take(llm, TWO, 3)) == 3
+
+
+def test_memory_is_not_copied_before_a_single_token(open_model, monkeypatch):
+    llm = open_model()
+    take(llm, ONE)
+    monkeypatch.setattr(llm._keeper.live, "snapshot", lambda *_, **__: pytest.fail("it was copied"))
+    llm.eval([5])
+    assert llm.n_tokens == len(ONE) + 1
 
 
 def test_other_tokens_in_the_place_of_ours_are_noticed(open_model):
