@@ -143,7 +143,7 @@ class Keeper:
             if applied:
                 break
         turn.plan = plan
-        extends = plan.cached == tip and tip_due(plan.left)
+        extends = plan.cached == tip > 0 and tip_due(plan.left)
         if extends and not plan.stored and self.live.profile.needs_checkpoints:
             self.checkpoint(turn)
         return turn

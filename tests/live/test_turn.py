@@ -1,6 +1,7 @@
 """What a request keeps of the chat it leaves, what it must not keep, and what it lets go again."""
 
 import itertools
+from dataclasses import replace
 
 import llama_cpp
 import numpy as np
@@ -79,6 +80,58 @@ def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeyp
     assert llm.prompt_cache.stats().entries == 0
 
 
+def test_a_plain_model_does_not_look_at_its_logits(open_model, monkeypatch, caplog):
+    llm = open_model("llama")
+    nothing = np.full(llm.n_vocab(), np.nan, np.float32)
+    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
+    take(llm, TWO, 3)
+    assert caplog.text == ""
+
+
+def test_a_prompt_whose_logits_are_not_to_be_had_has_no_checkpoint_at_its_end(open_model, monkeypatch):
+    llm = open_model()
+    monkeypatch.setattr(llm._keeper.live, "logits", lambda: None)
+    assert len(take(llm, ONE, 3)) == 3
+    assert llm.last_request.checkpoints == len(llm._turn.plan.cuts) == 1
+
+
+def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_model, lose_cells, monkeypatch):
+    llm, other = open_model(), open_model()
+    decode = llm._keeper.live.decode
+
+    def lossy(tokens, outputs):
+        decode(tokens, outputs)
+        lose_cells(llm.ctx, 2, 5)
+        monkeypatch.setattr(llm._keeper.live, "decode", decode)
+
+    monkeypatch.setattr(llm._keeper.live, "decode", lossy)
+    take(llm, TWO)
+    take(other, TWO)
+    assert np.allclose(llm._keeper.live.logits(), other._keeper.live.logits(), atol=1e-4)
+
+
+def test_nothing_is_stored_where_a_prefill_refutes_the_size_rule(open_model, monkeypatch):
+    llm = open_model()
+    live = llm._keeper.live
+
+    def refuted():
+        live.profile = replace(live.profile, linear=False)
+        return True
+
+    monkeypatch.setattr(live, "learn_size_rule", refuted)
+    take(llm, TWO)
+    assert llm._turn.plan.cuts
+    assert llm.prompt_cache.stats().entries == 0
+
+
+def test_a_repeated_prompt_is_not_stored_again(open_model):
+    llm = open_model()
+    for _ in range(2):
+        take(llm, ONE)
+    assert llm.last_request.cached == len(ONE)
+    assert llm.last_request.checkpoints == 0
+
+
 @pytest.mark.parametrize("spoil", ["distrust", "opaque", "empty"])
 def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
     llm = open_model()
@@ -130,7 +183,8 @@ def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
 
 
 @pytest.mark.parametrize(
-    ("arch", "ready"), [("qwen35", True), ("mamba", True), ("gemma3", False), ("llama", False)]
+    ("arch", "ready"),
+    [("qwen35", True), ("mamba", True), ("gemma3", False), ("llama", False), ("deepseek4", False)],
 )
 def test_buffers_lie_ready_where_all_snapshots_have_one_size(open_model, arch, ready):
     llm = open_model(arch)
@@ -175,6 +229,34 @@ def test_logits_are_asked_for_at_the_end_only(open_model, monkeypatch):
     take(llm, TWO)
     assert len(asked) > 3
     assert asked.index("last") == len(asked) - 1
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "cuts", "stops"),
+    [
+        (40, 60, (30, 40, 50, 60, 70), [40, 50, 60]),
+        (40, 70, (), [40, 70]),
+        (40, 100, (70,), [40, 64, 70, 96, 100]),
+    ],
+)
+def test_batches_end_at_cuts_and_long_ones_on_the_grid(open_model, first, last, cuts, stops):
+    assert open_model(n_batch=32)._keeper._stops(first, last, cuts) == stops
+
+
+def test_a_state_is_copied_once(open_model, monkeypatch):
+    llm = open_model()
+    live, copied = llm._keeper.live, []
+    snapshot = live.snapshot
+    monkeypatch.setattr(live, "snapshot", lambda *a, **k: copied.append(live.n) or snapshot(*a, **k))
+    take(llm, ONE)
+    assert len(set(copied)) == len(copied) > 3
+
+
+def test_the_copy_before_a_batch_always_goes_into_the_same_memory(open_model):
+    buffer = open_model()._keeper._batch_buffer
+    first = buffer(10)
+    assert buffer(10) is first
+    assert buffer(20).nbytes == 20
 
 
 # -- what is let go --------------------------------------------------------------------------------
@@ -301,9 +383,14 @@ def test_the_first_token_is_timed_and_no_other(open_model):
 def test_a_difference_is_spelt_only_where_the_reason_speaks_of_one(open_model):
     llm = open_model()
     take(llm, ONE)
-    take(llm, [*ONE, 3])
-    take(llm, ONE)
-    stored = llm.last_request.reason
-    assert stored.startswith("exact prompt repeated")
     take(llm, TWO)
     assert llm.last_request.reason == "nothing in common with anything known"
+
+
+def test_a_sequence_that_is_extended_past_a_known_fork_is_said_to_be_extended(open_model):
+    llm = open_model("llama")
+    take(llm, ONE)
+    take(llm, ONE[:50])
+    take(llm, [*ONE[:60], 3])
+    assert llm.last_request.matched == 60
+    assert llm.last_request.reason == "live sequence extended by 11 tokens"
