@@ -330,7 +330,7 @@ class Keeper:
         if turn.staged and live.fault() is not None:
             turn.staged.clear()
         self.keep_staged(turn)
-        if live.is_junk or live.opaque:
+        if live.opaque:  # junk is, too
             return
         if live.profile.needs_checkpoints:
             since = live.n - max(turn.last_checkpoint, turn.plan.total)

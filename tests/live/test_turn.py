@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama
+from llamahybrid.errors import RequestCancelled
 from llamahybrid.prompt_cache import Costs
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
@@ -97,6 +98,7 @@ def test_a_prompt_whose_logits_are_not_to_be_had_has_no_checkpoint_at_its_end(op
 
 def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_model, lose_cells, monkeypatch):
     llm, other = open_model(), open_model()
+    take(llm, ONE, 2)  # and back from there: what grew by itself would refute the size rule instead
     decode = llm._keeper.live.decode
 
     def lossy(tokens, outputs):
@@ -105,8 +107,8 @@ def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_mo
         monkeypatch.setattr(llm._keeper.live, "decode", decode)
 
     monkeypatch.setattr(llm._keeper.live, "decode", lossy)
-    take(llm, TWO)
-    take(other, TWO)
+    take(llm, [*ONE, *TWO])
+    take(other, [*ONE, *TWO])
     assert np.allclose(llm._keeper.live.logits(), other._keeper.live.logits(), atol=1e-4)
 
 
@@ -122,6 +124,60 @@ def test_nothing_is_stored_where_a_prefill_refutes_the_size_rule(open_model, mon
     take(llm, TWO)
     assert llm._turn.plan.cuts
     assert llm.prompt_cache.stats().entries == 0
+
+
+def checkpoints(llm, monkeypatch):
+    """Where the keeper takes checkpoints from now on."""
+    keeper, taken = llm._keeper, []
+    checkpoint = keeper.checkpoint
+    monkeypatch.setattr(
+        keeper, "checkpoint", lambda *a, **k: taken.append(keeper.live.n) or checkpoint(*a, **k)
+    )
+    return taken
+
+
+def test_an_answer_is_stored_on_schedule(open_model, monkeypatch):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    taken = checkpoints(llm, monkeypatch)
+    for _ in range(100):
+        next(stream)
+    assert taken == [128, 192]
+    assert llm.last_request.steps == 100
+
+
+def test_a_border_that_several_tokens_pass_at_once_counts(open_model, monkeypatch):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    taken = checkpoints(llm, monkeypatch)
+    llm._keeper.live.decode(TWO[:12], "last")
+    llm._keeper.before_token(llm._turn)
+    stream.close()
+    assert taken == [len(ONE) + 12]
+
+
+@pytest.mark.parametrize(("due", "tokens", "at_end"), [(999, 64, [184]), (999, 63, []), (190, 90, [])])
+def test_an_answers_end_is_stored_if_no_checkpoint_is_near(open_model, monkeypatch, due, tokens, at_end):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    llm._turn.next_checkpoint = due
+    for _ in range(tokens):
+        next(stream)
+    taken = checkpoints(llm, monkeypatch)
+    stream.close()
+    assert taken == at_end
+
+
+def test_what_a_cancelled_prompt_had_staged_is_stored(open_model, monkeypatch):
+    llm = open_model()
+    stage = llm._keeper._stage
+    monkeypatch.setattr(llm._keeper, "_stage", lambda turn: stage(turn) or llm.cancel())
+    with pytest.raises(RequestCancelled):
+        take(llm, ONE)
+    assert llm.last_request.checkpoints == llm.prompt_cache.stats().entries == 1
 
 
 def test_a_repeated_prompt_is_not_stored_again(open_model):
