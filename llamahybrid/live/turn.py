@@ -334,7 +334,7 @@ class Keeper:
             return
         if live.profile.needs_checkpoints:
             since = live.n - max(turn.last_checkpoint, turn.plan.total)
-            if since > 0 and final_due(since, self.meter.costs()):
+            if final_due(since, self.meter.costs()):
                 self._checkpoint_if_finite(turn)
         self.cache.remember(live.fingerprint.hex(), live.tokens.copy())
         self._page_out()

@@ -180,6 +180,19 @@ def test_what_a_cancelled_prompt_had_staged_is_stored(open_model, monkeypatch):
     assert llm.last_request.checkpoints == llm.prompt_cache.stats().entries == 1
 
 
+def test_what_does_not_fit_is_not_counted(open_model):
+    llm = open_model()
+    llm.prompt_cache.ram_bytes = 0
+    take(llm, ONE, 3)
+    assert llm.last_request.checkpoints == 0
+
+
+def test_attention_is_stored_once_a_request_is_over(open_model):
+    llm = open_model()
+    take(llm, ONE)
+    assert llm.prompt_cache.stats().segments > 0
+
+
 def test_a_repeated_prompt_is_not_stored_again(open_model):
     llm = open_model()
     for _ in range(2):
