@@ -114,7 +114,7 @@ class Keeper:
         self._warned: set[str] = set()
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
         live.set_stop(gate.stop)
-        if live.profile.needs_checkpoints and live.profile.snapshot_bytes:
+        if live.profile.snapshot_bytes:
             cache.reserve(HEADER_BYTES + live.profile.snapshot_bytes)
 
     # -- a request's start -----------------------------------------------------------------------
@@ -379,7 +379,6 @@ class Keeper:
             for position, record in turn.staged:
                 if position <= len(view.tokens):
                     turn.checkpoints += self.cache.admit(view, position, record)
-                    turn.last_checkpoint = position
             turn.staged.clear()
 
     def _forget(self, turn: Turn, cause: str) -> None:
