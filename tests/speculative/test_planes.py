@@ -94,6 +94,15 @@ def test_there_is_no_way_back_after_others_decoded(open_model):
     assert not live.cut(10)
 
 
+def test_a_rollback_waits_until_the_next_batch(live):
+    decode(live, PROMPT[:12])
+    assert live.cut(9)
+    assert live.planes.pending
+    decode(live, PROMPT[9:12])
+    assert not live.planes.pending
+    assert live.planes.reach == 2
+
+
 def test_a_rollback_that_waits_to_be_carried_out_survives_paging(live, logits_of):
     decode(live, PROMPT[:12])
     assert live.cut(9)
