@@ -136,6 +136,15 @@ def checkpoints(llm, monkeypatch):
     return taken
 
 
+def test_where_a_cut_goes_back_to_is_not_stored(open_model, monkeypatch):
+    llm = open_model("gemma3")
+    chat = ONE + take(llm, ONE, 21)[:20]
+    taken = checkpoints(llm, monkeypatch)
+    take(llm, [*chat[:-4], *TWO[:20]])
+    assert llm.last_request.cached == len(chat) - 4
+    assert len(chat) - 4 not in taken
+
+
 def test_an_answer_is_stored_on_schedule(open_model, monkeypatch):
     llm = open_model()
     stream = llm.generate(ONE, temp=0.0)
