@@ -180,6 +180,12 @@ def test_an_answers_end_is_stored_if_no_checkpoint_is_near(open_model, monkeypat
     assert taken == at_end
 
 
+def test_a_plain_models_long_answer_is_not_stored(open_model):
+    llm = open_model("llama")
+    take(llm, ONE, 80)
+    assert llm.prompt_cache.stats().entries == 0
+
+
 def test_what_a_cancelled_prompt_had_staged_is_stored(open_model, monkeypatch):
     llm = open_model()
     stage = llm._keeper._stage
