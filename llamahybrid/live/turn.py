@@ -114,7 +114,7 @@ class Keeper:
         self._warned: set[str] = set()
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
         live.set_stop(gate.stop)
-        if live.profile.needs_checkpoints and live.profile.snapshot_bytes:
+        if live.profile.snapshot_bytes:
             cache.reserve(HEADER_BYTES + live.profile.snapshot_bytes)
 
     # -- a request's start -----------------------------------------------------------------------
@@ -136,7 +136,6 @@ class Keeper:
             try:
                 if plan.cached < tip or plan.source != "live":
                     self._leave()
-                    tip = 0
                 applied = self._apply(plan, prompt)
             finally:
                 self.cache.release(plan)
@@ -229,7 +228,7 @@ class Keeper:
         finally:
             live.recount()  # waits for queued computation
         seconds = time.perf_counter() - clock
-        if len(tokens) == 1 or last - first <= self._n_batch:
+        if len(tokens) <= self._n_batch:
             self.meter.decoded(len(tokens), seconds)
         if turn is not None and turn.prefilling:
             turn.prefill_seconds += seconds
@@ -331,11 +330,11 @@ class Keeper:
         if turn.staged and live.fault() is not None:
             turn.staged.clear()
         self.keep_staged(turn)
-        if live.is_junk or live.opaque:
+        if live.opaque:  # junk is, too
             return
         if live.profile.needs_checkpoints:
             since = live.n - max(turn.last_checkpoint, turn.plan.total)
-            if since > 0 and final_due(since, self.meter.costs()):
+            if final_due(since, self.meter.costs()):
                 self._checkpoint_if_finite(turn)
         self.cache.remember(live.fingerprint.hex(), live.tokens.copy())
         self._page_out()
@@ -380,7 +379,6 @@ class Keeper:
             for position, record in turn.staged:
                 if position <= len(view.tokens):
                     turn.checkpoints += self.cache.admit(view, position, record)
-                    turn.last_checkpoint = position
             turn.staged.clear()
 
     def _forget(self, turn: Turn, cause: str) -> None:

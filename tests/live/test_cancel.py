@@ -73,6 +73,75 @@ def test_inside_a_batch_of_a_prompt(llm, monkeypatch):
     assert_goes_on_right(llm, monkeypatch, 2 * BATCH)
 
 
+@pytest.mark.skipif(not native.available, reason="needs the compiled shim")
+@pytest.mark.parametrize("number", [3, 4, 5])
+def test_the_batch_that_runs_is_not_finished(llm, monkeypatch, number):
+    before = []
+
+    def stop():
+        before.append(llm._keeper.live.n)
+        llm.cancel()
+
+    at_batch(llm, monkeypatch, min(number, 3 if llm._keeper.live.profile.cuttable else 5), stop)
+    with pytest.raises(RequestCancelled):
+        greedy(llm, PROMPT)
+    assert [llm._keeper.live.n] == before
+    assert before[0] > 0
+
+
+@pytest.mark.parametrize("other", [DecodeError(-3, "failed"), KeyboardInterrupt()])
+def test_what_else_ends_a_batch_is_not_taken_for_the_cancel_beside_it(llm, monkeypatch, other):
+    def fail():
+        llm.cancel()
+        raise other
+
+    at_batch(llm, monkeypatch, 2, fail)
+    with pytest.raises(type(other)):
+        greedy(llm, PROMPT)
+
+
+def test_a_token_that_is_being_decoded_is_finished(llm, monkeypatch):
+    stream = llm.generate(PROMPT, temp=0.0)
+    for _ in range(3):
+        next(stream)
+    there = llm._keeper.live.n
+    at_batch(llm, monkeypatch, 0, llm.cancel)
+    next(stream)
+    assert llm._keeper.live.n == there + 1
+    with pytest.raises(RequestCancelled):
+        next(stream)
+
+
+def test_eval_inside_a_cancelled_request_decodes_nothing(llm):
+    decoded = []
+
+    def process(ids, scores):
+        before = llm.n_tokens
+        llm.cancel()
+        with pytest.raises(RequestCancelled):
+            llm.eval([5])
+        decoded.append(llm.n_tokens - before)
+        return scores
+
+    with pytest.raises(RequestCancelled):
+        list(llm.generate(PROMPT, logits_processor=llama_cpp.LogitsProcessorList([process])))
+    assert decoded == [0]
+
+
+def test_where_a_batch_cannot_be_stopped_inside_the_next_is_not_begun(llm, monkeypatch):
+    begun = []
+
+    def stop():
+        begun.append(llm._keeper.live.n)
+        llm.cancel()
+
+    monkeypatch.setattr(llm._gate.stop, "arm", lambda on: None)
+    at_batch(llm, monkeypatch, 1, stop)
+    with pytest.raises(RequestCancelled):
+        greedy(llm, PROMPT)
+    assert begun[0] < llm._keeper.live.n <= begun[0] + BATCH
+
+
 def test_inside_the_first_batch(llm, monkeypatch):
     at_batch(llm, monkeypatch, 0, llm.cancel)
     with pytest.raises(RequestCancelled):

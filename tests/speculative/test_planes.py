@@ -9,6 +9,7 @@ import pytest
 from llama_cpp import llama_cpp as native
 
 from llamahybrid.harness.reference import difference
+from llamahybrid.live.planes import Planes
 
 from .conftest import PROMPT, decode
 
@@ -94,6 +95,15 @@ def test_there_is_no_way_back_after_others_decoded(open_model):
     assert not live.cut(10)
 
 
+def test_a_rollback_waits_until_the_next_batch(live):
+    decode(live, PROMPT[:12])
+    assert live.cut(9)
+    assert live.planes.pending
+    decode(live, PROMPT[9:12])
+    assert not live.planes.pending
+    assert live.planes.reach == 2
+
+
 def test_a_rollback_that_waits_to_be_carried_out_survives_paging(live, logits_of):
     decode(live, PROMPT[:12])
     assert live.cut(9)
@@ -143,6 +153,55 @@ def test_planes_are_not_mistaken_for_memory_that_can_be_cut(open_model, arch, pl
     llm = open_model(arch, draft_planes=planes)
     assert not llm._keeper.live.profile.cuttable
     assert llm._keeper.live.planes.count == (0 if arch == "jamba" else planes)
+
+
+class Resizable:
+    """A context whose planes take 100 bytes each, and that keeps `leaked` bytes for good."""
+
+    resizes_planes = True
+    count = 1
+    leaked = 0
+
+    def planes(self) -> int:
+        return self.count
+
+    def memory_bytes(self) -> int:
+        return 100 * self.count + self.leaked
+
+    def resize_planes(self, count: int) -> bool:
+        self.count = count
+        return True
+
+
+def test_planes_grow_and_are_given_back(caplog):
+    context = Resizable()
+    planes = Planes(context)
+    assert planes.grow(3)
+    assert planes.grow(2)
+    assert planes.count == context.count == 3, "there were enough"
+    assert planes.grow(5)
+    planes.shed()
+    assert planes.count == context.count == 1
+    assert caplog.text == ""
+
+
+def test_what_leaks_is_measured_from_before_they_first_grew(caplog):
+    context = Resizable()
+    planes = Planes(context)
+    assert planes.grow(3)
+    assert planes.grow(5)
+    context.leaked = 150
+    planes.shed()
+    assert "150 bytes" in caplog.text
+
+
+def test_no_rollback_waits_in_a_state_from_elsewhere():
+    planes = Planes(Resizable())
+    planes.wrote(3)
+    planes.used()
+    assert planes.pending
+    planes.void()
+    assert not planes.pending
 
 
 def test_more_planes_than_a_batch_has_room_for_are_not_asked_for(open_model):
