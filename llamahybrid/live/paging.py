@@ -116,13 +116,17 @@ class Pager:
     def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
         return SegmentLayout.learn(payload, n, _SCRATCH_HEAD, self._nothing.nbytes - _STATE_HEAD)
 
-    def save(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+    def save(
+        self, start: int, end: int, buffer: Callable[[int], Bytes | None]
+    ) -> tuple[Bytes, int | None] | None:
         """A record with the payload of [start, end) of the live sequence, to be sealed; None if that failed.
 
         And the payload's checksum, where it came with it. `buffer(n)` gives a uint8 array of exactly n bytes
-        to fill.
+        to fill, or None.
         """
         record = buffer(HEADER_BYTES + self.layout.size(end - start))
+        if record is None:
+            return None
         read = self._read(start, end, lambda _: record[HEADER_BYTES:])
         return None if read is None else (record, read[1])
 

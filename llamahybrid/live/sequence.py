@@ -233,12 +233,12 @@ class LiveSequence(Belief):
         return record
 
     def page_out(
-        self, start: int, end: int, buffer: Callable[[int], Bytes], *, deep: bool = True
+        self, start: int, end: int, buffer: Callable[[int], Bytes | None], *, deep: bool = True
     ) -> Segment | None:
         """Save the attention KV of [start, end) as a sealed segment; None when it cannot be vouched for.
 
-        `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for right
-        after a deep look.
+        `buffer(n)` gives a uint8 array of exactly n bytes to fill, or None: then nothing is saved. `deep` as
+        in `fault`: False is for right after a deep look.
         """
         pager = self.profile.pager
         if self.planes.held:

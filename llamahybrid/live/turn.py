@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -160,7 +161,7 @@ class Keeper:
         """Store the attention that the live sequence's checkpoints need, where it is not stored yet."""
         view = self.live.view()
         for start, end in self.cache.missing(view):
-            segment = self.live.page_out(start, end, new_buffer, deep=deep)
+            segment = self.live.page_out(start, end, partial(self.cache.room, view), deep=deep)
             if segment is None or not self.cache.keep(view, segment):
                 break
         self.cache.settle(view)

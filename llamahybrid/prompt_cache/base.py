@@ -184,6 +184,13 @@ class BasePromptCache(ABC):
         """Tokens of the live sequence behind the deepest checkpoint on its path."""
 
     @abstractmethod
+    def room(self, view: LiveView, n_bytes: int) -> Bytes | None:
+        """A buffer of exactly `n_bytes` for attention of the live path; None where nothing may go for it.
+
+        It counts toward the budget until it is kept or collected.
+        """
+
+    @abstractmethod
     def keep(self, view: LiveView, segment: Segment) -> bool:
         """Keep a segment of the live path, evicting to stay in budget; False if refused or not missing."""
 

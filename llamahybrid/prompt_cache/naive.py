@@ -86,6 +86,10 @@ class NaivePromptCache(BasePromptCache):
         here = (c for c in range(len(live), 0, -1) if (view.namespace, live[:c]) in self._checkpoints)
         return len(live) - next(here, 0)
 
+    def room(self, view: LiveView, n_bytes: int) -> Bytes | None:
+        """See `BasePromptCache.room`."""
+        return np.empty(n_bytes, np.uint8)
+
     def keep(self, view: LiveView, segment: Segment) -> bool:
         """See `BasePromptCache.keep`; every token by itself."""
         assert view.split is not None

@@ -180,15 +180,27 @@ class RamCache(BasePromptCache):
             entries = self._tree.match(view.namespace, view.tokens).entries()
             return len(view.tokens) - (entries[-1].position if entries else 0)
 
+    def room(self, view: LiveView, n_bytes: int) -> Bytes | None:
+        """See `BasePromptCache.room`; at the price of the least worth while other paths have anything."""
+        with self._lock:
+            match = self._tree.match(view.namespace, view.tokens)
+            self._live = match.entries()
+            if n_bytes > self._limit or not self._make_room(n_bytes, match, ladder=False):
+                self._refused += 1
+                return None
+            return self._lend(new_buffer(n_bytes))
+
     def keep(self, view: LiveView, segment: Segment) -> bool:
         """See `BasePromptCache.keep`; at the price of the least worth while other paths have anything."""
         with self._lock:
             match = self._tree.match(view.namespace, view.tokens)
             self._live = match.entries()
-            fits = self._make_room(segment.nbytes, match, ladder=False)
+            counted = segment.nbytes if self._is_lent(segment.record) else 0
+            fits = self._make_room(segment.nbytes - counted, match, ladder=False)
             match = self._tree.match(view.namespace, view.tokens)
             needed = any(e.position > segment.start for e in match.entries())
             kept = fits and needed and match.length >= segment.end and self._tree.store(match, segment)
+            self._lent.pop(id(segment.record), None)
             self._refused += not fits
             return kept
 
@@ -214,8 +226,7 @@ class RamCache(BasePromptCache):
             buffer = self._pool.take(n_bytes)
             if buffer is None:
                 buffer = new_buffer(n_bytes)
-            self._lent[id(buffer)] = weakref.ref(buffer)
-            return buffer
+            return self._lend(buffer)
 
     def reserve(self, n_bytes: int) -> None:
         """Have idle buffers of `n_bytes` > 0 ready, now and again after each request while there is room.
@@ -352,6 +363,10 @@ class RamCache(BasePromptCache):
         doomed = sum(e.nbytes for e in self._doomed)
         stored = self._tree.token_bytes + self._tree.entry_bytes + self._tree.segment_bytes
         return stored + doomed + self._pool.nbytes + self._lent_bytes() + self._expected
+
+    def _lend(self, buffer: Bytes) -> Bytes:
+        self._lent[id(buffer)] = weakref.ref(buffer)
+        return buffer
 
     def _lent_bytes(self) -> int:
         """Bytes of buffers handed out; those that were collected are forgotten here."""

@@ -122,6 +122,14 @@ def test_memory_that_paging_left_changed_is_not_built_on(live, pager, lose_cells
     assert live.is_junk
 
 
+def test_where_there_is_no_room_nothing_is_saved(live):
+    before = live.snapshot(new)
+    assert live.page_out(0, 40, lambda n: None) is None
+    assert not live.is_junk
+    assert np.array_equal(live.snapshot(new), before)
+    assert live.page_out(0, 40, new) is not None
+
+
 # -- into the context ------------------------------------------------------------------------------
 
 

@@ -238,10 +238,61 @@ def test_no_segment_is_kept_at_the_price_of_a_checkpoint_of_its_path() -> None:
         for position in (100, 200, 300):
             cache.admit(view(PATH[:position]), position, cache.buffer(SIZE))
         plan_for(cache, [5], view(ELSEWHERE))  # another request came in between
+        assert (cache.room(view(PATH), need) is not None) is fits
         assert cache.keep(view(PATH), piece(PATH, 0, 300)) is fits
         stats = cache.stats()
-        assert (stats.entries, stats.segments, stats.refused) == (3, fits, not fits)
+        assert (stats.entries, stats.segments, stats.refused) == (3, fits, 0 if fits else 2)
         cache.check_integrity()
+
+
+def test_room_for_a_segment_is_made_before_it_is_saved() -> None:
+    other = list(range(500, 800))
+    cache = PromptCache(2 * SIZE + 4 * 600 + 2 * bytes_of((0, 300)) - 1)
+    for path in (other, PATH):
+        assert cache.admit(view(path), 300, cache.buffer(SIZE))
+        plan_for(cache, [5], view(ELSEWHERE))
+    for start, end in cache.missing(view(other)):
+        assert cache.keep(view(other), piece(other, start, end))
+    whole = piece(PATH, 0, 300)
+    before = cache.stats()
+    room = cache.room(view(PATH), whole.nbytes)
+    assert room is not None
+    assert room.nbytes == whole.nbytes
+    assert cache.stats().evictions > before.evictions
+    assert cache.stats().bytes_ram <= cache.ram_bytes
+    held = cache.stats().bytes_ram
+    room[:] = whole.record
+    assert cache.keep(view(PATH), Segment(0, 300, room))
+    assert cache.stats().bytes_ram == held, "counted once"
+    del room
+    assert cache.stats().bytes_ram == held
+    cache.check_integrity()
+
+
+def test_room_that_is_not_used_is_room_again() -> None:
+    cache = PromptCache(1 << 20)
+    cache.admit(view(PATH), 300, cache.buffer(SIZE))
+    before = cache.stats().bytes_ram
+    room = cache.room(view(PATH), 5000)
+    assert cache.stats().bytes_ram == before + 5000
+    del room
+    assert cache.stats().bytes_ram == before
+
+
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_there_is_no_room_at_the_price_of_the_path_itself(share: float) -> None:
+    cache = PromptCache(20_000)
+    cache.admit(view(PATH), 300, cache.buffer(SIZE))
+    other = list(range(500, 600))
+    store(cache, other, 100)
+    plan_for(cache, [5], view(ELSEWHERE))
+    before = cache.stats()
+    n_bytes = int(share * (20_000 - before.bytes_ram * (share < 1)))
+    assert (cache.room(view(PATH), n_bytes) is None) == (share > 1)
+    if share > 1:
+        assert cache.stats().refused == before.refused + 1
+        assert cache.stats().entries == before.entries, "nothing went in vain"
+    assert cache.room(view(PATH), 19_000) is None
 
 
 def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
