@@ -194,9 +194,8 @@ class Pace:
         return token > 0 and (self.chance.next >= HOPEFUL or self._rested(tokens, token))
 
     def watch(self, tokens: int, behind: int = 0) -> int:
-        """How many tokens to ask for when none are worth decoding; 0: not now."""
+        """How many tokens to ask for when none are worth decoding, as `length` just said; 0: not now."""
         token = self._meter.token_seconds
-        self._tokens = tokens
         if self._watching(token) > self._credit(token, behind) or not self._rested(tokens, token):
             return 0
         self._watched = tokens
