@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -54,6 +55,33 @@ def is_whole(buffer: Bytes) -> bool:
     """An array that is exactly the memory it holds: no view, which would hold uncounted bytes."""
     mapping = getattr(buffer.base, "obj", buffer.base)  # numpy holds it through a memoryview
     return buffer.flags.owndata or (isinstance(mapping, mmap.mmap) and len(mapping) == buffer.nbytes)
+
+
+class Loans:
+    """Buffers that were handed out: they count until they come back, are kept, or are collected."""
+
+    def __init__(self) -> None:
+        self._lent: dict[int, weakref.ref[Bytes]] = {}  # by id
+
+    def lend(self, buffer: Bytes) -> Bytes:
+        """The buffer, which counts from now on."""
+        self._lent[id(buffer)] = weakref.ref(buffer)
+        return buffer
+
+    def end(self, buffer: Bytes) -> None:
+        """It no longer counts here, if it did."""
+        self._lent.pop(id(buffer), None)
+
+    def counted(self, buffer: Bytes) -> int:
+        """Bytes of this very buffer that count here."""
+        ref = self._lent.get(id(buffer))
+        return buffer.nbytes if ref is not None and ref() is buffer else 0
+
+    def nbytes(self) -> int:
+        """Bytes of all that count; those that were collected are forgotten here."""
+        alive = {key: buffer for key, ref in self._lent.items() if (buffer := ref()) is not None}
+        self._lent = {key: self._lent[key] for key in alive}
+        return sum(buffer.nbytes for buffer in alive.values())
 
 
 class BufferPool:

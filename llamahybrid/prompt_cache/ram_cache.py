@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 
@@ -24,8 +23,16 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.eviction import ByWorth, Eviction, Spare, Tail
 from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
 from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.ram import BufferPool, Reserve, default_ram_bytes, is_whole, new_buffer, owned
-from llamahybrid.prompt_cache.selection import choose, explain, reachable
+from llamahybrid.prompt_cache.ram import (
+    BufferPool,
+    Loans,
+    Reserve,
+    default_ram_bytes,
+    is_whole,
+    new_buffer,
+    owned,
+)
+from llamahybrid.prompt_cache.selection import choose, difference, explain, reachable
 from llamahybrid.prompt_cache.tree import Tree
 
 
@@ -54,7 +61,7 @@ class RamCache(BasePromptCache):
         self._boundaries: dict[str, frozenset[int]] = {}  # of the last prompt, by namespace
         self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
         self._pinned: list[Tokens] = []
-        self._lent: dict[int, weakref.ref[Bytes]] = {}  # buffers handed out and not yet admitted, by id
+        self._loans = Loans()  # buffers handed out and not yet admitted
         self._held: Counter[Entry] = Counter()  # by a disk tier that writes them
         self._doomed: set[Entry] = set()  # out of the tree, but pinned
         self._expected = 0  # bytes about to be read from disk
@@ -107,7 +114,7 @@ class RamCache(BasePromptCache):
                 logits=choice.logits,
                 cuts=cuts,
                 reason=explain(choice, total, matched, len(view.tokens)),
-                differs=_difference(tokens, view.tokens, live_lcp, match),
+                differs=difference(tokens, view.tokens, live_lcp, match),
                 stored=any(e.position == cached for e in self._live),
                 segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
                 kept=attention.kept,
@@ -150,12 +157,12 @@ class RamCache(BasePromptCache):
             whole = match if len(path) == len(view.tokens) else self._tree.match(view.namespace, view.tokens)
             self._live = whole.entries()
             growth = 4 * (position - match.length)
-            counted = snapshot.nbytes if self._is_lent(snapshot) else 0
+            counted = self._loans.counted(snapshot)
             if not self._make_room(new_bytes - counted + growth, match, position):
                 self._tree.prune_path(self._tree.match(view.namespace, path))
                 self._refused += 1
                 return False
-            self._lent.pop(id(snapshot), None)
+            self._loans.end(snapshot)
             checkpoint = Checkpoint(view.namespace, position, owned(snapshot), kept)
             checkpoint.snapshot.flags.writeable = False
             marked = position in self._boundaries.get(view.namespace, ())
@@ -188,19 +195,19 @@ class RamCache(BasePromptCache):
             if n_bytes > self._limit or not self._make_room(n_bytes, match, ladder=False):
                 self._refused += 1
                 return None
-            return self._lend(new_buffer(n_bytes))
+            return self._loans.lend(new_buffer(n_bytes))
 
     def keep(self, view: LiveView, segment: Segment) -> bool:
         """See `BasePromptCache.keep`; at the price of the least worth while other paths have anything."""
         with self._lock:
             match = self._tree.match(view.namespace, view.tokens)
             self._live = match.entries()
-            counted = segment.nbytes if self._is_lent(segment.record) else 0
+            counted = self._loans.counted(segment.record)
             fits = self._make_room(segment.nbytes - counted, match, ladder=False)
             match = self._tree.match(view.namespace, view.tokens)
             needed = any(e.position > segment.start for e in match.entries())
             kept = fits and needed and match.length >= segment.end and self._tree.store(match, segment)
-            self._lent.pop(id(segment.record), None)
+            self._loans.end(segment.record)
             self._refused += not fits
             return kept
 
@@ -226,7 +233,7 @@ class RamCache(BasePromptCache):
             buffer = self._pool.take(n_bytes)
             if buffer is None:
                 buffer = new_buffer(n_bytes)
-            return self._lend(buffer)
+            return self._loans.lend(buffer)
 
     def reserve(self, n_bytes: int) -> None:
         """Have idle buffers of `n_bytes` > 0 ready, now and again after each request while there is room.
@@ -240,7 +247,7 @@ class RamCache(BasePromptCache):
         with self._lock:
             if not buffer.flags.writeable:
                 raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
-            self._lent.pop(id(buffer), None)
+            self._loans.end(buffer)
             if is_whole(buffer) and self._used() + buffer.nbytes <= self._limit:
                 self._pool.put(buffer)
 
@@ -333,7 +340,7 @@ class RamCache(BasePromptCache):
             snapshots = [e.checkpoint.snapshot for e in stored]
             assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
             assert not any(self._pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
-            assert self._used() <= self._limit or held or self._lent_bytes(), "over budget"
+            assert self._used() <= self._limit or held or self._loans.nbytes(), "over budget"
 
     def _pin_entry(self, entry: Entry) -> None:
         """Keep a checkpoint's bytes for somebody who reads them."""
@@ -362,21 +369,7 @@ class RamCache(BasePromptCache):
         """Bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self._doomed)
         stored = self._tree.token_bytes + self._tree.entry_bytes + self._tree.segment_bytes
-        return stored + doomed + self._pool.nbytes + self._lent_bytes() + self._expected
-
-    def _lend(self, buffer: Bytes) -> Bytes:
-        self._lent[id(buffer)] = weakref.ref(buffer)
-        return buffer
-
-    def _lent_bytes(self) -> int:
-        """Bytes of buffers handed out; those that were collected are forgotten here."""
-        buffers = {key: ref() for key, ref in self._lent.items()}
-        self._lent = {key: self._lent[key] for key, buffer in buffers.items() if buffer is not None}
-        return sum(buffer.nbytes for buffer in buffers.values() if buffer is not None)
-
-    def _is_lent(self, buffer: Bytes) -> bool:
-        ref = self._lent.get(id(buffer))
-        return ref is not None and ref() is buffer
+        return stored + doomed + self._pool.nbytes + self._loans.nbytes() + self._expected
 
     def _most_cuts(self, costs: Costs) -> int:
         """Cuts whose snapshots fill half the budget: the other half keeps what is known already."""
@@ -437,14 +430,3 @@ class RamCache(BasePromptCache):
                 case Spare():
                     self._tree.shorten(victim.node)
         return True
-
-
-def _difference(prompt: Tokens, live: Tokens, live_lcp: int, match: Match) -> tuple[int, int] | None:
-    """The prompt's token where it leaves all that is known, and the token that was there."""
-    at = max(live_lcp, match.length)
-    if at == 0 or at == len(prompt):
-        return None
-    old = match.follower() if match.length == at else None
-    if old is None and live_lcp == at < len(live):
-        old = int(live[at])
-    return None if old is None else (int(prompt[at]), old)

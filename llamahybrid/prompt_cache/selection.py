@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llamahybrid.prompt_cache.base import Costs, LiveView, Logits, Segment, Source
-from llamahybrid.prompt_cache.nodes import Entry
+from llamahybrid.prompt_cache.base import Costs, LiveView, Logits, Segment, Source, Tokens
+from llamahybrid.prompt_cache.nodes import Entry, Match
 
 UNMEASURED = Costs()
 
@@ -138,3 +138,14 @@ def _live_position(total: int, lcp: int, limit: int, view: LiveView, stored: Log
     if position == total and stored is None and not _tip_serves(total, view):
         position -= 1
     return position if position >= view.cut_floor else 0
+
+
+def difference(prompt: Tokens, live: Tokens, live_lcp: int, match: Match) -> tuple[int, int] | None:
+    """The prompt's token where it leaves all that is known, and the token there was instead, if any."""
+    at = max(live_lcp, match.length)
+    if at == 0 or at == len(prompt):
+        return None
+    old = match.follower() if match.length == at else None
+    if old is None and live_lcp == at < len(live):
+        old = int(live[at])
+    return None if old is None else (int(prompt[at]), old)
