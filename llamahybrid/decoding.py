@@ -15,9 +15,9 @@ import numpy as np
 from llama_cpp import llama_cpp as native
 
 from .errors import ContextOverflow, DecodeError
+from .live.gate import RequestGate
 from .live.native_calls import Outputs
 from .live.speculative import Drafts
-from .live.stop import RequestGate
 from .live.turn import Keeper, Turn
 from .prompt_cache.base import Tokens
 from .report import RequestReport
@@ -30,6 +30,8 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
     on_request: Callable[[RequestReport], None] | None
     _keeper: Keeper | None
     _gate: RequestGate
+    _turn: Turn | None
+    """What `last_request` tells of."""
     _active: Turn | None
     """The turn that is open."""
     _drafts: Drafts | None
@@ -49,30 +51,31 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self._keeper is None:
             super().eval(tokens)
             return
-        inside = self._gate.running_here
-        if inside and self._append(tokens):
+        if self._gate.inside and self._append(tokens):
             return
-        with self._gate.hold():
-            if not inside:
-                self._retire()
-            if self._active is None:
-                self._notice_native()
-                self._keeper.check()
-            work = np.concatenate([self._align(), self._checked(tokens)])
-            self._fits(self._keeper.live.n + len(work))
-            turn = self._active
-            if turn is not None and not turn.prefilling:
-                self._decode_answer(work, turn, unsure=len(tokens) - 1)
-                return
-            self._decode(work, turn)
-            if turn is None or not turn.prefilling:
-                return
-            if not self._keeper.prompt_done(turn):
-                prompt = self.input_ids[: self.n_tokens].astype(np.int32)
-                self._keeper.live.empty()
-                self._decode(prompt, turn)
-            if self._drafts is not None:
-                self._drafts.pace.prefilled(turn.plan.left, turn.prefill_seconds)
+        self._gate.alone(self._eval, tokens)
+
+    def _eval(self, tokens: Sequence[int]) -> None:
+        """`eval` inside a step."""
+        assert self._keeper is not None
+        if self._active is None:
+            self._notice_native()
+            self._keeper.check()
+        work = np.concatenate([self._align(), self._checked(tokens)])
+        self._fits(self._keeper.live.n + len(work))
+        turn = self._active
+        if turn is not None and not turn.prefilling:
+            self._decode_answer(work, turn, unsure=len(tokens) - 1)
+            return
+        self._decode(work, turn)
+        if turn is None or not turn.prefilling:
+            return
+        if not self._keeper.prompt_done(turn):
+            prompt = self.input_ids[: self.n_tokens].astype(np.int32)
+            self._keeper.live.empty()
+            self._decode(prompt, turn)
+        if self._drafts is not None:
+            self._drafts.pace.prefilled(turn.plan.left, turn.prefill_seconds)
 
     def _decode_answer(self, work: Tokens, turn: Turn, unsure: int) -> None:
         """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""
@@ -172,17 +175,32 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
             return
         self._end_drafts(turn)
         self._keeper.end(turn)
-        if self.on_request is not None:
+        self._tell(turn)
+
+    def _tell(self, turn: Turn | None) -> None:
+        """Report a request that is over."""
+        if turn is not None and self.on_request is not None:
             self.on_request(turn.report(self._spell))
 
-    def _end_drafts(self, turn: Turn) -> None:
-        """What was guessed and not handed out goes: the next request continues what the caller has seen."""
+    def _come_back(self, turn: Turn) -> None:
+        """Memory is what it was when this request lost its place to another one."""
+        assert self._keeper is not None
+        assert self._drafts is not None
+        self._keeper.check()
+        self._decode(self._align(), None)
+        self._drafts.resume(turn.drafts, turn.plan.total, turn.plan.total + turn.generated)
+
+    def _end_drafts(self, turn: Turn, goes_on: bool = False) -> None:
+        """What was guessed and not handed out goes: the next request continues what the caller has seen.
+
+        `goes_on`: so does this one, later, and decodes the last token that it handed out itself.
+        """
         assert self._keeper is not None
         assert self._drafts is not None
         live, seen = self._keeper.live, turn.plan.total + turn.generated
         self._drafts.settle(seen, over=True)
-        keep = seen
-        if turn.generated and live.n >= seen and live.tokens[seen - 1] != turn.last:
+        keep = seen - goes_on
+        if not goes_on and turn.generated and live.n >= seen and live.tokens[seen - 1] != turn.last:
             keep -= 1  # the last token handed out was sampled against a guess, which was wrong
         try:
             if live.n > keep and not live.is_junk and not live.opaque:

@@ -12,7 +12,11 @@ class Busy(LlamaHybridError):
 
 
 class RequestSuperseded(LlamaHybridError):
-    """The generator belongs to a request that a newer one has replaced; start a new request."""
+    """A newer request took this one's place, and it cannot go on (an image in it is gone); ask again."""
+
+
+class ModelClosed(LlamaHybridError, RuntimeError):
+    """`close()` was called on this `Llama`; open the model again."""
 
 
 class RequestCancelled(LlamaHybridError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import llama_cpp
@@ -21,16 +22,18 @@ from .live.belief import common_prefix
 from .live.boundaries import Boundaries
 from .live.context import GuardedContext
 from .live.cost import CostMeter
+from .live.finalisers import collecting
 from .live.fingerprint import fingerprint
+from .live.gate import Ticket
 from .live.memory import probe
 from .live.sequence import LiveSequence
 from .live.speculative import Drafts
-from .live.stop import RequestGate
 from .live.turn import Keeper, Turn
 from .native import library
 from .prompt_cache import PromptCache
 from .prompt_cache.base import Tokens
 from .report import RequestReport
+from .requests import RequestHandle, Requests, made_with
 from .upstream_state import UsefulStates, adopt_state, check_state, seal_state
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
@@ -50,6 +53,7 @@ class Llama(DecodingLlama):
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
     CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
+    A generator that nobody advances for a second makes room; it goes on, with the same text, when it is.
 
     `on_request`, if set, is called with the `RequestReport` of every finished request.
     """
@@ -82,12 +86,14 @@ class Llama(DecodingLlama):
         self._handoff = False
         self._native_from: int | None = None
         self._upstream_cache: Any = None
-        self._gate = RequestGate(wait)
+        self._requests = Requests(self, wait)
+        self._gate = self._requests.gate
+        self._all_rows = False
         self.on_request: Callable[[RequestReport], None] | None = None
         super().__init__(model_path, **kwargs)
         if prompt_cache is not False and not kwargs.get("vocab_only") and not self.context_params.embeddings:
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
-            self._logits_all = bool(kwargs.get("logits_all", False))
+            self._all_rows = self._logits_all = bool(kwargs.get("logits_all", False))
             self._keep(prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache())
 
     def _keep(self, cache: PromptCache) -> None:
@@ -109,6 +115,12 @@ class Llama(DecodingLlama):
         if self._logits_all:
             self._make_scores()
 
+    def _keep_rows(self, rows: bool) -> None:
+        """Keep the logits of every token from here on, as upstream does with a draft model; or as told."""
+        self._logits_all = self._all_rows or rows
+        if rows:
+            self._make_scores()
+
     def _make_scores(self) -> None:
         if len(self.scores) < self._n_ctx:
             self.scores: Any = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
@@ -116,7 +128,7 @@ class Llama(DecodingLlama):
     @property
     def draft_model(self) -> LlamaDraftModel | None:
         """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
-        drafting = self._drafts is not None and self._draft_model is not None and self._gate.running_here
+        drafting = self._drafts is not None and self._draft_model is not None and self._gate.inside
         return self._drafts if drafting else self._draft_model
 
     @draft_model.setter
@@ -151,14 +163,25 @@ class Llama(DecodingLlama):
         """What the last request (or the running one, so far) decoded, reused and why."""
         return self._turn.report(self._spell) if self._turn else None
 
-    def cancel(self) -> None:
-        """End the request that runs now, and no other; from any thread, or a signal handler.
+    def cancel(self, request: RequestHandle | None = None) -> None:
+        """End the request that runs now, or those of a handle; from any thread, or a signal handler.
 
         A completion ends with the text so far and `finish_reason` "cancelled"; `generate` and `eval` raise
         RequestCancelled. On a CPU a prompt stops inside a batch, elsewhere between batches; an answer stops
         between two tokens. What was decoded is kept. Needs the prompt cache (`prompt_cache` not False).
         """
-        self._gate.cancel()
+        if request is None:
+            self._gate.cancel()
+        else:
+            request.cancel()
+
+    def request(self) -> AbstractContextManager[RequestHandle]:
+        """A handle for the requests made inside `with llm.request() as handle:`, to cancel just them.
+
+        `handle.cancel()` from any thread: where several users share a model, "the request that runs now" may
+        be somebody else's. A stream made inside belongs to it wherever it is advanced.
+        """
+        return made_with(RequestHandle(self._gate))
 
     def warm(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
         """Decode a prompt ahead of time, so that whatever begins with it starts there; what it took.
@@ -185,91 +208,65 @@ class Llama(DecodingLlama):
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generate token ids from a prompt; parameters and results as `llama_cpp.Llama.generate`.
 
+        Another request may take its place between two tokens (see `wait`); it goes on when it is advanced.
         Raises ContextOverflow when the prompt does not fit, DecodeError when the library fails,
-        RequestSuperseded when advanced after a newer request began, RequestCancelled after `cancel()`,
-        Busy (see `wait`).
+        RequestCancelled after `cancel()`, Busy (see `wait`), ModelClosed, and RequestSuperseded where it
+        lost its place and cannot go on, because an image in its prompt is gone.
         """
         if self._keeper is None:
-            yield from super().generate(tokens, *args, **kwargs)
-            return
+            return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = dict(_GENERATE.bind(self, tokens, *args, **kwargs).arguments)
         del options["self"], options["tokens"]
         reset = options.pop("reset", True)
-        yield from self._driven(lambda: self._generate(self._checked(tokens), reset, options))
+        return self._driven(self._requests.ticket(), lambda: self._generate(tokens, reset, options))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Upstream's completion as one request, with the tokens that were cached added to `usage`.
+        """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
+        if self._keeper is None:
+            return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
+        options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
+        del options["self"]
+        rows = options.get("logprobs") is not None and self._draft_model is not None
+        return self._completion(self._requests.ticket(completing=True, rows=rows), options)
+
+    def _completion(self, ticket: Ticket, options: dict[str, Any]) -> Generator[Any, Any, None]:
+        """A completion, with its end told as it was.
 
         A cancelled one ends its inner `generate()`, which upstream reads as "length" and without its text
         (llama.py:1392): a stopping criterion makes it take the text, and "cancelled" is put in here.
         """
-        if self._keeper is None:
-            yield from super()._create_completion(*args, **kwargs)
-            return
-        options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
-        del options["self"]
+        if self._gate.nested():
+            ticket = self._gate.current or ticket
         criteria = options.get("stopping_criteria")
 
         def stopped(ids: Any, scores: Any) -> bool:
-            return self._was_cancelled or bool(criteria is not None and criteria(ids, scores))
+            return ticket.cancelled or bool(criteria is not None and criteria(ids, scores))
 
         options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
-        completion = super()._create_completion(**options)
-        if options.get("logprobs") is not None and self._draft_model is not None:
-            completion = self._with_rows(completion)
-        for item in self._driven(lambda: completion, completing=True):
-            if item.get("usage") and self._turn is not None:
-                item["usage"]["prompt_tokens_details"] = {"cached_tokens": self._turn.plan.cached}
-            if self._was_cancelled:
+        start = super()._create_completion
+        for item in self._driven(ticket, lambda: start(**options)):
+            turn: Turn | None = ticket.turn
+            if item.get("usage") and turn is not None:
+                item["usage"]["prompt_tokens_details"] = {"cached_tokens": turn.plan.cached}
+            if turn is not None and turn.cancelled:
                 for choice in item["choices"]:
                     choice["finish_reason"] = choice["finish_reason"] and "cancelled"
             yield item
 
-    def _with_rows(self, completion: Iterator[Any]) -> Generator[Any, Any, None]:
-        """Keep the logits of every token while this completion runs, as upstream does with a draft model."""
-        before, self._logits_all = self._logits_all, True
-        self._make_scores()
-        try:
-            yield from completion
-        finally:
-            self._logits_all = before
-
-    @property
-    def _was_cancelled(self) -> bool:
-        return self._turn is not None and self._turn.cancelled
-
     def _driven(
-        self, start: Callable[[], Generator[Any, Any, None]], completing: bool = False
+        self, ticket: Ticket, start: Callable[[], Generator[Any, Any, None]]
     ) -> Generator[Any, Any, None]:
-        """Run a generator as a request at the gate; as part of the running one when called inside it.
-
-        `completing`: tokens go to a completion, which a cancelled `generate` ends instead of raising.
-        """
-        if self._gate.running_here:
+        """Run a generator as a request at the gate; as part of the running one when called inside it."""
+        if self._gate.nested():
             yield from start()
-            return
-        request = self._gate.open(completing)
-        inner = start()
-        try:
-            sent = None
-            while True:
-                with self._gate.step(request):
-                    try:
-                        item = inner.send(sent)
-                    except StopIteration:
-                        return
-                sent = yield item
-        finally:
-            if not request.superseded:
-                with self._gate.step(request):
-                    inner.close()
-            self._gate.close(request)
+        else:
+            yield from self._requests.drive(ticket, start)
 
     def _generate(
-        self, prompt: Tokens, reset: bool, options: dict[str, Any]
+        self, tokens: Sequence[int], reset: bool, options: dict[str, Any]
     ) -> Generator[int, Sequence[int] | None, None]:
         """`generate` inside its request."""
-        turn, rest = self._begin(prompt, reset)
+        turn, rest = self._begin(self._checked(tokens), reset)
         try:
             inner = super().generate(rest.tolist(), reset=False, **options)
             sent: Sequence[int] | None = None
@@ -286,8 +283,10 @@ class Llama(DecodingLlama):
                     raise
                 turn.token(token)
                 sent = yield token
+                turn.sent |= sent is not None
         finally:
-            if self._active is turn:
+            # Given up between two steps, it is ended by the gate; a completion ends it inside one.
+            if self._active is turn and self._gate.inside and not collecting():
                 self._retire()
 
     def _begin(self, prompt: Tokens, reset: bool) -> tuple[Turn, Tokens]:
@@ -310,6 +309,8 @@ class Llama(DecodingLlama):
         self._fits(len(prompt))
         limit = min(self._score_rows, common_prefix(live.tokens, prompt)) if self._logits_all else None
         self._turn = self._active = self._keeper.begin(prompt, limit)
+        if self._gate.current is not None:
+            self._gate.current.turn = self._turn
         if not live.opaque:
             self._native_from = None
         self._settle(prompt[: live.n])
@@ -320,10 +321,15 @@ class Llama(DecodingLlama):
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the model and its context; what waits to be written to disk is written first."""
-        if self._keeper is not None:
-            self._keeper.cache.flush()
-        super().close()
+        """Free the model and its context; what waits to be written to disk is written first.
+
+        A request that runs is cancelled, and its step waited for; later ones raise ModelClosed.
+        """
+        if self._keeper is None:
+            super().close()
+            return
+        self._gate.close(super().close)
+        self._keeper.cache.flush()
 
     def __del__(self) -> None:
         # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
@@ -336,21 +342,30 @@ class Llama(DecodingLlama):
         if self._keeper is None:
             super().reset()
             return
-        with self._gate.hold():
+        if self._gate.closed:
             self.n_tokens = 0
-            self._requires_eval = True
-            self._handoff = False
-            self._native_from = None
-            if not self._keeper.live.profile.cuttable:
-                self._keeper.live.empty()
+        else:
+            self._gate.alone(self._reset)
+
+    def _reset(self) -> None:
+        assert self._keeper is not None
+        self.n_tokens = 0
+        self._requires_eval = True
+        self._handoff = False
+        self._native_from = None
+        if not self._keeper.live.profile.cuttable:
+            self._keeper.live.empty()
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
         if self._keeper is None:
             return super().save_state()
-        with self._gate.hold(keep_suspended=True):
-            self._decode(self._align(), None)
-            return seal_state(super().save_state(), self._keeper.live)
+        return self._gate.alone(self._save_state)
+
+    def _save_state(self) -> llama_cpp.LlamaState:
+        assert self._keeper is not None
+        self._decode(self._align(), None)
+        return seal_state(super().save_state(), self._keeper.live)
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
@@ -361,19 +376,22 @@ class Llama(DecodingLlama):
         if self._keeper is None:
             super().load_state(state)
             return
-        with self._gate.hold():
-            self._retire()
-            live = self._keeper.live
-            check_state(state, live)
-            live.distrust()
-            super().load_state(state)
-            self.input_ids = np.resize(state.input_ids, self._n_ctx).astype(np.intc)
-            self._score_rows = self.n_tokens if self._logits_all else 0
-            if adopt_state(state, live) and live.n:
-                logits = live.logits()
-                self._requires_eval = logits is None
-                if live.profile.needs_checkpoints:
-                    self._keeper.checkpoint(None, None if logits is None else logits.copy())
+        self._gate.alone(self._load_state, state)
+
+    def _load_state(self, state: llama_cpp.LlamaState) -> None:
+        assert self._keeper is not None
+        self._retire()
+        live = self._keeper.live
+        check_state(state, live)
+        live.distrust()
+        super().load_state(state)
+        self.input_ids = np.resize(state.input_ids, self._n_ctx).astype(np.intc)
+        self._score_rows = self.n_tokens if self._logits_all else 0
+        if adopt_state(state, live) and live.n:
+            logits = live.logits()
+            self._requires_eval = logits is None
+            if live.profile.needs_checkpoints:
+                self._keeper.checkpoint(None, None if logits is None else logits.copy())
 
     @property
     def cache(self) -> Any:

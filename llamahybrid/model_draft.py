@@ -38,21 +38,22 @@ class ModelDraft(PacedDraft):
 
         Raises LlamaHybridError when asked to draft for itself, DecodeError when the library fails.
         """
-        if self.llm._gate.running_here:
+        if self.llm._gate.nested():
             raise LlamaHybridError("a model cannot draft for itself; open a second Llama for it")
         ids = np.asarray(input_ids, dtype=np.int32)
         count = min(self.num_pred_tokens, self.at_most, self._keeper.live.capacity - len(ids))
         if count < 1 or ids.max() >= self._keeper.live.n_vocab:
             return np.empty(0, dtype=np.intc)
-        with self.llm._gate.hold():
-            self.llm._retire()
-            self._follow(ids)
-            self._undo.take()
-            return np.array(self._ahead(count), dtype=np.intc)
+        return self.llm._gate.alone(self._guess, ids, count)
 
     def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
         """How many of `input_ids` the second model has to decode first; more where its cache knows them."""
         return len(input_ids) - common_prefix(self._keeper.live.tokens, np.asarray(input_ids, dtype=np.int32))
+
+    def _guess(self, ids: Tokens, count: int) -> npt.NDArray[np.intc]:
+        self._follow(ids)
+        self._undo.take()
+        return np.array(self._ahead(count), dtype=np.intc)
 
     def _follow(self, ids: Tokens) -> None:
         """Make the sequence `ids`, with the logits of its end."""

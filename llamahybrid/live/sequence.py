@@ -109,14 +109,17 @@ class LiveSequence(Belief):
     def _decoded(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> str | None:
         """Believe a batch the library says it decoded; the fault (and junk) if memory says otherwise."""
         end = self._n + len(tokens)
+        # What an interrupt between these lines leaves must say too little: planes and logits come first.
+        self.tip_logits = self.vouched = False
+        self.planes.wrote(len(tokens))
+        self._lag = 0
         self._ids[self._n : end] = tokens
         self._n = end
-        self._lag = 0
-        self.planes.wrote(len(tokens))
-        self.tip_logits = self.vouched = outputs != "none"
         fault = self.fault(deep=False)
         if fault:
             self._mark_junk()
+        else:
+            self.tip_logits = self.vouched = outputs != "none"
         return fault
 
     def _after_interrupt(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
@@ -152,23 +155,24 @@ class LiveSequence(Belief):
             return position == self._n
         if position < self.profile.cut_floor(self._n, self._native.positions()[0]):
             return self._roll_back(position)
+        had_logits, self.tip_logits = self.tip_logits, False
         if not self._native.cut(position):
+            self.tip_logits = had_logits
             return False
         self._n = position
         self._lag = 0
-        self.tip_logits = False
         return True
 
     def _roll_back(self, position: int) -> bool:
         """Take the last tokens back through a rollback plane that the ledger says is of this history."""
         if self._n - position > self.planes.reach or self.opaque or self.touched_outside():
             return False
+        self.tip_logits = False
+        self.planes.used()
         if not self._native.cut(position):
             self.planes.void()
             return False
         self._n = position
-        self.tip_logits = False
-        self.planes.used()
         if self.fault(deep=False) is not None:
             self._mark_junk()
             return False
@@ -191,6 +195,7 @@ class LiveSequence(Belief):
 
     def empty(self) -> None:
         """Forget everything; buffers are zeroed only when something in them is not to be trusted."""
+        self.tip_logits = self.vouched = False
         removed = not self._tainted and self._native.cut(0) and self._native.positions() == (-1, -1)
         if not removed:
             self._native.clear()
@@ -200,7 +205,6 @@ class LiveSequence(Belief):
         self._tainted = False
         self._grown = True
         self.planes.void()
-        self.tip_logits = self.vouched = False
         self.recount()
 
     # -- saving --------------------------------------------------------------------------------------
@@ -263,8 +267,9 @@ class LiveSequence(Belief):
         """Go to the state saved in `record`, that of `tokens` (shape (c,)); the fault if it failed.
 
         Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens.
-        The order matters: cut to what stays, append, load, cut the tail, verify. After a fault the
-        sequence is junk and must be emptied.
+        The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
+        sequence believes nothing, the old tokens least of all: whatever leaves here early, a fault or an
+        interrupt, leaves it so, and it must be emptied.
 
         Raises SnapshotError, with nothing changed, when the record or a segment may not be used here.
         """
@@ -285,7 +290,7 @@ class LiveSequence(Belief):
             if starts != ends or common_prefix(self.tokens, tokens) < ends[0]:
                 raise SnapshotError(f"attention of [0, {position}) is neither live nor stored")
         self.settle()
-        self._mark_junk()  # until proven, even if we are interrupted on the way
+        self.distrust()
         if payloads:
             fault = self._page_in(payloads, kept)
             if fault:
@@ -301,7 +306,7 @@ class LiveSequence(Belief):
         if fault is None and self._native.state_size(partial=True) != info.payload.nbytes:
             fault = "the restored state has another size than its snapshot"
         if fault:
-            self._mark_junk()
+            self.distrust()
         return fault
 
     def apply(self, plan: Plan, tokens: Tokens) -> str | None:

@@ -74,7 +74,9 @@ class Undo:
         live = self._live
         if live.profile.cuttable or not live.profile.linear or self.position == live.n:
             return
-        self._tokens = None if live.snapshot(self._buffer) is None else live.tokens.copy()
+        self._tokens = None  # what is saved next is not theirs, even if we are interrupted on the way
+        if live.snapshot(self._buffer) is not None:
+            self._tokens = live.tokens.copy()
 
     def drop(self) -> None:
         """What was saved is not to be used again: it may be what a request went wrong with."""
@@ -129,6 +131,12 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self._start = self._known = self._guessed_at = prompt
         self.pace.begin()
         return self.counts
+
+    def resume(self, counts: DraftCounts, prompt: int, known: int) -> None:
+        """A request goes on after another one had its place: `known` tokens are certain."""
+        self.begin(prompt)
+        self.counts = counts
+        self._known = self._guessed_at = known
 
     # -- for generate() --------------------------------------------------------------------------
 

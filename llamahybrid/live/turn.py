@@ -23,11 +23,11 @@ from ..prompt_cache.selection import DIFFERS
 from ..report import RequestReport
 from .boundaries import Boundaries
 from .cost import CostMeter
+from .gate import RequestGate
 from .native_calls import Outputs
 from .sequence import LiveSequence
 from .snapshot import HEADER_BYTES
 from .speculative import DraftCounts
-from .stop import RequestGate
 
 ABORTED = 2
 """Result of llama_decode when its abort callback said so (include/llama.h)."""
@@ -48,6 +48,8 @@ class Turn:
     generated: int = 0
     last: int = -1
     """The last token handed out."""
+    sent: bool = False
+    """Its caller sent tokens of his own into the generator."""
     steps: int = 0
     """Batches the answer took."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
@@ -136,7 +138,7 @@ class Keeper:
             clock = time.perf_counter()
             try:
                 if plan.cached < tip or plan.source != "live":
-                    self._leave()
+                    self.leave()
                 applied = self._apply(plan, prompt)
             finally:
                 self.cache.release(plan)
@@ -149,7 +151,7 @@ class Keeper:
             self.checkpoint(turn)
         return turn
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """The live tip is about to be given up: keep what is worth coming back to."""
         if not self.live.keeps_chats:
             return

@@ -66,10 +66,10 @@ def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch
     stored = llm.prompt_cache.stats().entries
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
     monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
-    llm._keeper._leave()
+    llm._keeper.leave()
     assert llm.prompt_cache.stats().entries == stored
     monkeypatch.undo()
-    llm._keeper._leave()
+    llm._keeper.leave()
     assert llm.prompt_cache.stats().entries == stored + 1
 
 
@@ -228,7 +228,7 @@ def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
         live._ids[100] = -5
     else:
         getattr(live, spoil)()
-    llm._keeper._leave()
+    llm._keeper.leave()
     stream.close()
     after = llm.prompt_cache.stats()
     assert (after.entries, after.segments, after.extra["tokens"]) == (

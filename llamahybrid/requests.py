@@ -1,0 +1,194 @@
+"""Requests: what a `Llama` does for each ticket of its gate, from the first step to the last.
+
+Upstream keeps what one request needs (ids, sampler, rows of logits) on the `Llama` itself. Here it is put
+aside when another request takes the place, and brought back when the first one is advanced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DecodeError, RequestSuperseded
+from .live.gate import RequestGate, Ticket
+from .live.turn import Turn
+from .report import RequestReport
+
+if TYPE_CHECKING:
+    from .llama import Llama
+
+
+@dataclass(frozen=True)
+class Parked:
+    """What a suspended request needs to go on: upstream's attributes of it, and its turn."""
+
+    ids: npt.NDArray[np.intc]
+    sampler: Any
+    mirostat: Any
+    requires_eval: bool
+    rows: npt.NDArray[np.single] | None
+    """Logits of the tokens, shape (n, n_vocab), where they are kept."""
+    rows_known: int
+    native_from: int | None
+    active: Turn | None
+
+
+class RequestHandle:
+    """The requests that are made inside `with llm.request() as handle:`, streams among them.
+
+    A stream belongs to it wherever and whenever it is advanced later. Safe from any thread.
+    """
+
+    def __init__(self, gate: RequestGate) -> None:
+        self._gate = gate
+        self._tickets: list[Ticket] = []
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """End these requests and no others, as `Llama.cancel`: running, suspended, or still waiting."""
+        self._cancelled = True
+        for ticket in list(self._tickets):
+            self._gate.cancel(ticket)
+
+    @property
+    def reports(self) -> list[RequestReport]:
+        """What each of them decoded and reused, so far, in the order they were made."""
+        return [t.turn.report() for t in self._tickets if t.turn is not None]
+
+    def add(self, ticket: Ticket) -> None:
+        """One more request."""
+        self._tickets.append(ticket)
+        if self._cancelled:
+            self._gate.cancel(ticket)
+
+
+_handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", default=None)
+
+
+@contextmanager
+def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
+    """Requests made in this context belong to `handle`."""
+    token = _handle.set(handle)
+    try:
+        yield handle
+    finally:
+        _handle.reset(token)
+
+
+class Requests:
+    """The requests of one `Llama`, one at a time."""
+
+    def __init__(self, llm: Llama, wait: bool | float) -> None:
+        self._llm = llm
+        self.gate = RequestGate(wait, self)
+
+    def ticket(self, completing: bool = False, rows: bool = False) -> Ticket:
+        """A ticket for a request that is made here and now, known to the handle of this context."""
+        ticket = self.gate.ticket(completing, rows)
+        handle = _handle.get()
+        if handle is not None and handle._gate is self.gate:
+            handle.add(ticket)
+        return ticket
+
+    def drive(
+        self, ticket: Ticket, start: Callable[[], Generator[Any, Any, None]]
+    ) -> Generator[Any, Any, None]:
+        """Run a generator as a request, each of its steps at the gate."""
+        inner = start()
+        try:
+            sent = None
+            while True:
+                try:
+                    item = self.gate.run(ticket, self._advance, ticket, inner, sent)
+                except StopIteration:
+                    return
+                sent = yield item
+        finally:
+            self.gate.leave(ticket)
+
+    def _advance(self, ticket: Ticket, inner: Generator[Any, Any, None], sent: Any) -> Any:
+        try:
+            return inner.send(sent)
+        except BaseException:  # its end, too
+            self.gate.finish(ticket)
+            raise
+
+    # -- for the gate: all inside a step -----------------------------------------------------------
+
+    def begin(self, ticket: Ticket) -> None:
+        """See `Tenant.begin`."""
+        self._llm._keep_rows(ticket.rows)
+
+    def park(self, ticket: Ticket) -> None:
+        """See `Tenant.park`; what the caller has not seen yet of a draft goes."""
+        llm = self._llm
+        turn, keeper = llm._active, llm._keeper
+        if keeper is None:
+            return
+        if turn is not None:
+            # First of all what upstream believes: it then decodes the last token it handed out, and samples
+            # from no row that is about to go.
+            if not turn.sent:
+                llm.n_tokens = min(llm.n_tokens, turn.plan.total + turn.generated - 1)
+            llm._end_drafts(turn, goes_on=True)
+            keeper.leave()
+        n = llm.n_tokens
+        ticket.parked = Parked(
+            ids=llm.input_ids[:n].copy(),
+            sampler=llm._sampler,
+            mirostat=llm._mirostat_mu,
+            requires_eval=llm._requires_eval,
+            rows=llm.scores[:n].copy() if llm._logits_all else None,
+            rows_known=llm._score_rows,
+            native_from=llm._native_from,
+            active=turn,
+        )
+        llm._active = None
+
+    def resume(self, ticket: Ticket) -> None:
+        """See `Tenant.resume`. Raises RequestSuperseded where what it rests on is gone for good."""
+        llm, parked = self._llm, ticket.parked
+        n = len(parked.ids)
+        llm._keep_rows(ticket.rows)
+        llm.input_ids[:n] = parked.ids
+        llm.n_tokens = n
+        llm._sampler, llm._mirostat_mu = parked.sampler, parked.mirostat
+        llm._requires_eval, llm._native_from = parked.requires_eval, parked.native_from
+        llm._handoff = False
+        llm._score_rows = 0
+        llm._active = None
+        if ticket.turn is not None:
+            llm._turn = ticket.turn
+        if parked.active is not None:
+            if parked.active.sent:
+                raise RequestSuperseded(
+                    "tokens were sent to this generator before another request took its place"
+                )
+            try:
+                llm._come_back(parked.active)
+            except DecodeError as error:
+                if parked.native_from is None:
+                    raise
+                raise RequestSuperseded(f"another request took the place of this one: {error}") from error
+        if parked.rows is not None:
+            llm.scores[:n] = parked.rows
+            llm._score_rows = parked.rows_known
+        llm._active = parked.active
+
+    def end(self, ticket: Ticket) -> None:
+        """See `Tenant.end`."""
+        llm = self._llm
+        if ticket.parked is not None:
+            turn, ticket.parked = ticket.parked.active, None
+            llm._tell(turn)
+        else:
+            try:
+                llm._retire()
+            finally:
+                llm._keep_rows(False)
