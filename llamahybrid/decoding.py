@@ -214,8 +214,8 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._drafts.end()
 
     def _spell(self, token: int) -> str:
-        """The text of one token; its id where it has none (content that was decoded natively)."""
-        if not 0 <= token < self._n_vocab:
+        """The text of one token; its id where it has none (what was decoded natively, a closed model)."""
+        if not 0 <= token < self._n_vocab or self._gate.closed:
             return str(token)
         text: bytes = self._model.detokenize([token], special=True)
         return text.decode("utf-8", errors="replace")

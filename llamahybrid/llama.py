@@ -240,7 +240,8 @@ class Llama(DecodingLlama):
         criteria = options.get("stopping_criteria")
 
         def stopped(ids: Any, scores: Any) -> bool:
-            return ticket.cancelled or bool(criteria is not None and criteria(ids, scores))
+            ended = ticket.turn is not None and ticket.turn.cancelled
+            return ended or bool(criteria is not None and criteria(ids, scores))
 
         options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
         start = super()._create_completion

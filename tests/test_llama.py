@@ -17,7 +17,6 @@ from llamahybrid.errors import (
     ContextOverflow,
     DecodeError,
     LlamaHybridError,
-    RequestSuperseded,
     SnapshotError,
 )
 from llamahybrid.harness.counters import DecodeCounter
@@ -318,8 +317,6 @@ def test_an_old_generator_cannot_touch_a_newer_request(open_model, fresh):
     next(old)
     new = llm.generate(OTHER, temp=0.0)
     answer = [next(new)]
-    with pytest.raises(RequestSuperseded):
-        next(old)
     old.close()
     del old
     gc.collect()
@@ -334,7 +331,8 @@ def test_a_replaced_request_keeps_its_progress(open_model):
     next(old)
     take(llm, [*PROMPT, 5])
     assert llm.last_request.cached == len(PROMPT)
-    assert [r.generated for r in seen] == [1, 8], "the replaced request was not ended"
+    old.close()
+    assert [r.generated for r in seen] == [8, 1], "each request is told of once, when it is over"
 
 
 def test_an_aborted_decode_leaves_no_wrong_state(open_model, fresh):
