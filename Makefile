@@ -42,6 +42,7 @@ fuzz: venv ## random histories, threads, streams, cancels, signals, damaged stat
 	$(BIN)/python -m llamahybrid.harness.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.stream_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.signal_fuzz --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.line_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid" 2>/dev/null; then \
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m llamahybrid.harness.blob_fuzz --native --seconds $(TIME); \
