@@ -244,6 +244,54 @@ def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
     process.end(started[0])  # once more does no harm
 
 
+def test_a_build_that_does_not_end_when_told_to_is_ended_by_force(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    started = pip_that(monkeypatch, script + BUILDS + "time.sleep(60)")
+    monkeypatch.setattr(process, "_PATIENCE", 0.1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build.wheel(interrupt)
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
+
+
+def test_a_disk_that_the_compiler_finds_full_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = "print('fatal error: writing to x.o: No space left on device')\n" + "print('more')\n" * 30
+    pip_that(monkeypatch, says + "raise SystemExit(1)")
+    with pytest.raises(EngineError, match="the disk is full"):
+        build.wheel(lambda *step: None)
+
+
+def test_where_the_log_cannot_be_written_nothing_is_started(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = pip_that(monkeypatch, BUILDS)
+    (sdist.cache_dir() / "wheels" / f"{Recipe.here().key}.log").mkdir(parents=True)
+    with pytest.raises(EngineError, match="LLAMAHYBRID_CACHE_DIR"):
+        build.wheel(lambda *step: None)
+    assert not started
+
+
+def test_a_wheel_that_others_can_write_is_not_installed(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that(monkeypatch, BUILDS)
+    wheel = build.wheel(lambda *step: None)
+    wheel.chmod(0o666)
+    with pytest.raises(EngineError, match="can be written by others"):
+        build.wheel(lambda *step: None)
+
+
+def test_a_folder_without_its_wheel_is_built_anew(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_that(monkeypatch, BUILDS)
+    build.wheel(lambda *step: None).unlink()
+    assert build.wheel(lambda *step: None).read_text() == "wheel"
+
+
 @pytest.mark.parametrize("what", ["sdist", "wheel"])
 def test_the_command_prints_the_path_alone(
     index: Index, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from llamahybrid.engine import elf
 
-_SHARED = re.compile(r"(?:lib)?ggml-([a-z0-9_-]+)\.")
+# Tools that make wheels portable put copies beside the package, with a hash in their names.
+_SHARED = re.compile(r"(?:lib)?ggml-([a-z0-9_-]+?)(?:-[0-9a-f]{8,})?\.")
+_COPIES = ("../../llama_cpp_python.libs", "../.dylibs")
 _REGISTERS = re.compile(r"ggml_backend_([a-z0-9]+)_reg")
 _NAMES = {"vk": "vulkan"}
 
@@ -19,10 +21,9 @@ def of(folder: Path | None) -> frozenset[str] | None:
     Built as shared libraries each is a file of its own (``libggml-cuda.so``); in one piece each has a
     function that registers it (``ggml_backend_cuda_reg``).
     """
-    try:
-        files = sorted(folder.iterdir()) if folder else []
-    except OSError:
+    if folder is None:
         return None
+    files = [*_files(folder), *(file for name in _COPIES for file in _files(folder / name))]
     shared = {found.group(1) for file in files if (found := _SHARED.match(file.name))} - {"base"}
     if any(_is_cpu(name) for name in shared):
         return frozenset("cpu" if _is_cpu(name) else name for name in shared)
@@ -37,6 +38,13 @@ def how_to_build(names: Iterable[str]) -> str:
     """The command that builds an engine with these backends."""
     options = " ".join(f"-DGGML_{name.upper()}=on" for name in sorted(names) if name != "cpu")
     return f'`CMAKE_ARGS="{options}" llamahybrid engine build`' if options else "`llamahybrid engine build`"
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _is_cpu(name: str) -> bool:

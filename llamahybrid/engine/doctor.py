@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from llamahybrid import native
-from llamahybrid.engine import activation, backends, choice, installed, loading, symbols
+from llamahybrid.engine import activation, backends, choice, installed, loading, sdist, symbols
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.installed import Engine
 
@@ -37,7 +38,7 @@ def examine() -> list[Finding]:
     except (OSError, RuntimeError) as error:  # EngineError is one
         folder = activation.loaded_from() or activation.stock()
         return [
-            Finding("llama-cpp-python", version),
+            _version(version),
             Finding("engine", f"cannot be loaded: {error}", _why_not(str(error))),
             _built(None, site),
             _functions(symbols.named(folder) if folder else ()),
@@ -47,7 +48,7 @@ def examine() -> list[Finding]:
     folder = activation.loaded_from()
     engine = next((e for e in installed.engines() if e.libraries.resolve() == folder), None)
     return [
-        Finding("llama-cpp-python", version),
+        _version(version),
         _library(folder, engine, site),
         *_mixed(folder),
         _mtmd(folder),
@@ -56,6 +57,16 @@ def examine() -> list[Finding]:
         _shim(),
         *_backends(folder, loaded=True),
     ]
+
+
+def _version(version: str) -> Finding:
+    """The structures that cross into libllama change from release to release, and nothing checks them all."""
+    numbers, least = (
+        [int(number) for number in re.findall(r"\d+", text.partition("+")[0])[:3]]
+        for text in (version, sdist.PIN.version)
+    )
+    advice = "" if numbers >= least else f"too old: {sdist.PIN.version} is the first that is known to work"
+    return Finding("llama-cpp-python", version, advice)
 
 
 def _why_not(error: str) -> str:

@@ -147,3 +147,8 @@ def test_llama_cpp_imported_first_is_warned_of_when_another_engine_was_wanted(
     assert run.stderr.count("imported before llamahybrid") == warnings
     assert Path(run.stdout.strip()).parent.resolve() == activation.stock()
     assert "LLAMA_CPP_LIB_PATH" not in os.environ
+
+
+def test_blanks_around_the_wish_do_not_count(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", " stock ")
+    activation.activate()

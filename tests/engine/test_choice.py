@@ -72,6 +72,20 @@ def test_the_variants_of_the_cpu_backend_are_one(built: Build, wheel_with: Wheel
     assert mismatch(built()) == ""
 
 
+@pytest.mark.parametrize("folder", ["llama_cpp_python.libs", "llama_cpp/.dylibs"])
+def test_a_wheel_made_portable_has_its_libraries_beside_it(
+    built: Build, wheel_with: Wheel, folder: str
+) -> None:
+    lib = wheel_with("cpu")
+    assert mismatch(built()) == ""
+    copies = lib.parents[1] / folder
+    copies.mkdir()
+    for name in ("ggml-base-0a1b2c3d", "ggml-cpu-0a1b2c3d", "ggml-cuda-0a1b2c3d"):
+        (copies / f"lib{name}.so.0.25.3").touch()
+    assert backends.of(lib) == {"cpu", "cuda"}
+    assert "has cuda and this has not" in mismatch(built("two"))
+
+
 def test_backends_that_cannot_be_told_are_not_taken_away(built: Build, wheel_with: Wheel) -> None:
     folder = wheel_with()
     assert backends.of(folder) is None

@@ -107,6 +107,16 @@ def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
     assert found("backends").text.startswith("cannot be told")
 
 
+@pytest.mark.parametrize(
+    ("version", "old"), [("0.3.4", True), ("0.3.36+cu124", False), ("0.3.9+cu124", True), ("0.4.0", False)]
+)
+def test_the_doctor_knows_a_llama_cpp_python_that_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, version: str, old: bool
+) -> None:
+    monkeypatch.setattr(activation, "version", lambda: version)
+    assert ("too old" in found("llama-cpp-python").advice) is old
+
+
 def test_the_doctor_finds_a_ggml_of_another_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = activation.loaded_from()
     assert "libggml" not in [finding.topic for finding in doctor.examine()]
