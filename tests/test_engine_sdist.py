@@ -238,8 +238,7 @@ def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
 
     with pytest.raises(KeyboardInterrupt):
         build.wheel(interrupt)
-    assert not list(sdist.cache_dir().rglob("*.whl"))
-    assert not litter(sdist.cache_dir())
+    assert not list((sdist.cache_dir() / "wheels").iterdir()), "no log either"
     assert [process.poll() for process in started] == [-signal.SIGTERM]
     process.end(started[0])  # once more does no harm
 

@@ -45,7 +45,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     made: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Run a command to its end; the log is kept only if it fails.
+    """Run a command to its end; the log is kept only if it fails by itself.
 
     Args:
         command: program and arguments.
@@ -59,16 +59,36 @@ def run(
         EngineError: it failed; the message is `failure`, names the log and ends with its last lines.
         OSError: the log cannot be written.
     """
-    tail: deque[str] = deque(maxlen=20)
+    lines: deque[str] = deque(maxlen=20)
+    try:
+        full, code = _follow(command, progress, log, environment, lines)
+    except KeyboardInterrupt:
+        log.unlink(missing_ok=True)
+        raise
+    if code or not made():
+        if full:
+            failure = "the disk is full: free a few GiB, or set LLAMAHYBRID_CACHE_DIR to a folder on another"
+        raise EngineError(f"{failure}; the whole log is {log}. Its end:\n{''.join(lines)}")
+    log.unlink()
+
+
+def _follow(
+    command: Sequence[str],
+    progress: Progress,
+    log: Path,
+    environment: Mapping[str, str] | None,
+    lines: deque[str],
+) -> tuple[bool, int]:
+    """Run it, keeping its last lines; whether it found the disk full, and its exit status."""
     full = False
-    with log.open("w") as record:
+    with log.open("w", encoding="utf-8") as record:
         process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",  # whatever the locale says: compilers quote with letters that not each one has
             errors="replace",
             start_new_session=True,  # so that an end can reach pip, ninja and the compilers alike
         )
@@ -76,18 +96,14 @@ def run(
             try:
                 for line in process.stdout or ():
                     record.write(line)
-                    tail.append(line)
+                    lines.append(line)
                     full = full or bool(_FULL.search(line))
                     if step := read_step(line):
                         progress(*step)
             except BaseException:
                 end(process)
                 raise
-    if process.returncode or not made():
-        if full:
-            failure = "the disk is full: free a few GiB, or set LLAMAHYBRID_CACHE_DIR to a folder on another"
-        raise EngineError(f"{failure}; the whole log is {log}. Its end:\n{''.join(tail)}")
-    log.unlink()
+    return full, process.returncode
 
 
 def end(process: subprocess.Popen[str]) -> None:
