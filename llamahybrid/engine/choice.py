@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamahybrid.engine import activation, backends, installed, series
+from llamahybrid.engine import activation, backends, installed, sdist, series
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.engine.trust import untrusted
@@ -58,11 +59,34 @@ def fitting(site: Site | None = None, refused: Callable[[str], None] = lambda re
     return sorted(matching, key=_rank, reverse=True)  # stable: the latest stays first among equals
 
 
+def forecast(site: Site) -> str:
+    """Why what `engine build` would build now is not going to be taken; empty: nothing speaks against it."""
+    if _release(site.version) != sdist.PIN.version:
+        return (
+            f"the patches are made for llama-cpp-python {sdist.PIN.version}, installed is "
+            f"{site.version or 'none'}: it is taken beside {sdist.PIN.version} alone"
+        )
+    options = " ".join(value for _, value in Recipe.options_here())
+    usual = {"cpu", "metal", "blas"} if sys.platform == "darwin" else {"cpu"}
+    named = {name for name in site.backends or () if f"GGML_{name.upper()}" in options}
+    if missing := (site.backends or frozenset()) - named - usual:
+        names = ", ".join(sorted(missing))
+        return (
+            f"the installed llama-cpp-python has {names}, which no option asks for: "
+            f"{backends.how_to_build(site.backends or ())} makes an engine that takes its place"
+        )
+    return ""
+
+
+def _release(version: str | None) -> str | None:
+    """A version without its local label (0.3.36+cu124), which says how a release was built."""
+    return version and version.partition("+")[0]
+
+
 def _unfit(engine: Engine, site: Site) -> str:
     if engine.source:
         return f"built from {engine.source}: choose it with LLAMAHYBRID_ENGINE={engine.libraries}"
-    # A local label (0.3.36+cu124) says how a release was built; the bindings are the release's.
-    if site.version is None or engine.version != site.version.partition("+")[0]:
+    if engine.version != _release(site.version):
         return f"made for llama-cpp-python {engine.version}, installed is {site.version or 'none'}"
     if dict(engine.patches) != series.patches():
         return "the patches have changed since"

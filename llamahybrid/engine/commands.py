@@ -43,6 +43,8 @@ def build(
     from llamahybrid.engine.progress import display
 
     site = choice.Site.here()
+    if source is None and (reason := choice.forecast(site)):
+        typer.echo(f"note: {reason}", err=True)
     with _errors(), display() as progress:
         built = patched.make(progress, force=force, source=source)
     with _errors():

@@ -80,7 +80,8 @@ def _library(folder: Path | None, engine: Engine | None, site: Site) -> Finding:
         kind = f"from {engine.source}" if engine.source else "patched"
         advice = ""
         if engine.version != str(site.version).partition("+")[0]:
-            advice = f"it was made for llama-cpp-python {engine.version}: run `llamahybrid engine build`"
+            cure = choice.forecast(site) or "run `llamahybrid engine build`"
+            advice = f"it was made for llama-cpp-python {engine.version}: {cure}"
         elif damage := engine.damage(thorough=True):
             advice = f"{damage}: run `llamahybrid engine build`"
         return Finding("engine", f"{kind}, {folder}", advice)
@@ -135,9 +136,9 @@ def _built(loaded: Engine | None, site: Site) -> Finding:
             "patched engine", "built, not in use", "unset LLAMAHYBRID_ENGINE and LLAMA_CPP_LIB_PATH"
         )
     text = "; ".join([*reasons, *installed.unreadable()])
-    wanted = backends.how_to_build(site.backends or ())
+    advice = choice.forecast(site) or "`llamahybrid engine build`"
     return Finding(
-        "patched engine", f"none that matches ({text})" if text else "none was built", f"optional: {wanted}"
+        "patched engine", f"none that matches ({text})" if text else "none was built", f"optional: {advice}"
     )
 
 

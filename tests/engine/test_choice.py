@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli import app
-from llamahybrid.engine import activation, backends, choice, installed, trust
+from llamahybrid.engine import activation, backends, choice, installed, sdist, trust
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
@@ -197,3 +197,19 @@ def test_a_large_library_is_read_only_when_there_is_time(
     monkeypatch.setattr(installed, "_QUICK", 2)
     assert engine.damage() == ""
     assert "content has changed" in engine.damage(thorough=True)
+
+
+def test_a_build_that_will_not_be_taken_is_known_beforehand(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Site(sdist.PIN.version, frozenset({"cpu"}))
+    assert choice.forecast(here) == ""
+    assert choice.forecast(replace(here, version=f"{here.version}+cu124")) == ""
+    assert "installed is 9.9" in choice.forecast(replace(here, version="9.9"))
+    assert "installed is none" in choice.forecast(replace(here, version=None))
+    gpu = replace(here, backends=frozenset({"cpu", "cuda"}))
+    assert 'CMAKE_ARGS="-DGGML_CUDA=on"' in choice.forecast(gpu)
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
+    assert choice.forecast(gpu) == ""
+    monkeypatch.setattr(choice.sys, "platform", "darwin")
+    assert choice.forecast(replace(here, backends=frozenset({"cpu", "metal", "blas"}))) == ""

@@ -56,6 +56,7 @@ def test_a_build_that_is_not_taken_says_why(
     wheel_with("cpu", "cuda")
     result = CliRunner().invoke(app, ["engine", "build"])
     assert "does not take it by itself: the installed llama-cpp-python has cuda" in result.output
+    assert "note: the installed llama-cpp-python has cuda, which no option asks for" in result.output
     assert result.output.splitlines()[-1] == str(engine.libraries)
 
 

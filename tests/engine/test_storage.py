@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.engine import storage
-from llamahybrid.engine.lock import lock
+from llamahybrid.engine.lock import Taken, lock
 from llamahybrid.errors import EngineError
 
 HOLD = """
 import sys
 from pathlib import Path
-from llamahybrid.engine.lock import lock
+from llamahybrid.engine.lock import Taken, lock
 with lock(Path(sys.argv[1]), lambda: None):
     print("held", flush=True)
     sys.stdin.read()
@@ -55,6 +55,28 @@ def test_one_that_gives_up_waiting_leaves_the_lock_to_its_holder(tmp_path: Path)
         assert path.exists()
     with lock(path, unexpected):
         pass
+
+
+def test_who_waited_for_a_file_that_is_gone_holds_the_one_that_is_there(tmp_path: Path) -> None:
+    waits, holds, done = threading.Event(), threading.Event(), threading.Event()
+
+    def second() -> None:
+        with lock(tmp_path / "x.lock", waits.set):
+            holds.set()
+            done.wait(60)
+
+    def taken() -> None:
+        raise Taken
+
+    thread = threading.Thread(target=second)
+    with lock(tmp_path / "x.lock", unexpected):
+        thread.start()
+        assert waits.wait(60)
+    assert holds.wait(60)
+    with pytest.raises(Taken), lock(tmp_path / "x.lock", taken):
+        pass
+    done.set()
+    thread.join()
 
 
 def test_many_threads_take_turns(tmp_path: Path) -> None:
