@@ -168,6 +168,21 @@ del sys.modules["llama_cpp.llama"]
     assert loads(engine.libraries, code) == "failed\n"
 
 
+def test_an_import_that_failed_before_ours_may_be_repeated(built: Build) -> None:
+    engine = built(real=True)
+    code = f"""
+import os
+os.environ["LLAMA_CPP_LIB_PATH"] = "/nowhere"
+try:
+    import llama_cpp
+except FileNotFoundError:
+    del os.environ["LLAMA_CPP_LIB_PATH"]
+import llamahybrid
+{SHOW}
+"""
+    assert loads(engine.libraries, code) == ""
+
+
 def test_a_patch_series_that_is_missing_leaves_stock(built: Build) -> None:
     built(real=True)
     code = f"""
