@@ -314,6 +314,20 @@ def test_a_disk_that_says_no_is_an_error_with_advice(fake: Build, number: int, s
     assert installed.engines() == [engine]
 
 
+def test_an_engine_that_is_there_takes_no_writing(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make()
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "open", "replace"):
+        monkeypatch.setattr(os, name, read_only)
+    assert make() == engine
+    assert activation.wanted("patched") == engine.libraries
+    with pytest.raises(EngineError, match="a folder of your own"):
+        make(force=True)
+
+
 def test_a_cache_that_cannot_be_made_is_an_error_with_advice(
     fake: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
