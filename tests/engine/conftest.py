@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -38,8 +37,14 @@ def built(cache: Path) -> Build:
         if real:
             stock = activation.stock()
             assert stock is not None
-            for file in stock.iterdir():
-                shutil.copyfile(file, libraries / file.name)
+            known: dict[bytes, str] = {}
+            for file in sorted(stock.iterdir()):
+                content = file.read_bytes()
+                twin = known.setdefault(content, file.name)
+                if twin == file.name:
+                    (libraries / twin).write_bytes(content)
+                else:
+                    (libraries / file.name).symlink_to(twin)
         else:
             for library in ("llama", "mtmd", *(f"ggml-{backend}" for backend in backends)):
                 (libraries / f"lib{library}{suffix}").touch()
