@@ -49,7 +49,9 @@ def test_nothing_but_the_patched_files_is_left_in_the_tree(
     monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == tool else None)
     monkeypatch.setattr(series, "folder", lambda: tmp_path)
     monkeypatch.setenv("SIMPLE_BACKUP_SUFFIX", "~")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # as in a git hook
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
     write(tmp_path / "tree/include/llama.h", "1\n2\n3\n4\nx\nb\nc\ne\n")  # three lines further down
     write(tmp_path / "tree/kept.orig", "")
     (tmp_path / "series").write_text("one\n")
