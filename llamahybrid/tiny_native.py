@@ -16,6 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from llamahybrid.engine import installed
+from llamahybrid.engine.activation import loaded_from
+from llamahybrid.errors import EngineError
+
 Value: TypeAlias = "bool | int | float | str | list[int] | list[str] | npt.NDArray[Any]"
 """A GGUF value: whole numbers become u32 (an array says its own type), fractions f32."""
 
@@ -72,9 +76,27 @@ class Shape:
 
 
 def _native(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    for library in _libraries():
+        function = getattr(library, name, None)
+        if function is not None:
+            return ctypes.CFUNCTYPE(result, *arguments)(ctypes.cast(function, _p).value or 0)
+    raise EngineError(f"the loaded llama.cpp has no {name}; install llama-cpp-python 0.3.36 or newer")
+
+
+def _libraries() -> Iterator[Any]:
+    """The libllama that is loaded, then the ggml libraries it was linked with.
+
+    On Linux and macOS a library's handle finds what it depends on, too; on Windows `gguf_*` and `ggml_*` are
+    found in ggml-base.dll alone.
+    """
     import llama_cpp.llama_cpp as llama
 
-    return ctypes.CFUNCTYPE(result, *arguments)((name, llama._lib))
+    yield llama._lib
+    folder = loaded_from()
+    for name in ("ggml-base", "ggml"):
+        path = installed.library(folder, name) if folder else None
+        if path is not None:
+            yield ctypes.CDLL(str(path))
 
 
 @contextmanager

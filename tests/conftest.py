@@ -80,4 +80,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_report_header() -> str:
     """Which engine this run is about."""
-    return f"engine: {os.environ.get('LLAMA_CPP_LIB_PATH', 'stock')}"
+    return f"engine: {os.environ['LLAMAHYBRID_ENGINE']}"

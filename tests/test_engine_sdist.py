@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.engine import __main__ as command
-from llamahybrid.engine import build, sdist
+from llamahybrid.engine import build, process, recipe, sdist
+from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
 
 FILES = {"pyproject.toml": b"[project]\n", "vendor/llama.cpp/models/a.gguf": b"GGUF" * 100}
@@ -54,6 +54,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     index = Index(packed.getvalue())
     monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(index.content).hexdigest()))
     monkeypatch.setattr(subprocess, "run", index.run)
+    monkeypatch.setattr(recipe, "_identity", lambda command: command)
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
     return index
 
@@ -135,7 +136,7 @@ def test_the_whole_tree_without_its_top_folder(index: Index, tmp_path: Path) -> 
     ],
 )
 def test_build_output_tells_progress(line: str, step: tuple[int, int, str] | None) -> None:
-    assert build.read_step(line) == step
+    assert process.read_step(line) == step
 
 
 def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[str]]:
@@ -204,7 +205,7 @@ def test_success_takes_both_a_wheel_and_a_clean_exit(
 def test_whoever_finishes_the_same_build_second_takes_the_firsts(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = sdist.cache_dir() / "wheels" / build.Recipe.here().key
+    home = sdist.cache_dir() / "wheels" / Recipe.here().key
 
     def first(*_: object) -> None:
         home.mkdir(exist_ok=True)
@@ -223,30 +224,8 @@ def test_a_wheel_that_cannot_be_put_in_its_place_is_an_error(
     sdist.fetch()
     pip_that(monkeypatch, BUILDS)
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(EngineError, match="disk full"):
         build.wheel(lambda *step: None)
-
-
-def test_an_empty_option_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CMAKE_ARGS", raising=False)
-    plain = build.Recipe.here()
-    monkeypatch.setenv("CMAKE_ARGS", "")
-    assert build.Recipe.here() == plain
-
-
-def test_a_processor_is_known_by_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cpu(text: str | None) -> str:
-        def read(path: Path) -> str:
-            if text is None:
-                raise OSError(path)
-            return text
-
-        monkeypatch.setattr(Path, "read_text", read)
-        return build._cpu()
-
-    assert cpu("flags : avx sse") == cpu("model: x\nflags\t: sse avx") != cpu("flags : sse")
-    assert cpu(None) == platform.processor()
-    assert cpu("nothing of the kind") == cpu("")
 
 
 def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
@@ -259,10 +238,57 @@ def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
 
     with pytest.raises(KeyboardInterrupt):
         build.wheel(interrupt)
-    assert not list(sdist.cache_dir().rglob("*.whl"))
-    assert not litter(sdist.cache_dir())
+    assert not list((sdist.cache_dir() / "wheels").iterdir()), "no log either"
     assert [process.poll() for process in started] == [-signal.SIGTERM]
-    build._end(started[0])  # once more does no harm
+    process.end(started[0])  # once more does no harm
+
+
+def test_a_build_that_does_not_end_when_told_to_is_ended_by_force(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    started = pip_that(monkeypatch, script + BUILDS + "time.sleep(60)")
+    monkeypatch.setattr(process, "_PATIENCE", 0.1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build.wheel(interrupt)
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
+
+
+def test_a_disk_that_the_compiler_finds_full_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = "print('fatal error: writing to x.o: No space left on device')\n" + "print('more')\n" * 30
+    pip_that(monkeypatch, says + "raise SystemExit(1)")
+    with pytest.raises(EngineError, match="the disk is full"):
+        build.wheel(lambda *step: None)
+
+
+def test_where_the_log_cannot_be_written_nothing_is_started(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = pip_that(monkeypatch, BUILDS)
+    (sdist.cache_dir() / "wheels" / f"{Recipe.here().key}.log").mkdir(parents=True)
+    with pytest.raises(EngineError, match="LLAMAHYBRID_CACHE_DIR"):
+        build.wheel(lambda *step: None)
+    assert not started
+
+
+def test_a_wheel_that_others_can_write_is_not_installed(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that(monkeypatch, BUILDS)
+    wheel = build.wheel(lambda *step: None)
+    wheel.chmod(0o666)
+    with pytest.raises(EngineError, match="can be written by others"):
+        build.wheel(lambda *step: None)
+
+
+def test_a_folder_without_its_wheel_is_built_anew(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_that(monkeypatch, BUILDS)
+    build.wheel(lambda *step: None).unlink()
+    assert build.wheel(lambda *step: None).read_text() == "wheel"
 
 
 @pytest.mark.parametrize("what", ["sdist", "wheel"])

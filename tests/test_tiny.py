@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from llamahybrid import UnknownArchitecture, tiny
 from llamahybrid.cli import app
-from llamahybrid.tiny_native import Gguf, quiet
+from llamahybrid.errors import EngineError
+from llamahybrid.tiny_native import Gguf, _native, quiet
 
 TinyModel: TypeAlias = Callable[..., Path]
 
@@ -345,3 +346,29 @@ def test_command_line_takes_sizes(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["tiny", "llama", str(out), "--params", "5M", "--embd", "128"])
     assert result.exit_code == 0, result.output
     assert 4.8e6 < out.stat().st_size / 2 < 5.2e6
+
+
+class Dll:
+    """A library as Windows sees it: what it exports itself, nothing of what it depends on."""
+
+    def __init__(self, name: str, library: ctypes.CDLL) -> None:
+        self._name, self._library = name, library
+
+    def __getattr__(self, function: str) -> object:
+        if function.startswith(("ggml_", "gguf_")):
+            raise AttributeError(f"function '{function}' not found")
+        return getattr(self._library, function)
+
+
+def test_ggmls_own_functions_are_found_where_only_their_library_has_them(
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = tiny_model("qwen35").read_bytes()
+    loaded = llama_cpp.llama_cpp._lib
+    monkeypatch.setattr(llama_cpp.llama_cpp, "_lib", Dll(loaded._name, loaded))
+    assert tiny.make("qwen35", tmp_path / "x.gguf").read_bytes() == same
+
+
+def test_a_function_that_no_library_has_is_named() -> None:
+    with pytest.raises(EngineError, match="no gguf_of_tomorrow"):
+        _native("gguf_of_tomorrow", None)

@@ -1,8 +1,8 @@
-"""Which libllama llama_cpp loads: decided once, when llamahybrid is imported, before llama_cpp is.
+"""Which libllama llama_cpp loads: decided when llamahybrid is imported, before llama_cpp is.
 
 ``LLAMAHYBRID_ENGINE`` is ``stock``, ``patched`` or a folder of libraries. Without it a ``LLAMA_CPP_LIB_PATH``
-of the user's own is left alone (and child processes go on with what their parent chose); else the latest
-patched engine that matches is taken, else stock.
+of the user's own is left alone; else the best patched engine that matches is taken, else stock. The
+environment is not changed: a child process that imports llamahybrid decides anew, any other is left alone.
 """
 
 from __future__ import annotations
@@ -10,38 +10,41 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from llamahybrid.engine import loading
 from llamahybrid.errors import EngineError
 
 _LLAMA, _MTMD = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 
 
 def activate() -> None:
-    """Point llama_cpp at the engine to use; when it is loaded already, only warn if that is another one.
+    """Let llama_cpp load the engine to use; when it is loaded already, only warn if that is another one.
 
     Raises:
         EngineError: ``LLAMAHYBRID_ENGINE`` names an engine that is not there.
     """
-    wish = os.environ.get("LLAMAHYBRID_ENGINE", "")
+    wish = os.environ.get("LLAMAHYBRID_ENGINE", "").strip()
     if not wish and _LLAMA in os.environ:
-        return
-    folder = wanted(wish)
-    if "llama_cpp" in sys.modules:
-        loaded = loaded_from()
-        if loaded is not None and loaded != (folder or stock()):
+        loading.install(None)
+    elif (loaded := loaded_from()) is not None:
+        folder = wanted(wish) or stock()
+        if loaded != folder:
             logging.getLogger("llamahybrid").warning(
                 "llama_cpp was imported before llamahybrid, so the engine in %s stays loaded instead of %s; "
                 "import llamahybrid first",
                 loaded,
-                folder or stock(),
+                folder,
             )
-        return
-    for name in (_LLAMA, _MTMD):
-        if folder is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = str(folder)
+    elif wish == "stock":
+        by_itself = not {_LLAMA, _MTMD} & os.environ.keys()
+        loading.install(None if by_itself else loading.Plan(lambda: [stock()], wish))
+    elif wish:
+        chosen = wanted(wish)
+        loading.install(loading.Plan(lambda: [chosen], wish))
+    else:
+        loading.install(loading.Plan(_candidates))
 
 
 def wanted(wish: str) -> Path | None:
@@ -53,16 +56,17 @@ def wanted(wish: str) -> Path | None:
     if wish == "stock":
         return None
     if wish in ("", "patched"):
-        found = _patched()
+        found = next(iter(_patched()), None)
         if found is None and wish:
             raise EngineError(
                 "LLAMAHYBRID_ENGINE=patched, but no patched engine that was built matches; unset the "
-                "variable and run `llamahybrid engine build` (`llamahybrid engine list` shows what there is)"
+                "variable and run `llamahybrid engine build` (`llamahybrid engine list` shows what there is "
+                "and why it is not taken)"
             )
         return found
     from llamahybrid.engine.installed import library
 
-    folder = Path(wish).expanduser().resolve()
+    folder = Path(os.path.expanduser(wish)).resolve()
     lacking = [name for name in ("llama", "mtmd") if library(folder, name) is None]
     if lacking:
         raise EngineError(
@@ -84,27 +88,35 @@ def version() -> str | None:
 
 def stock() -> Path | None:
     """The folder of the libraries that llama-cpp-python brought along; None when it is not installed."""
-    from importlib import metadata
+    from importlib.util import find_spec
 
     try:
-        home = metadata.distribution("llama-cpp-python").locate_file("llama_cpp/lib")
-    except metadata.PackageNotFoundError:
+        spec = find_spec("llama_cpp")
+    except (ImportError, ValueError):
         return None
-    return Path(str(home)).resolve()
+    places = spec.submodule_search_locations if spec else None
+    return Path(next(iter(places))).resolve() / "lib" if places else None
 
 
 def loaded_from() -> Path | None:
     """The folder that the llama_cpp of this process loaded libllama from; None: not loaded."""
     module = sys.modules.get("llama_cpp.llama_cpp")
     handle = getattr(module, "_lib", None)
-    return None if handle is None else Path(handle._name).resolve().parent
+    return None if handle is None else Path(handle._name).parent.resolve()
 
 
-def _patched() -> Path | None:
-    from llamahybrid.engine import installed
+def _patched() -> Sequence[Path]:
+    """The libraries of every engine that may replace stock, best first."""
+    from llamahybrid.engine.choice import fitting
 
-    engines = installed.engines()
-    if not engines:  # the usual case, and the version is not free to read
-        return None
-    here = version()
-    return next((engine.libraries for engine in engines if not engine.mismatch(here)), None)
+    return [engine.libraries for engine in fitting()]
+
+
+def _candidates() -> Sequence[Path]:
+    """The same when they are about to be loaded, with a warning for what cannot be."""
+    from llamahybrid.engine.choice import fitting
+
+    def warn(reason: str) -> None:
+        logging.getLogger("llamahybrid").warning("a patched engine is not loaded: %s", reason)
+
+    return [engine.libraries for engine in fitting(refused=warn)]

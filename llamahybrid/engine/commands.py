@@ -39,34 +39,42 @@ def build(
     ] = None,
 ) -> None:
     """Build the patched engine (minutes; CMAKE_ARGS works as usual) and print where its libraries lie."""
-    from llamahybrid.engine import patched
+    from llamahybrid.engine import choice, patched
     from llamahybrid.engine.progress import display
 
+    site = choice.Site.here()
+    if source is None and (reason := choice.forecast(site)):
+        typer.echo(f"note: {reason}", err=True)
     with _errors(), display() as progress:
         built = patched.make(progress, force=force, source=source)
+    with _errors():
+        reason = choice.mismatch(built, site)
+    if reason:
+        typer.echo(f"`import llamahybrid` does not take it by itself: {reason}", err=True)
     typer.echo(built.libraries)
 
 
 @engine.command("list")
 def list_() -> None:
     """List the engines that were built, latest first; the one that `import llamahybrid` takes is marked."""
-    from llamahybrid.engine import activation, installed
+    from llamahybrid.engine import choice, installed
 
-    version = activation.version()
     engines = installed.engines()
     if not engines:
         typer.echo("no engine was built; `llamahybrid engine build` makes the patched one")
-        return
     with _errors():
-        reasons = [built.mismatch(version) for built in engines]
-    best = reasons.index("") if "" in reasons else None
-    for n, (built, reason) in enumerate(zip(engines, reasons, strict=True)):
+        site = choice.Site.here()
+        reasons = [choice.mismatch(built, site) for built in engines]
+        best = next(iter(choice.fitting(site)), None)
+    for built, reason in zip(engines, reasons, strict=True):
         made = f"from {built.source}" if built.source else f"{len(built.patches)} patches"
         options = "".join(f", {name}={value}" for name, value in built.recipe.options)
-        typer.echo(f"{'*' if n == best else ' '} {built.libraries}")
+        typer.echo(f"{'*' if built == best else ' '} {built.libraries}")
         typer.echo(f"    llama-cpp-python {built.version}, {made}{options}, {built.built}")
         if reason:
             typer.echo(f"    not taken by itself: {reason}")
+    for problem in installed.unreadable():
+        typer.echo(f"  {problem}: `llamahybrid engine build` makes it anew")
 
 
 @engine.command()

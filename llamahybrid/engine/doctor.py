@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from llamahybrid import native
-from llamahybrid.engine import activation, installed
+from llamahybrid.engine import activation, backends, choice, installed, loading, sdist, symbols
+from llamahybrid.engine.choice import Site
 from llamahybrid.engine.installed import Engine
 
 _UNVERIFIED = ("cuda", "hip", "musa", "metal", "vulkan", "sycl", "cann", "opencl", "blas", "rpc")
 """Backends that no recorded run of the suite has used."""
 _COMPARE = "`llamahybrid probe MODEL --n-gpu-layers -1` compares it with stock"
+_MAPS = Path("/proc/self/maps")
 
 
 @dataclass(frozen=True)
@@ -25,38 +28,82 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Load llama_cpp as any program would, and look at it.
-
-    Raises:
-        EngineError: the loaded library lacks a required function.
-    """
-    if activation.version() is None:
+    """Load llama_cpp as any program would, and look at it; what cannot be loaded is told from its files."""
+    version = activation.version()
+    if version is None:
         return [Finding("llama-cpp-python", "not installed", "pip install 'llama-cpp-python>=0.3.36,<0.4'")]
-    library = native.library()  # imports llama_cpp
+    site = Site.here()
+    try:
+        library = native.library()  # imports llama_cpp
+    except (OSError, RuntimeError) as error:  # EngineError is one
+        folder = activation.loaded_from() or activation.stock()
+        return [
+            _version(version),
+            Finding("engine", f"cannot be loaded: {error}", _why_not(str(error))),
+            _built(None, site),
+            _functions(symbols.named(folder) if folder else ()),
+            _shim(),
+            *_backends(folder, loaded=False),
+        ]
     folder = activation.loaded_from()
     engine = next((e for e in installed.engines() if e.libraries.resolve() == folder), None)
     return [
-        Finding("llama-cpp-python", str(activation.version())),
-        _library(folder, engine),
+        _version(version),
+        _library(folder, engine, site),
+        *_mixed(folder),
         _mtmd(folder),
-        _built(engine),
-        _symbols(library),
+        _built(engine, site),
+        _functions(library.optional),
         _shim(),
-        *_backends(folder),
+        *_backends(folder, loaded=True),
     ]
 
 
-def _library(folder: Path | None, engine: Engine | None) -> Finding:
+def _version(version: str) -> Finding:
+    """The structures that cross into libllama change from release to release, and nothing checks them all."""
+    numbers, least = (
+        [int(number) for number in re.findall(r"\d+", text.partition("+")[0])[:3]]
+        for text in (version, sdist.PIN.version)
+    )
+    advice = "" if numbers >= least else f"too old: {sdist.PIN.version} is the first that is known to work"
+    return Finding("llama-cpp-python", version, advice)
+
+
+def _why_not(error: str) -> str:
+    if "libcuda.so" in error:
+        return "the NVIDIA driver is missing: install it, or a llama-cpp-python without CUDA"
+    return "install llama-cpp-python again, or choose LLAMAHYBRID_ENGINE=stock"
+
+
+def _library(folder: Path | None, engine: Engine | None, site: Site) -> Finding:
     if engine is not None:
         kind = f"from {engine.source}" if engine.source else "patched"
-        version = activation.version()
         advice = ""
-        if engine.version != version:
-            advice = f"it was made for llama-cpp-python {engine.version}: run `llamahybrid engine build`"
+        if engine.version != str(site.version).partition("+")[0]:
+            cure = choice.forecast(site) or "run `llamahybrid engine build`"
+            advice = f"it was made for llama-cpp-python {engine.version}: {cure}"
+        elif damage := engine.damage(thorough=True):
+            advice = f"{damage}: run `llamahybrid engine build`"
         return Finding("engine", f"{kind}, {folder}", advice)
     if folder == activation.stock():
         return Finding("engine", f"stock, {folder}")
     return Finding("engine", f"another's, {folder}", "make sure it fits this llama-cpp-python")
+
+
+def _mixed(folder: Path | None) -> list[Finding]:
+    """A library path of the system's may put another build's ggml under this libllama."""
+    try:
+        lines = _MAPS.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    paths = {Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/lib") and ".so" in line}
+    elsewhere = {
+        path for path in paths if path.name.startswith(("libggml", "libllama.")) and path.parent != folder
+    }
+    return [
+        Finding("libggml", f"from another build, {path}", "unset LD_LIBRARY_PATH and LD_PRELOAD")
+        for path in sorted(elsewhere)
+    ]
 
 
 def _mtmd(folder: Path | None) -> Finding:
@@ -65,32 +112,38 @@ def _mtmd(folder: Path | None) -> Finding:
         from llama_cpp import mtmd_cpp
     except (OSError, RuntimeError) as error:  # no such library, or one that cannot be loaded
         return Finding("libmtmd", f"cannot be loaded: {error}", "set MTMD_CPP_LIB to the engine's folder")
-    there = Path(mtmd_cpp._libmtmd._name).resolve().parent
+    there = Path(mtmd_cpp._libmtmd._name).parent.resolve()
     if there != folder:
         return Finding("libmtmd", f"from another build, {there}", f"set MTMD_CPP_LIB={folder}")
     return Finding("libmtmd", "from the same build")
 
 
-def _built(loaded: Engine | None) -> Finding:
-    version = activation.version()
+def _built(loaded: Engine | None, site: Site) -> Finding:
     engines = installed.engines()
-    fitting = [engine for engine in engines if not engine.mismatch(version)]
+    reasons = [choice.mismatch(engine, site) for engine in engines]
+    fitting = [engine for engine, reason in zip(engines, reasons, strict=True) if not reason]
+    failed = loading.failures()
     if loaded is not None and loaded in fitting:
         return Finding("patched engine", "in use")
+    if broken := next((engine for engine in fitting if engine.libraries in failed), None):
+        return Finding(
+            "patched engine",
+            f"built, and cannot be loaded: {failed[broken.libraries]}",
+            "run `llamahybrid engine build --force`",
+        )
     if fitting:
         return Finding(
             "patched engine", "built, not in use", "unset LLAMAHYBRID_ENGINE and LLAMA_CPP_LIB_PATH"
         )
-    reasons = "; ".join(engine.mismatch(version) for engine in engines)
+    text = "; ".join([*reasons, *installed.unreadable()])
+    advice = choice.forecast(site) or "`llamahybrid engine build`"
     return Finding(
-        "patched engine",
-        f"none that matches ({reasons})" if reasons else "none was built",
-        "optional: `llamahybrid engine build`",
+        "patched engine", f"none that matches ({text})" if text else "none was built", f"optional: {advice}"
     )
 
 
-def _symbols(library: native.Library) -> Finding:
-    shown = (f"{name}: {'yes' if name in library.optional else 'no'}" for name in native.OPTIONAL)
+def _functions(names: tuple[str, ...] | frozenset[str]) -> Finding:
+    shown = (f"{name}: {'yes' if name in names else 'no'}" for name in native.OPTIONAL)
     return Finding("optional functions", ", ".join(shown))
 
 
@@ -104,18 +157,22 @@ def _shim() -> Finding:
     )
 
 
-def _backends(folder: Path | None) -> list[Finding]:
-    from llama_cpp import llama_cpp
-
-    llama_cpp.llama_backend_init()
-    names = {
-        path.name.removeprefix("lib").split(".")[0].removeprefix("ggml-")
-        for path in (folder.iterdir() if folder else ())
-        if path.name.removeprefix("lib").startswith("ggml-")
-    } - {"base"}
-    offload = "" if llama_cpp.llama_supports_gpu_offload() else "; no GPU in use"
-    findings = [Finding("backends", ", ".join(sorted(names)) + offload)]
-    for name in sorted(names & set(_UNVERIFIED)):
+def _backends(folder: Path | None, *, loaded: bool) -> list[Finding]:
+    names = backends.of(folder)
+    if names is None:
+        findings = [Finding("backends", "cannot be told from its files" + _offload(loaded))]
+    else:
+        findings = [Finding("backends", ", ".join(sorted(names)) + _offload(loaded))]
+    for name in sorted((names or frozenset()) & set(_UNVERIFIED)):
         shown = {"cuda": "CUDA", "blas": "BLAS", "rpc": "RPC"}.get(name, name.capitalize())
         findings.append(Finding(shown, f"{shown}: built, not verified", _COMPARE))
     return findings
+
+
+def _offload(loaded: bool) -> str:
+    if not loaded:
+        return "; not loaded"
+    from llama_cpp import llama_cpp
+
+    llama_cpp.llama_backend_init()
+    return "" if llama_cpp.llama_supports_gpu_offload() else "; no GPU in use"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamahybrid.engine import sdist, series
-from llamahybrid.engine.build import Recipe
+from llamahybrid.engine import sdist
+from llamahybrid.engine.recipe import Recipe
 
 _PREFIX = "" if sys.platform == "win32" else "lib"
 _SUFFIXES = {"win32": (".dll",), "darwin": (".dylib", ".so")}.get(sys.platform, (".so",))
+_QUICK = 32 << 20
+"""Bytes of a library that are read through each time it is loaded (20 ms); of a larger one (CUDA's have
+hundreds of MiB) only the size is looked at then."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +38,33 @@ class Engine:
     """UTC, ISO 8601."""
     seconds: float
     """How long the build took."""
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Name of each library to its bytes and sha256."""
 
     @property
     def libraries(self) -> Path:
         """What `LLAMA_CPP_LIB_PATH` is to name."""
         return self.folder / "lib"
 
-    def mismatch(self, version: str | None) -> str:
-        """Why it does not replace stock by itself beside llama-cpp-python `version`; empty: it does."""
-        here = Recipe.here()
-        if self.source:
-            return f"built from {self.source}: choose it with LLAMAHYBRID_ENGINE={self.libraries}"
-        if self.version != version:
-            return f"made for llama-cpp-python {self.version}, installed is {version or 'none'}"
-        if dict(self.patches) != series.patches():
-            return "the patches have changed since"
-        if (self.recipe.platform, self.recipe.cpu) != (here.platform, here.cpu):
-            return "built for another machine"
-        if library(self.libraries, "llama") is None:
-            return "its libraries are gone"
+    def damage(self, thorough: bool = False) -> str:
+        """What is wrong with its files; empty: nothing. Loading a library cut short kills the process.
+
+        Args:
+            thorough: read large files, too.
+        """
+        for name in ("llama", "mtmd"):
+            if library(self.libraries, name) is None:
+                return "its libraries are gone"
+        for name, (size, digest) in self.files.items():
+            path = self.libraries / name
+            try:
+                there = path.stat().st_size
+                if there != size:
+                    return f"{path} is damaged: {there} bytes, not {size}"
+                if (thorough or size <= _QUICK) and sha256(path) != digest:
+                    return f"{path} is damaged: its content has changed"
+            except OSError as error:
+                return f"{path} cannot be read: {error.strerror}"
         return ""
 
     def write(self) -> None:
@@ -68,29 +79,71 @@ def home() -> Path:
     return sdist.cache_dir() / "engines"
 
 
+def contents(libraries: Path) -> dict[str, tuple[int, str]]:
+    """What `Engine.files` is to be for a folder of libraries."""
+    return {
+        path.name: (path.stat().st_size, sha256(path))
+        for path in sorted(libraries.iterdir())
+        if path.is_file() and not path.is_symlink()
+    }
+
+
 def read(folder: Path) -> Engine:
     """The engine in a folder, from its manifest.
 
     Raises:
-        OSError, ValueError, TypeError, KeyError: there is no manifest, or it is not one of ours.
+        ValueError: there is no manifest, or it is not one that this version understands.
     """
-    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    recipe = content.pop("recipe")
-    recipe["options"] = tuple((name, value) for name, value in recipe["options"])
-    content["symbols"] = tuple(content["symbols"])
-    return Engine(folder=folder, recipe=Recipe(**recipe), **content)
+    try:
+        content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        recipe = content.pop("recipe")
+        for pairs in ("options", "compilers"):
+            recipe[pairs] = tuple((name, value) for name, value in recipe.get(pairs, ()))
+        content["symbols"] = tuple(content["symbols"])
+        files = content.pop("files", {})
+        return Engine(
+            folder=folder,
+            recipe=Recipe(**recipe),
+            files={name: (size, digest) for name, (size, digest) in files.items()},
+            **content,
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder} has no manifest that can be read ({error})") from error
 
 
 def engines() -> list[Engine]:
     """Every engine that was built here, latest first; a folder without a manifest is passed over."""
-    found = []
-    for manifest in home().glob("[!.]*/manifest.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            found.append(read(manifest.parent))
+    found = [engine for engine in _read_all() if isinstance(engine, Engine)]
     return sorted(found, key=lambda engine: engine.built, reverse=True)
+
+
+def unreadable() -> list[str]:
+    """Why folders among the engines are none."""
+    return [str(error) for error in _read_all() if isinstance(error, ValueError)]
 
 
 def library(folder: Path, name: str) -> Path | None:
     """The library that llama_cpp would load from a folder, e.g. for ``llama`` or ``mtmd``."""
     names = (f"{prefix}{name}{suffix}" for suffix in _SUFFIXES for prefix in dict.fromkeys((_PREFIX, "lib")))
     return next((folder / file for file in names if (folder / file).is_file()), None)
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_all() -> Iterator[Engine | ValueError]:
+    try:
+        folders = sorted(path for path in home().iterdir() if path.is_dir() and not path.name.startswith("."))
+    except (OSError, RuntimeError):  # not there, or not for us to read; or no home folder
+        return
+    for folder in folders:
+        try:
+            yield read(folder)
+        except ValueError as error:
+            yield error

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -15,15 +13,18 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from llamahybrid.engine import build, installed, sdist, series
+from llamahybrid.engine import build, installed, sdist, series, storage, symbols
 from llamahybrid.engine.installed import Engine
+from llamahybrid.engine.process import Progress
+from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
 
 _LIBRARIES = "llama_cpp/lib/"
 _LLAMA_CPP = "vendor/llama.cpp"
 
 
-def make(progress: build.Progress, *, force: bool = False, source: Path | None = None) -> Engine:
+@storage.disk_errors()
+def make(progress: Progress, *, force: bool = False, source: Path | None = None) -> Engine:
     """The patched engine for this machine and the options in the environment, built if need be (minutes).
 
     Its folder appears in one rename: until then, and after an end of any kind, what was there before stays.
@@ -35,66 +36,101 @@ def make(progress: build.Progress, *, force: bool = False, source: Path | None =
             or of llama.cpp, built by the pinned llama-cpp-python. It may have changed, so it is always built.
 
     Raises:
-        EngineError: the sdist cannot be had, a patch does not apply, or the build failed.
+        EngineError: the sdist cannot be had, a patch does not apply, `source` is no checkout, the disk says
+            no, or the build failed.
     """
-    recipe = build.Recipe.here()
+    recipe = Recipe.here()
     patches = {} if source else series.patches()
     origin = str(source.resolve()) if source else ""
     home = installed.home() / key(recipe, patches, origin)
-    if not (force or source) and (home / "manifest.json").is_file():
-        return installed.read(home)
-    started = time.monotonic()
-    with sdist.scratch(home.parent) as scratch:
+    if source:
+        _kind(source)
+    again = force or source is not None
+    if not again and (engine := _complete(home)):
+        return engine
+    with storage.workshop(home, lambda: progress(0, 0, build.WAITING)) as scratch:
+        if not again and (engine := _complete(home)):  # another process has built it meanwhile
+            return engine
+        started = time.monotonic()
         progress(0, 0, "Unpacking")
         tree = _tree(scratch / "tree", source)
+        version = _version(tree)
         build.run(tree, scratch / "wheel", progress, log=home.parent / f"{home.name}.log")
         new = scratch / "engine"
         _extract(next((scratch / "wheel").glob("*.whl")), new / "lib")
         Engine(
             folder=new,
-            version=_version(tree),
+            version=version,
             recipe=recipe,
             patches=patches,
             source=origin,
-            symbols=_symbols(new / "lib"),
-            built=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            symbols=symbols.optional(new / "lib"),
+            built=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
             seconds=round(time.monotonic() - started, 1),
+            files=installed.contents(new / "lib"),
         ).write()
-        if home.exists():
-            os.replace(home, scratch / "old")
-        os.replace(new, home)
+        if again or not _complete(home):  # a file system without locks: another may have been first
+            storage.settle(new, home, scratch / "old")
     return installed.read(home)
 
 
-def key(recipe: build.Recipe, patches: dict[str, str], origin: str = "") -> str:
+def _complete(home: Path) -> Engine | None:
+    """The engine that lies there, whole."""
+    try:
+        engine = installed.read(home)
+    except ValueError:
+        return None
+    return None if engine.damage(thorough=True) else engine
+
+
+def key(recipe: Recipe, patches: dict[str, str], origin: str = "") -> str:
     """A short name for all that shapes an engine; a checkout is known by its path alone."""
     text = json.dumps([asdict(recipe), patches, origin], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _kind(source: Path) -> str:
+    """Where llama.cpp lies in a checkout: ``vendor/llama.cpp``, or ``.`` if that is what it is.
+
+    Raises:
+        EngineError: it is neither.
+    """
+    for place in (_LLAMA_CPP, "."):
+        home = source / place
+        if (home / "include" / "llama.h").is_file() and (home / "CMakeLists.txt").is_file():
+            return place
+    raise EngineError(
+        f"{source} is a checkout of neither llama-cpp-python (with {_LLAMA_CPP}) nor llama.cpp; "
+        "after `git clone` of llama-cpp-python, `git submodule update --init` fetches llama.cpp"
+    )
 
 
 def _tree(dest: Path, source: Path | None) -> Path:
     """A llama-cpp-python tree that the build may write into."""
     if source is None:
         series.apply(sdist.unpack(dest) / _LLAMA_CPP)
-    elif (source / _LLAMA_CPP / "include" / "llama.h").is_file():
+    elif _kind(source) == _LLAMA_CPP:
         _copy(source, dest)
-    elif (source / "include" / "llama.h").is_file():
+    else:
         shutil.rmtree(sdist.unpack(dest) / _LLAMA_CPP)
         _copy(source, dest / _LLAMA_CPP)
-    else:
-        raise EngineError(
-            f"{source} is a checkout of neither llama-cpp-python (with {_LLAMA_CPP}) nor llama.cpp"
-        )
     return dest
 
 
 def _copy(source: Path, dest: Path) -> None:
-    shutil.copytree(source, dest, symlinks=True, ignore=shutil.ignore_patterns(".git", "build", ".venv"))
+    """Copy a checkout without what was built or downloaded in it, and without a cache folder in it."""
+    named = shutil.ignore_patterns(".git", "build", ".venv", "*.gguf")
+    cache = sdist.cache_dir().resolve()
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return {name for name in names if Path(folder, name).resolve() == cache} | named(folder, names)
+
+    shutil.copytree(source, dest, symlinks=True, ignore=left_out)
 
 
 def _version(tree: Path) -> str:
-    text = (tree / "llama_cpp" / "__init__.py").read_text()
-    found = re.search(r'__version__ = "(.+)"', text)
+    init = tree / "llama_cpp" / "__init__.py"
+    found = re.search(r'__version__ = "(.+)"', init.read_text()) if init.is_file() else None
     if found is None:
         raise EngineError(f"{tree} does not say which llama-cpp-python it is")
     return found.group(1)
@@ -102,7 +138,7 @@ def _version(tree: Path) -> str:
 
 def _extract(wheel: Path, dest: Path) -> None:
     """Take the libraries out; names of one content become links, so that none is ever loaded twice."""
-    dest.mkdir(parents=True)
+    storage.folder(dest)
     known: dict[tuple[int, int], Path] = {}
     with zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
@@ -119,15 +155,3 @@ def _extract(wheel: Path, dest: Path) -> None:
     lacking = [name for name in ("llama", "ggml", "mtmd") if installed.library(dest, name) is None]
     if lacking:
         raise EngineError(f"the build made no lib{', no lib'.join(lacking)}; check CMAKE_ARGS")
-
-
-def _symbols(folder: Path) -> tuple[str, ...]:
-    """Which optional functions libllama has; loading it also shows that it can be loaded."""
-    from llamahybrid.native import OPTIONAL
-
-    path = installed.library(folder, "llama")
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise EngineError(f"what was built cannot be loaded: {error}") from error
-    return tuple(name for name in OPTIONAL if hasattr(library, name))

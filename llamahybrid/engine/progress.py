@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from llamahybrid.engine import build
+from llamahybrid.engine import process
 
 
 @contextmanager
-def display() -> Iterator[build.Progress]:
+def display() -> Iterator[process.Progress]:
     """A bar on a terminal, plain lines in a log; both on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -29,7 +29,7 @@ def display() -> Iterator[build.Progress]:
         yield show
 
 
-def _plain_lines() -> build.Progress:
+def _plain_lines() -> process.Progress:
     """One line for each phase and each tenth of the build, for logs."""
     last = ""
 

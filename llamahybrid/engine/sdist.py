@@ -7,18 +7,16 @@ apply as they do everywhere else.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from llamahybrid.engine.storage import disk_errors, scratch, workshop
 from llamahybrid.errors import EngineError
 
 
@@ -66,16 +64,19 @@ def cache_dir() -> Path:
     return user_cache_path("llamahybrid", appauthor=False)
 
 
+@disk_errors()
 def fetch() -> Path:
     """The pinned sdist on disk, verified; downloaded through pip when it is missing or damaged.
 
     Raises:
-        EngineError: pip could not get it, or what it got has another hash.
+        EngineError: pip could not get it, what it got has another hash, or the disk says no.
     """
     path = cache_dir() / "sdist" / PIN.archive
-    if path.is_file() and _sha256(path) == PIN.sha256:
+    if _is_there(path):
         return path
-    with scratch(path.parent) as folder:
+    with workshop(path) as folder:
+        if _is_there(path):  # another process has fetched it meanwhile
+            return path
         got = _download(folder)
         if _sha256(got) != PIN.sha256:
             raise EngineError(
@@ -86,6 +87,7 @@ def fetch() -> Path:
     return path
 
 
+@disk_errors()
 def member(name: str) -> Path:
     """One file of the sdist, e.g. ``vendor/llama.cpp/models/ggml-vocab-qwen35.gguf``, kept in the cache.
 
@@ -116,6 +118,7 @@ def member(name: str) -> Path:
     return path
 
 
+@disk_errors()
 def unpack(dest: Path) -> Path:
     """The whole tree of the sdist at `dest`, without the top folder; all of it or nothing.
 
@@ -153,17 +156,13 @@ def _download(folder: Path) -> Path:
     return folder / PIN.archive
 
 
+def _is_there(path: Path) -> bool:
+    return path.is_file() and _sha256(path) == PIN.sha256
+
+
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def scratch(parent: Path) -> Iterator[Path]:
-    """A private folder beside the final place, so that the last step is one atomic rename."""
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)

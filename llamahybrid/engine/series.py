@@ -44,17 +44,36 @@ def apply(tree: Path) -> None:
     if shutil.which("patch"):
         command = ["patch", "-p1", "--batch", "--forward", "--fuzz=0", "-i"]
     elif shutil.which("git"):
-        command = ["git", "apply"]
+        command = ["git", "apply", "--whitespace=nowarn"]
     else:
         raise EngineError("applying the patches needs `patch` or `git`; install one of them and try again")
-    # git leaves out, silently, what lies outside of a repository that it finds above the tree
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.absolute().parent)}
+    before = _leftovers(tree)
     for name in patches():
         run = subprocess.run(
-            [*command, str(home / name)], cwd=tree, env=environment, capture_output=True, text=True
+            [*command, str(home / name)], cwd=tree, env=_environment(tree), capture_output=True, text=True
         )
         if run.returncode:
             raise EngineError(
                 f"{name} does not apply to {tree}: it is not the source that the series was made for\n"
                 f"{run.stdout}{run.stderr}".rstrip()
             )
+    for file in _leftovers(tree) - before:
+        file.unlink()
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    """Without what makes either tool work elsewhere or otherwise than it does by itself."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GIT_", "PATCH_"))
+        and name not in ("POSIXLY_CORRECT", "SIMPLE_BACKUP_SUFFIX", "VERSION_CONTROL")
+    }
+    # git leaves out, silently, what lies outside of a repository that it finds above the tree
+    alone = {"GIT_CEILING_DIRECTORIES": str(tree.absolute().parent)}
+    return {**kept, **alone, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+
+
+def _leftovers(tree: Path) -> set[Path]:
+    """What `patch` keeps of a file whose lines had moved."""
+    return set(tree.rglob("*.orig"))

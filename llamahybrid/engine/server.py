@@ -12,16 +12,15 @@ import json
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import zipfile
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llamahybrid.engine import build, patched, sdist, series
+from llamahybrid.engine import build, patched, process, sdist, series, storage
+from llamahybrid.engine.process import Progress
+from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
 
 _LLAMA_CPP = "vendor/llama.cpp"
@@ -73,7 +72,8 @@ class Servers:
     patched: Path
 
 
-def make(progress: build.Progress) -> Servers:
+@storage.disk_errors()
+def make(progress: Progress) -> Servers:
     """Both servers for this machine and the options in the environment, built if need be (minutes).
 
     Their folder appears in one rename, so an end of any kind leaves nothing half-installed.
@@ -81,30 +81,32 @@ def make(progress: build.Progress) -> Servers:
     Raises:
         EngineError: the sdist cannot be had, a patch does not apply, a tool is missing, or a build failed.
     """
-    home = sdist.cache_dir() / "servers" / key(build.Recipe.here(), series.patches())
+    home = sdist.cache_dir() / "servers" / key(Recipe.here(), series.patches())
     if not home.is_dir():
         wheel, engine = build.wheel(progress), patched.make(progress)
-        with sdist.scratch(home.parent) as scratch:
-            new = scratch / "new"
-            _libraries(wheel, new / "stock")
-            shutil.copytree(engine.libraries, new / "patched", symlinks=True)
-            tree = sdist.unpack(scratch / "tree") / _LLAMA_CPP
-            _build(tree, new / "stock", progress, home.parent / f"{home.name}.log")
-            header = tree / "include" / "llama.h"
-            before = header.stat()
-            series.apply(tree)
-            # The patches only add functions to it: what is compiled already stays as good as it was.
-            os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
-            _build(tree, new / "patched", progress, home.parent / f"{home.name}.log")
-            try:
-                os.replace(new, home)
-            except OSError:
-                if not home.is_dir():  # else another process finished the same build first
-                    raise
+        with storage.workshop(home, lambda: progress(0, 0, build.WAITING)) as scratch:
+            if not home.is_dir():
+                _make(wheel, engine.libraries, home, scratch, progress)
     return Servers(home / "stock" / _PROGRAM, home / "patched" / _PROGRAM)
 
 
-def key(recipe: build.Recipe, patches: dict[str, str]) -> str:
+def _make(wheel: Path, libraries: Path, home: Path, scratch: Path, progress: Progress) -> None:
+    new = scratch / "new"
+    _libraries(wheel, new / "stock")
+    shutil.copytree(libraries, new / "patched", symlinks=True)
+    tree = sdist.unpack(scratch / "tree") / _LLAMA_CPP
+    _build(tree, new / "stock", progress, home.parent / f"{home.name}.log")
+    header = tree / "include" / "llama.h"
+    before = header.stat()
+    series.apply(tree)
+    # The patches only add functions to it: what is compiled already stays as good as it was.
+    os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
+    _build(tree, new / "patched", progress, home.parent / f"{home.name}.log")
+    if not home.is_dir():  # a file system without locks: another process may have been first
+        storage.settle(new, home, scratch / "old")
+
+
+def key(recipe: Recipe, patches: dict[str, str]) -> str:
     """A short name for all that shapes the servers."""
     text = json.dumps([asdict(recipe), patches, _PROJECT, _OPTIONS], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -118,7 +120,7 @@ def _libraries(wheel: Path, dest: Path) -> None:
                 (dest / name.removeprefix(_LIBRARIES)).write_bytes(archive.read(name))
 
 
-def _build(tree: Path, dest: Path, progress: build.Progress, log: Path) -> None:
+def _build(tree: Path, dest: Path, progress: Progress, log: Path) -> None:
     """Compile what changed since the last call for this tree, link with `dest`'s libraries, copy there."""
     project = tree.parent / "server"
     project.mkdir(exist_ok=True)
@@ -143,31 +145,6 @@ def _tool(name: str) -> str | None:
     return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
 
 
-def _run(command: Sequence[str], progress: build.Progress, log: Path) -> None:
+def _run(command: Sequence[str], progress: Progress, log: Path) -> None:
     """One step of the build; its log is kept only if it fails."""
-    tail: deque[str] = deque(maxlen=20)
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # so that an end reaches the compilers too
-    )
-    with log.open("w") as record, process:
-        try:
-            for line in process.stdout or ():
-                record.write(line)
-                tail.append(line)
-                if step := build.read_step(line):
-                    progress(*step)
-        except BaseException:
-            if sys.platform == "win32":
-                process.terminate()
-            else:
-                os.killpg(process.pid, signal.SIGTERM)
-            raise
-    if process.returncode:
-        raise EngineError(f"llama-server did not build; the whole log is {log}. Its end:\n{''.join(tail)}")
-    log.unlink()
+    process.run(command, progress, log, "llama-server did not build")

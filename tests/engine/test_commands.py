@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli import app
-from llamahybrid.engine import activation, doctor, installed, patched, series
-from llamahybrid.engine.build import Recipe
+from llamahybrid.engine import activation, doctor, loading, patched
 from llamahybrid.engine.installed import Engine
 from llamahybrid.errors import EngineError
 
+Build = Callable[..., Engine]
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
-
-
-def build(name: str, **changes: object) -> Engine:
-    facts = {"version": str(activation.version()), "recipe": Recipe.here(), "patches": series.patches()}
-    engine = Engine(installed.home() / name, **facts, source="", symbols=(), built=name, seconds=1.0)  # type: ignore[arg-type]
-    engine = replace(engine, **changes)  # type: ignore[arg-type]
-    engine.libraries.mkdir(parents=True)
-    for library in ("llama", "mtmd"):
-        (engine.libraries / f"lib{library}{installed._SUFFIXES[0]}").touch()
-    engine.write()
-    return engine
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.mark.parametrize(
@@ -48,44 +35,113 @@ def test_a_build_that_ends_early_says_so_in_one_line(
     assert "Traceback" not in result.output
 
 
-def test_the_list_marks_the_one_that_is_taken_and_says_why_others_are_not() -> None:
+def test_the_list_marks_the_one_that_is_taken_and_says_why_others_are_not(built: Build) -> None:
     assert "`llamahybrid engine build` makes" in CliRunner().invoke(app, ["engine", "list"]).output
-    other = build("1", version="0.3.0")
+    other = built("1", version="0.3.0")
     assert f"  {other.libraries}" in CliRunner().invoke(app, ["engine", "list"]).output
-    engine = build("2")
+    engine = built("2")
     said = CliRunner().invoke(app, ["engine", "list"]).output
     assert f"* {engine.libraries}" in said
     assert said.count("not taken by itself") == 1
+    (engine.folder / "manifest.json").write_text("{")
+    assert "no manifest that can be read" in CliRunner().invoke(app, ["engine", "list"]).output
+
+
+def test_a_build_that_is_not_taken_says_why(
+    built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Callable[..., Path]
+) -> None:
+    engine = built()
+    monkeypatch.setattr(patched, "make", lambda *_, **__: engine)
+    assert "does not take it" not in CliRunner().invoke(app, ["engine", "build"]).output
+    wheel_with("cpu", "cuda")
+    result = CliRunner().invoke(app, ["engine", "build"])
+    assert "does not take it by itself: the installed llama-cpp-python has cuda" in result.output
+    assert "note: the installed llama-cpp-python has cuda, which no option asks for" in result.output
+    assert result.output.splitlines()[-1] == str(engine.libraries)
 
 
 def found(topic: str) -> doctor.Finding:
     return next(finding for finding in doctor.examine() if finding.topic == topic)
 
 
-def test_the_doctor_finds_a_stock_engine_and_what_could_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_a_stock_engine_and_what_could_be_built(
+    built: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(activation, "stock", activation.loaded_from)
     assert found("engine").text.startswith("stock")
     assert found("libmtmd").text == "from the same build"
     assert found("patched engine").text == "none was built"
-    build("1", version="0.3.0")
+    built("1", version="0.3.0")
     assert "made for llama-cpp-python 0.3.0" in found("patched engine").text
-    build("2")
+    built("2")
     assert found("patched engine").text == "built, not in use"
     monkeypatch.setattr(activation, "stock", lambda: None)
     assert found("engine").text.startswith("another's")
 
 
+def test_the_doctor_says_how_to_keep_the_wheels_backends(
+    built: Build, wheel_with: Callable[..., Path]
+) -> None:
+    wheel_with("cpu", "cuda")
+    built("1")
+    assert "has cuda and this has not" in found("patched engine").text
+    assert 'CMAKE_ARGS="-DGGML_CUDA=on"' in found("patched engine").advice
+
+
+def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
+    built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Callable[..., Path]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("libcuda.so.1: cannot open shared object file")
+
+    folder = wheel_with("cpu", "cuda")
+    monkeypatch.setattr(doctor.native, "library", fail)
+    monkeypatch.setattr(activation, "loaded_from", lambda: None)
+    engine = built("1", ("cpu", "cuda"))
+    assert "libcuda.so.1" in found("engine").text
+    assert "driver" in found("engine").advice
+    assert found("backends").text == "cpu, cuda; not loaded"
+    assert "llama_n_rs_seq: no" in found("optional functions").text
+    monkeypatch.setitem(loading._failures, engine.libraries, "it is of no use")
+    assert "cannot be loaded: it is of no use" in found("patched engine").text
+    (folder / "libggml-cpu.so").unlink()
+    assert found("backends").text.startswith("cannot be told")
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("0.3.4", True), ("0.3.36+cu124", False), ("0.3.9+cu124", True), ("0.4.0", False)]
+)
+def test_the_doctor_knows_a_llama_cpp_python_that_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, version: str, old: bool
+) -> None:
+    monkeypatch.setattr(activation, "version", lambda: version)
+    assert ("too old" in found("llama-cpp-python").advice) is old
+
+
+def test_the_doctor_finds_a_ggml_of_another_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = activation.loaded_from()
+    assert "libggml" not in [finding.topic for finding in doctor.examine()]
+    maps = f"7f-80 r--p 0000 00:1f 12   {here}/libggml.so\n7f-80 r--p 0000 00:1f 12   /usr/lib/libggml.so.0\n"
+    (tmp_path / "maps").write_text(maps)
+    monkeypatch.setattr(doctor, "_MAPS", tmp_path / "maps")
+    assert found("libggml").text == "from another build, /usr/lib/libggml.so.0"
+    (tmp_path / "maps").unlink()
+    assert "libggml" not in [finding.topic for finding in doctor.examine()]
+
+
 @pytest.mark.parametrize(("version", "advice"), [(None, ""), ("0.3.0", "engine build")])
 def test_the_doctor_knows_the_patched_engine_that_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, version: str | None, advice: str
+    built: Build, monkeypatch: pytest.MonkeyPatch, version: str | None, advice: str
 ) -> None:
-    engine = build("1", version=version or str(activation.version()))
+    engine = built("1", version=version or str(activation.version()))
     monkeypatch.setattr(activation, "loaded_from", lambda: engine.libraries.resolve())
     assert found("engine").text.startswith("patched")
     assert advice in found("engine").advice
     assert (found("engine").advice == "") is (advice == "")
     assert (found("patched engine").text == "in use") is (advice == "")
     assert found("libmtmd").text.startswith("from another build")
+    (engine.libraries / "libllama.so").write_text("damage")
+    assert "engine build" in found("engine").advice
 
 
 def test_the_doctor_says_what_is_missing_and_what_was_never_tried(

@@ -5,17 +5,24 @@ A stand-in for the build makes the wheel; its libllama is a copy of a real libra
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
+import signal
 import subprocess
+import sys
+import threading
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 
-from llamahybrid.engine import activation, build, installed, patched, sdist, series
+from llamahybrid.engine import activation, build, choice, installed, lock, patched, sdist, series
+from llamahybrid.engine.choice import Site
+from llamahybrid.engine.process import Progress
+from llamahybrid.engine.trust import untrusted
 from llamahybrid.errors import EngineError
 
 
@@ -28,7 +35,7 @@ class Build:
         self.change: Callable[[dict[str, bytes]], object] = lambda files: None
         """What is done to the wheel's files before they are packed."""
 
-    def run(self, source: Path, out: Path, progress: build.Progress, log: Path) -> None:
+    def run(self, source: Path, out: Path, progress: Progress, log: Path) -> None:
         self.trees.append(
             {str(f.relative_to(source)): f.read_text() for f in source.rglob("*") if f.is_file()}
         )
@@ -67,11 +74,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
 def unpack(dest: Path) -> Path:
     write(dest / "llama_cpp" / "__init__.py", f'__version__ = "{activation.version()}"\n')
     write(dest / "vendor/llama.cpp/include/llama.h", "a\n")
+    write(dest / "vendor/llama.cpp/CMakeLists.txt", "")
     return dest
 
 
 def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
@@ -82,7 +90,7 @@ def make(force: bool = False, source: Path | None = None) -> installed.Engine:
 def test_the_series_is_applied_and_the_engine_matches(fake: Build) -> None:
     engine = make()
     assert fake.trees[0]["vendor/llama.cpp/include/llama.h"] == "b\n"
-    assert engine.mismatch(activation.version()) == ""
+    assert choice.mismatch(engine, Site.here()) == ""
     assert installed.engines() == [engine]
     assert "llama_n_rs_seq" in engine.symbols
 
@@ -138,7 +146,7 @@ def test_other_patches_and_options_make_another_engine(fake: Build, monkeypatch:
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=on")
     assert make().folder != old.folder
     (series.folder() / "0001-b.patch").write_text("")
-    assert "patches have changed" in old.mismatch(activation.version())
+    assert "patches have changed" in choice.mismatch(old, Site.here())
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), EngineError("no compiler")])
@@ -162,63 +170,203 @@ def test_a_patch_that_does_not_apply_is_named(fake: Build, monkeypatch: pytest.M
 
 def test_a_checkout_is_built_as_it_is_and_not_taken_by_itself(fake: Build, tmp_path: Path) -> None:
     write(tmp_path / "mine/include/llama.h", "mine\n")
+    write(tmp_path / "mine/CMakeLists.txt", "mine\n")
+    write(tmp_path / "mine/models/large.gguf", "")
     write(tmp_path / "mine/.git/config", "")
     write(tmp_path / "mine/build/llama.o", "")
     (tmp_path / "mine/gone").symlink_to("nowhere")
     engine = make(source=tmp_path / "mine")
     assert make(source=tmp_path / "mine").patches == {}
     assert len(fake.trees) == 2, "a checkout may have changed"
-    assert fake.trees[0] == {"llama_cpp/__init__.py": ANY, "vendor/llama.cpp/include/llama.h": "mine\n"}
-    assert f"LLAMAHYBRID_ENGINE={engine.libraries}" in engine.mismatch(activation.version())
+    assert fake.trees[0] == {
+        "llama_cpp/__init__.py": ANY,
+        "vendor/llama.cpp/CMakeLists.txt": "mine\n",
+        "vendor/llama.cpp/include/llama.h": "mine\n",
+    }
+    assert f"LLAMAHYBRID_ENGINE={engine.libraries}" in choice.mismatch(engine, Site.here())
 
 
-def test_what_is_no_checkout_is_refused(fake: Build, tmp_path: Path) -> None:
+def test_a_cache_folder_inside_the_checkout_is_not_copied_into_itself(
+    fake: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "mine/include/llama.h", "mine\n")
+    write(tmp_path / "mine/CMakeLists.txt", "")
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "mine" / "cache"))
+    make(source=tmp_path / "mine")
+    assert not [name for name in fake.trees[0] if "cache" in name]
+
+
+@pytest.mark.parametrize("files", [(), ("include/llama.h",), ("vendor/llama.cpp/CMakeLists.txt",)])
+def test_what_is_no_checkout_is_refused_before_anything_is_done(
+    fake: Build, tmp_path: Path, files: Sequence[str]
+) -> None:
+    source = tmp_path / "mine"
+    source.mkdir()
+    for name in files:
+        write(source / name, "")
     with pytest.raises(EngineError, match="checkout of neither"):
-        make(source=tmp_path)
+        make(source=source)
+    assert not sdist.cache_dir().exists()
 
 
-def test_a_checkout_must_say_which_version_it_is(fake: Build, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", None])
+def test_a_checkout_must_say_which_version_it_is_before_it_is_built(
+    fake: Build, tmp_path: Path, text: str | None
+) -> None:
     write(tmp_path / "mine/vendor/llama.cpp/include/llama.h", "")
-    write(tmp_path / "mine/llama_cpp/__init__.py", "")
+    write(tmp_path / "mine/vendor/llama.cpp/CMakeLists.txt", "")
+    if text is not None:
+        write(tmp_path / "mine/llama_cpp/__init__.py", text)
     with pytest.raises(EngineError, match="which llama-cpp-python"):
         make(source=tmp_path / "mine")
+    assert not fake.trees
 
 
-HEAD = "diff --git a/include/llama.h b/include/llama.h\n--- a/include/llama.h\n+++ b/include/llama.h\n"
-LONGER = f"{HEAD}@@ -1,4 +1,4 @@\n x\n b\n-c\n+d\n e\n"
+def test_two_at_once_build_it_once(fake: Build) -> None:
+    said: list[str] = []
+    started, go_on = threading.Event(), threading.Event()
+
+    def wait(files: object) -> None:
+        started.set()
+        assert go_on.wait(60)
+
+    def second_progress(done: int, total: int, what: str) -> None:
+        said.append(what)
+        go_on.set()  # it waits: let the first one finish
+
+    fake.change = wait
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(make)
+        assert started.wait(60)
+        second = pool.submit(patched.make, second_progress)
+        assert first.result(60) == second.result(60)
+    assert said == [build.WAITING]
+    assert len(fake.trees) == 1
+    assert [path.name for path in installed.home().iterdir()] == [first.result().folder.name]
 
 
-@pytest.mark.parametrize("tool", ["patch", "git"])
-def test_either_tool_applies_it_and_nothing_is_guessed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
+def test_without_locks_the_second_to_finish_keeps_the_firsts(
+    fake: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == tool else None)
-    monkeypatch.setattr(series, "folder", lambda: tmp_path)
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)  # the tree lies inside a repository
-    write(tmp_path / "tree/include/llama.h", "a\n")
-    (tmp_path / "series").write_text("one\n")
-    (tmp_path / "one").write_text(f"{HEAD}@@ -1 +1 @@\n-a\n+b\n")
-    series.apply(tmp_path / "tree")
-    header = tmp_path / "tree/include/llama.h"
-    assert header.read_text() == "b\n"
-    header.write_text("a\nb\nc\ne\n")  # its surroundings differ
-    (tmp_path / "one").write_text(LONGER)
-    with pytest.raises(EngineError, match="one does not apply"):
-        series.apply(tmp_path / "tree")
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    engines: list[installed.Engine] = []
+
+    def finish_another(files: object) -> None:
+        fake.change = lambda files: None
+        engines.append(make())
+
+    fake.change = finish_another
+    assert make() == engines[0]
+    assert len(fake.trees) == 2
 
 
-def test_without_any_tool_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(EngineError, match="`patch` or `git`"):
-        series.apply(tmp_path)
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
 
 
-def test_a_package_without_its_series_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(series, "_PACKAGE", tmp_path / "llamahybrid")
-    with pytest.raises(EngineError, match="install llamahybrid again"):
-        series.folder()
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from llamahybrid.engine import build, patched, sdist, series
+def unpack(dest):
+    for name in ("llama_cpp/__init__.py", "vendor/llama.cpp/include/llama.h"):
+        (dest / name).parent.mkdir(parents=True)
+        (dest / name).write_text('__version__ = "0.3.36"')
+    return dest
+def run(source, out, progress, log):
+    out.mkdir()
+    (out / "half.o").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+sdist.unpack, build.run, series.apply = unpack, run, lambda tree: None
+series.folder = lambda: Path(sys.argv[1])
+patched.make(lambda *step: None)
+"""
 
 
-def test_the_real_series_is_found() -> None:
-    assert list(series.patches()) == (series.folder() / "series").read_text().split()
+def test_what_a_killed_build_left_is_no_engine_and_the_next_one_removes_it(fake: Build) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, str(series.folder())], check=False)
+    assert run.returncode == -signal.SIGKILL
+    (left,) = installed.home().iterdir()
+    other = left.with_name(".part-other-abc")
+    other.mkdir()
+    assert installed.engines() == []
+    assert installed.unreadable() == []
+    engine = make()
+    assert list(installed.home().iterdir()) == [engine.folder]
+    assert not list((sdist.cache_dir() / "locks").iterdir())
+
+
+def test_a_damaged_engine_is_built_anew(fake: Build) -> None:
+    library = next(make().libraries.glob("libggml-cpu.*"))
+    library.write_bytes(b"damage")
+    assert make().damage(thorough=True) == ""
+    assert len(fake.trees) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.ENOSPC, "free a few GiB"), (errno.EROFS, "a folder of your own")]
+)
+def test_a_disk_that_says_no_is_an_error_with_advice(fake: Build, number: int, said: str) -> None:
+    engine = make()
+    fake.end = OSError(number, os.strerror(number))
+    with pytest.raises(EngineError, match=said):
+        make(force=True)
+    assert installed.engines() == [engine]
+
+
+def test_an_engine_that_is_there_takes_no_writing(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make()
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "open", "replace"):
+        monkeypatch.setattr(os, name, read_only)
+    assert make() == engine
+    assert activation.wanted("patched") == engine.libraries
+    with pytest.raises(EngineError, match="a folder of your own"):
+        make(force=True)
+
+
+def test_a_cache_that_cannot_be_made_is_an_error_with_advice(
+    fake: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(EngineError, match="LLAMAHYBRID_CACHE_DIR"):
+        make()
+
+
+def test_the_old_engine_stays_where_the_new_one_cannot_be_put(
+    fake: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, replace = make(), os.replace
+
+    def no_more(source: Path, dest: Path) -> None:
+        if source.name == "engine":
+            raise OSError(errno.ENOSPC, "full")
+        replace(source, dest)
+
+    monkeypatch.setattr(os, "replace", no_more)
+    with pytest.raises(EngineError, match="full"):
+        make(force=True)
+    assert installed.engines() == [engine]
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])
+def test_what_is_built_is_the_owners_to_write_whatever_the_umask(fake: Build, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        engine = make()
+    finally:
+        os.umask(before)
+    assert untrusted(engine.folder) == ""
+    assert choice.mismatch(engine, Site.here()) == ""
+
+
+def test_a_cache_path_may_have_spaces_and_any_letters(
+    fake: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "mein grüner Ordner"))
+    assert activation.wanted("") is None
+    assert activation.wanted(str(make().libraries)) == activation.wanted("")

@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from llamahybrid.engine import build, patched, sdist, series, server
+from llamahybrid.engine.process import Progress
+from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
 
 
@@ -25,7 +27,7 @@ class CMake:
         self.end: BaseException | None = None
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def run(self, command: Sequence[str], progress: build.Progress, log: Path) -> None:
+    def run(self, command: Sequence[str], progress: Progress, log: Path) -> None:
         if "--build" not in command:
             return
         tree = Path(command[2]).parents[1] / "llama.cpp"
@@ -102,7 +104,7 @@ def test_an_end_leaves_nothing_and_the_next_run_succeeds(cmake: CMake, end: Base
 
 
 def test_whoever_finishes_second_takes_what_is_there(cmake: CMake):
-    home = sdist.cache_dir() / "servers" / server.key(build.Recipe.here(), series.patches())
+    home = sdist.cache_dir() / "servers" / server.key(Recipe.here(), series.patches())
     cmake.meanwhile = lambda: (home / "stock").mkdir(parents=True, exist_ok=True)
     assert make().stock.parents[1] == home
     assert not make().stock.exists(), "the second one took its place"
@@ -115,7 +117,7 @@ def test_servers_that_cannot_be_put_in_their_place_are_an_error(
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(EngineError, match="disk full"):
         make()
 
 
@@ -127,8 +129,8 @@ def test_without_cmake_it_says_what_to_install(cmake: CMake, monkeypatch: pytest
 
 def test_the_key_covers_patches_and_options(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CMAKE_ARGS", raising=False)
-    plain = server.key(build.Recipe.here(), {"a": "1"})
-    assert plain == server.key(build.Recipe.here(), {"a": "1"})
-    assert plain != server.key(build.Recipe.here(), {"a": "2"})
+    plain = server.key(Recipe.here(), {"a": "1"})
+    assert plain == server.key(Recipe.here(), {"a": "1"})
+    assert plain != server.key(Recipe.here(), {"a": "2"})
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
-    assert plain != server.key(build.Recipe.here(), {"a": "1"})
+    assert plain != server.key(Recipe.here(), {"a": "1"})

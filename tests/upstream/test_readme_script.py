@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from llamahybrid.engine import activation
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "readme_script.py"
 
@@ -38,9 +40,11 @@ def run_script(folder: Path, package: str) -> dict[str, object]:
         text = text.replace(stock_import, ours)
     script.write_text(text)
     path = os.pathsep.join(filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH"))))
+    library = str(activation.loaded_from())
+    same_engine = {"LLAMA_CPP_LIB_PATH": library, "MTMD_CPP_LIB": library}  # llama_cpp alone would take stock
     done = subprocess.run(
         [sys.executable, script, folder / "models.json", out],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, **same_engine},
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,0 +1,197 @@
+"""Which libraries a process loads in the end: each in a process of its own, on copies of stock's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llamahybrid.engine import activation
+from llamahybrid.engine.installed import Engine
+
+Build = Callable[..., Engine]
+
+SHOW = """
+from pathlib import Path
+from llama_cpp import llama_cpp, mtmd_cpp
+for library in (llama_cpp._lib, mtmd_cpp._libmtmd):
+    print(Path(library._name).parent.resolve())
+"""
+
+
+def run(code: str, code_of_child: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, code_of_child], capture_output=True, text=True, check=False
+    )
+
+
+def loads(folder: Path | None, code: str = f"import llamahybrid\n{SHOW}") -> str:
+    """Both libraries come from a folder; what was said on stderr."""
+    done = run(code)
+    assert done.stdout.splitlines() == [str(folder)] * 2, done.stderr
+    return done.stderr
+
+
+def test_a_patched_engine_that_matches_is_loaded_mtmd_too(built: Build) -> None:
+    assert loads(built(real=True).libraries) == ""
+
+
+def test_no_child_inherits_the_choice_and_one_of_ours_makes_its_own(built: Build) -> None:
+    engine = built(real=True)
+    code = f"""
+import os, subprocess, sys
+before = dict(os.environ)
+import llamahybrid
+import llama_cpp.mtmd_cpp
+assert dict(os.environ) == before
+assert "{engine.libraries}" == os.path.dirname(llama_cpp.llama_cpp._lib._name)
+for first in ("", "import llamahybrid"):
+    subprocess.run([sys.executable, "-c", first + sys.argv[1]], check=True)
+"""
+    done = run(code, SHOW)
+    assert done.stdout.splitlines() == [str(activation.stock())] * 2 + [str(engine.libraries)] * 2, (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize("harm", ["truncated", "no library", "gone", "header"])
+def test_an_engine_that_cannot_be_loaded_leaves_stock_and_one_warning(built: Build, harm: str) -> None:
+    engine = built(real=True, files={})  # of an older version, which wrote no sizes
+    library = engine.libraries / "libggml-cpu.so.0"
+    if not library.exists():
+        library = engine.libraries / "libggml-cpu.so"
+    if harm == "truncated":
+        os.truncate(library, 0)
+    elif harm == "no library":
+        library.write_bytes(b"no library" * 1000)
+    elif harm == "header":
+        content = bytearray(library.read_bytes())
+        content[16:64] = bytes(48)
+        library.write_bytes(content)
+    else:
+        library.unlink()
+    said = loads(activation.stock())
+    assert said.count("the patched engine cannot be loaded") == 1
+    assert str(engine.libraries) in said
+    assert "Traceback" not in said
+
+
+def test_a_truncated_library_is_not_even_tried(built: Build) -> None:
+    engine = built(real=True)
+    for library in engine.libraries.glob("libggml-cpu.*"):
+        os.truncate(library, 500_000)  # the loader would die of SIGBUS
+    said = loads(activation.stock())
+    assert said.count("not loaded") == said.count("500000 bytes, not") == 1
+
+
+def test_what_somebody_else_could_have_written_is_not_loaded_with_a_warning(built: Build) -> None:
+    engine = built(real=True)
+    engine.libraries.chmod(0o777)
+    said = loads(activation.stock())
+    assert said.count("not loaded") == said.count("can be written by others") == 1
+
+
+def test_the_next_best_engine_is_tried(built: Build) -> None:
+    built("best", real=True, files={}, built="2027").libraries.joinpath("libllama.so").write_bytes(b"")
+    second = built("second", real=True)
+    loads(second.libraries)
+
+
+@pytest.mark.parametrize("wish", ["patched", "folder"])
+def test_an_engine_that_was_asked_for_and_cannot_be_loaded_is_an_error(
+    built: Build, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    engine = built(real=True, files={})
+    good = (engine.libraries / "libllama.so").read_bytes()
+    (engine.libraries / "libllama.so").write_bytes(b"")
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", "patched" if wish == "patched" else str(engine.libraries))
+    code = f"""
+import sys, llamahybrid
+try:
+    import llama_cpp
+except llamahybrid.EngineError as error:
+    print("EngineError", error, file=sys.stderr)
+open("{engine.libraries}/libllama.so", "wb").write(open(sys.argv[1], "rb").read())
+{SHOW}
+"""
+    whole = engine.folder / "whole"
+    whole.write_bytes(good)
+    done = run(code, str(whole))
+    assert "EngineError LLAMAHYBRID_ENGINE=" in done.stderr
+    assert done.stdout.splitlines() == [str(engine.libraries)] * 2, "the second attempt succeeds"
+
+
+def test_a_library_path_of_the_users_own_is_left_alone(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    built("patched", real=True)
+    own = built(".own", real=True).libraries
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(own))
+    monkeypatch.setenv("MTMD_CPP_LIB", str(own))
+    loads(own)
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", "stock")
+    loads(activation.stock())
+
+
+def test_threads_that_import_at_once_load_one_engine(built: Build) -> None:
+    engine = built(real=True)
+    code = f"""
+import os, subprocess, sys, threading
+def work():
+    import llamahybrid
+    import llama_cpp
+    child = "import os; assert 'LLAMA_CPP_LIB_PATH' not in os.environ"
+    subprocess.run([sys.executable, "-c", child], check=True)
+threads = [threading.Thread(target=work) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+{SHOW}
+"""
+    assert loads(engine.libraries, code) == ""
+
+
+def test_an_import_that_failed_for_another_reason_may_be_repeated(built: Build) -> None:
+    engine = built(real=True)
+    code = f"""
+import sys
+import llamahybrid
+sys.modules["llama_cpp.llama"] = None
+try:
+    import llama_cpp
+except ImportError:
+    print("failed", file=sys.stderr)
+del sys.modules["llama_cpp.llama"]
+{SHOW}
+"""
+    assert loads(engine.libraries, code) == "failed\n"
+
+
+def test_an_import_that_failed_before_ours_may_be_repeated(built: Build) -> None:
+    engine = built(real=True)
+    code = f"""
+import os
+os.environ["LLAMA_CPP_LIB_PATH"] = "/nowhere"
+try:
+    import llama_cpp
+except FileNotFoundError:
+    del os.environ["LLAMA_CPP_LIB_PATH"]
+import llamahybrid
+{SHOW}
+"""
+    assert loads(engine.libraries, code) == ""
+
+
+def test_a_patch_series_that_is_missing_leaves_stock(built: Build) -> None:
+    built(real=True)
+    code = f"""
+import llamahybrid
+from llamahybrid.engine import series
+from llamahybrid.errors import EngineError
+def missing():
+    raise EngineError("install llamahybrid again")
+series.folder = missing
+{SHOW}
+"""
+    assert "install llamahybrid again" in loads(activation.stock(), code)
