@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp
@@ -17,12 +18,14 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from .decoding import DecodingLlama
 from .errors import ContextOverflow, LlamaHybridError, RequestCancelled
+from .live.adapters import follow
 from .live.belief import common_prefix
 from .live.boundaries import Boundaries
 from .live.context import GuardedContext
 from .live.cost import CostMeter
-from .live.fingerprint import fingerprint
+from .live.fingerprint import Computation, settings
 from .live.memory import probe
+from .live.model_files import ModelFiles
 from .live.sequence import LiveSequence
 from .live.speculative import Drafts
 from .live.stop import RequestGate
@@ -49,6 +52,7 @@ class Llama(DecodingLlama):
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
     CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
+    `cache_salt`: see the property of that name.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
 
     `on_request`, if set, is called with the `RequestReport` of every finished request.
@@ -62,6 +66,7 @@ class Llama(DecodingLlama):
         wait: bool | float = True,
         paging: bool = True,
         draft_planes: int | None = None,
+        cache_salt: str = "",
         **kwargs: Any,
     ) -> None:
         self._prompt_cache_argument = prompt_cache
@@ -84,20 +89,35 @@ class Llama(DecodingLlama):
         self._upstream_cache: Any = None
         self._gate = RequestGate(wait)
         self.on_request: Callable[[RequestReport], None] | None = None
-        super().__init__(model_path, **kwargs)
-        if prompt_cache is not False and not kwargs.get("vocab_only") and not self.context_params.embeddings:
+        self._cache_salt = cache_salt
+        if prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"):
+            super().__init__(model_path, **kwargs)
+            return
+        cache = prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache()
+        files = ModelFiles(model_path, by_content=cache.leaves_process)
+        try:
+            super().__init__(model_path, **kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self._logits_all = bool(kwargs.get("logits_all", False))
-            self._keep(prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache())
+            self._keep(cache, files)
+        except BaseException:
+            files.abandon()
+            raise
 
-    def _keep(self, cache: PromptCache) -> None:
+    def _keep(self, cache: PromptCache, files: ModelFiles) -> None:
         """Start keeping state: probe the memory, guard the context, repair upstream's array sizes."""
         profile = probe(self._ctx, bool(self.context_params.swa_full))
         if not profile.has_memory:
             return
+        unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
+        files.loaded(mapped=self.model_params.load_mode not in unmapped)
         guarded = GuardedContext.guard(self._ctx)
-        mark = fingerprint(self.model_path, self.context_params, self.lora_path, self.lora_scale)
+        guarded.adapters = follow(guarded, self._lora_adapter, self.lora_scale)
+        made_with = settings(self.model_params, self.context_params)
+        computation = Computation(files, made_with, guarded.adapters, self._cache_salt)
+        mark = computation.fingerprint
         live = LiveSequence(guarded, profile, fingerprint=mark, capacity=self._n_ctx, n_vocab=self._n_vocab)
+        live.computation = computation
         boundaries = Boundaries(self._model.vocab, self._n_vocab)
         meter = CostMeter(self.n_batch)
         self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch)
@@ -341,8 +361,29 @@ class Llama(DecodingLlama):
             self._requires_eval = True
             self._handoff = False
             self._native_from = None
-            if not self._keeper.live.profile.cuttable:
-                self._keeper.live.empty()
+            self._keeper.live.empty()
+
+    @property
+    def cache_salt(self) -> str:
+        """Names what computes, beside what is seen of it: states of one salt are never used under another.
+
+        Seen are the model's content, its parameters and the engine, and adapters, control vectors and modes
+        set with llama_cpp's functions. Set another salt when numbers change in any other way (a C call of
+        your own, weights changed in memory); set it back, and what was kept under the old one serves again.
+        """
+        return self._cache_salt
+
+    @cache_salt.setter
+    def cache_salt(self, salt: str) -> None:
+        if self._keeper is None:
+            self._cache_salt = salt
+            return
+        with self._gate.hold():
+            self._retire()
+            self._cache_salt = salt
+            live = self._keeper.live
+            assert live.computation is not None
+            live.computed_by(replace(live.computation, salt=salt))
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
@@ -403,4 +444,5 @@ class Llama(DecodingLlama):
             "wait": self._gate.wait,
             "paging": self._paging,
             "draft_planes": self._planes,
+            "cache_salt": self._cache_salt,
         }

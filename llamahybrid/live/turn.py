@@ -169,6 +169,7 @@ class Keeper:
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
         live = self.live
+        live.verify_model()
         if live.touched_outside():
             fault: str | None = "another caller decoded on this context"
         else:
@@ -378,7 +379,7 @@ class Keeper:
         if turn.staged:
             view = self.live.view()
             for position, record in turn.staged:
-                if position <= len(view.tokens):
+                if position <= len(view.tokens) and (view.tokens[:position] >= 0).all():
                     turn.checkpoints += self.cache.admit(view, position, record)
             turn.staged.clear()
 

@@ -91,6 +91,11 @@ class PromptCache(RamCache):
             segments = [s for s in match.segments() if s.end <= len(path)]
         self._disk.later(view.namespace, path, entries, segments)
 
+    @property
+    def leaves_process(self) -> bool:
+        """What is kept is written to a folder, for later processes and others."""
+        return self._disk is not None
+
     def flush(self, seconds: float | None = None) -> bool:
         """Wait until all that was queued for the disk is written, at most so long; False if it is not."""
         return self._disk is None or self._disk.flush(seconds)
