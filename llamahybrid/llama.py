@@ -17,7 +17,7 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from .decoding import DecodingLlama
-from .errors import ContextOverflow, LlamaHybridError, RequestCancelled
+from .errors import ContextOverflow, LlamaHybridError, RequestCancelled, SnapshotError
 from .live.adapters import follow
 from .live.belief import common_prefix
 from .live.boundaries import Boundaries
@@ -34,7 +34,7 @@ from .native import library
 from .prompt_cache import PromptCache
 from .prompt_cache.base import Tokens
 from .report import RequestReport
-from .upstream_state import UsefulStates, adopt_state, check_state, seal_state
+from .upstream_state import UsefulStates, adopt_state, check_state, fit_scores, seal_state
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 _COMPLETE = inspect.signature(llama_cpp.Llama._create_completion)
@@ -391,7 +391,7 @@ class Llama(DecodingLlama):
             return super().save_state()
         with self._gate.hold(keep_suspended=True):
             self._decode(self._align(), None)
-            return seal_state(super().save_state(), self._keeper.live)
+            return seal_state(super().save_state(), self._keeper.live, self._score_rows)
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
@@ -404,17 +404,31 @@ class Llama(DecodingLlama):
             return
         with self._gate.hold():
             self._retire()
-            live = self._keeper.live
-            check_state(state, live)
-            live.distrust()
+            try:
+                self._load_state(state, self._keeper)
+            except (SnapshotError, RuntimeError):
+                if not (isinstance(self.cache, UsefulStates) and self.cache.take_back(state)):
+                    raise
+
+    def _load_state(self, state: llama_cpp.LlamaState, keeper: Keeper) -> None:
+        live = keeper.live
+        check_state(state, live)
+        state, rows = fit_scores(state, len(self.scores))
+        live.distrust()
+        self._score_rows = 0
+        try:
             super().load_state(state)
-            self.input_ids = np.resize(state.input_ids, self._n_ctx).astype(np.intc)
-            self._score_rows = self.n_tokens if self._logits_all else 0
-            if adopt_state(state, live) and live.n:
-                logits = live.logits()
-                self._requires_eval = logits is None
-                if live.profile.needs_checkpoints:
-                    self._keeper.checkpoint(None, None if logits is None else logits.copy())
+        except BaseException:
+            self.n_tokens = 0
+            raise
+        finally:
+            self.input_ids = np.resize(self.input_ids, self._n_ctx).astype(np.intc)
+        self._score_rows = rows if self._logits_all else 0
+        if adopt_state(state, live) and live.n:
+            logits = live.logits()
+            self._requires_eval = logits is None
+            if live.profile.needs_checkpoints:
+                keeper.checkpoint(None, None if logits is None else logits.copy())
 
     @property
     def cache(self) -> Any:
