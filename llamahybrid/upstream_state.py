@@ -49,8 +49,9 @@ class StateSeal:
         """The state was saved by what computes `live`, here or (as far as pickled) in another process."""
         if self.fingerprint == live.fingerprint:
             return True
-        pickled = self.computation is None and live.computation is not None
-        return pickled and self.fingerprint == live.computation.portable()
+        if self.computation is not None or live.computation is None:
+            return False
+        return self.fingerprint == live.computation.portable()
 
 
 def seal_state(state: llama_cpp.LlamaState, live: LiveSequence, score_rows: int) -> llama_cpp.LlamaState:
