@@ -58,6 +58,14 @@ class Signature(NamedTuple):
         return time.time_ns() - max(self.mtime_ns, self.ctime_ns) > SETTLED_SECONDS * 1e9
 
 
+class Nameless(bytes):
+    """16 bytes that nothing else has, for what cannot be told from others by its content."""
+
+    def __new__(cls) -> Nameless:
+        """Another one every time."""
+        return super().__new__(cls, os.urandom(16))
+
+
 class Abandoned(Exception):
     """Reading was given up because nobody wants the digest any more."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import xxhash
 
-from llamahybrid.content import digest
+from llamahybrid.content import Signature, digest
 from llamahybrid.engine.activation import loaded_from
 
 _OURS = re.compile(r"(lib)?(llama|ggml)[^/\\]*\.(so|dylib|dll)[.\d]*")
@@ -40,10 +40,19 @@ def engine_digest() -> bytes:
     found = libraries()
     if not found:
         raise OSError("the libraries of llama.cpp cannot be found")
+    signatures = [(path, Signature.of(path)) for path in found]
+    known = _known.get(tuple(signatures))
+    if known is not None:
+        return known
     hasher = xxhash.xxh3_128()
     for name in sorted(map(digest, found)):
         hasher.update(name)
+    if all(signature.settled for _, signature in signatures):
+        _known[tuple(signatures)] = hasher.digest()
     return hasher.digest()
+
+
+_known: dict[tuple[tuple[Path, Signature], ...], bytes] = {}
 
 
 def _mapped() -> Iterator[str]:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import xxhash
 from llama_cpp import llama_cpp as native
 
-from ..content import Signature, digest
+from ..content import Nameless, Signature, digest
 
 if TYPE_CHECKING:
     from .context import GuardedContext
@@ -42,6 +42,11 @@ class Adapters:
     modes: tuple[tuple[str, bool], ...] = ()
     """What was last set, by setter, ascending; what nobody has set is left out."""
 
+    @property
+    def nameless(self) -> bool:
+        """Something of it cannot be told by its content."""
+        return any(isinstance(name, Nameless) for name in (self.control, *(name for name, _ in self.loras)))
+
     def digest(self) -> bytes:
         """Bytes that name all of it; none where there is nothing."""
         if not (self.loras or self.control or self.modes):
@@ -61,9 +66,9 @@ class _Loaded:
 
     @property
     def name(self) -> bytes:
-        """16 bytes that name its content; bytes that nothing else has where that cannot be told."""
+        """16 bytes that name its content; `Nameless` where that cannot be told."""
         if not self._name:
-            self._name = os.urandom(16)
+            self._name = Nameless()
             with contextlib.suppress(OSError):
                 if self._path is not None and Signature.of(self._path) == self._signature:
                     self._name = digest(self._path)
@@ -142,7 +147,7 @@ def _noticed(change: Callable[[Any, Any, Adapters, GuardedContext], Adapters]) -
         try:
             context.adapt(change(arguments, result, context.adapters, context))
         except BaseException as error:  # whatever was handed over: the library has taken it
-            context.adapt(replace(context.adapters, control=os.urandom(16)))
+            context.adapt(replace(context.adapters, control=Nameless()))
             if not isinstance(error, Exception):
                 raise
             logger.info("what was put on a context has no name (%s): nothing is reused across it", error)

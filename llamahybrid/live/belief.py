@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..prompt_cache.base import LiveView, Logits, Tokens
+from ..prompt_cache.base import HERE_ONLY, LiveView, Logits, Tokens
 from .memory import MemoryProfile
 from .native_calls import NativeContext
 from .paging import Splitter
@@ -95,10 +95,16 @@ class Belief:
         own = self._ids[: len(ids)]
         return bool(np.array_equal(own, ids) or np.all((own == ids) | (own < 0)))
 
+    @property
+    def namespace(self) -> str:
+        """The fingerprint as the prompt cache knows it."""
+        nameless = self.computation is not None and self.computation.nameless
+        return self.fingerprint.hex() + (HERE_ONLY if nameless else "")
+
     def view(self, reuse_limit: int | None = None) -> LiveView:
         """The sequence as the prompt cache needs to know it (tokens are copied)."""
         return LiveView(
-            namespace=self.fingerprint.hex(),
+            namespace=self.namespace,
             tokens=self.tokens.copy(),
             cut_floor=self.profile.cut_floor(self._n, self._native.positions()[0]),
             needs_checkpoints=self.profile.needs_checkpoints,

@@ -18,6 +18,7 @@ from typing import Any
 import llama_cpp
 import xxhash
 
+from ..content import Nameless
 from ..engine.loaded import engine_digest
 from .adapters import Adapters
 from .model_files import ModelFiles
@@ -61,7 +62,7 @@ def _value(name: str, kind: Any, value: Any) -> object:
         return sorted(_overrides(value)) if value else []
     if issubclass(kind, ctypes._SimpleCData) and kind is not ctypes.c_void_p:
         return value
-    return os.urandom(16) if value else None  # a pointer (devices, cb_eval, ...): nothing tells two apart
+    return Nameless() if value else None  # a pointer (devices, cb_eval, ...): nothing tells two apart
 
 
 def _overrides(array: Any) -> Iterator[tuple[bytes, int, object]]:
@@ -90,6 +91,13 @@ class Computation:
     """What its user adds."""
 
     @cached_property
+    def nameless(self) -> bool:
+        """No other context and no later process can know that it computes the same."""
+        return self.adapters.nameless or any(
+            isinstance(n, Nameless) for n in (self.settings, self.model.name)
+        )
+
+    @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes for use within this process, or everywhere if the model is read `by_content`."""
         return self._fingerprint(self.model.name)
@@ -112,9 +120,11 @@ class Computation:
 
 
 def settings(model: Any, context: Any) -> bytes:
-    """16 bytes that name engine and parameters; bytes that nothing else has if the engine cannot be read."""
+    """16 bytes that name engine and parameters; `Nameless` if one of them cannot be told by its content."""
+    name = parameters(model, context)
+    if name != parameters(model, context):
+        return Nameless()
     try:
-        engine = engine_digest()
+        return xxhash.xxh3_128_digest(engine_digest() + name)
     except OSError:
-        engine = os.urandom(16)
-    return xxhash.xxh3_128_digest(engine + parameters(model, context))
+        return Nameless()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from ..content import SMALL, Abandoned, Signature, digest
+from ..content import SMALL, Abandoned, Nameless, Signature, digest
 
 logger = logging.getLogger("llamahybrid")
 
@@ -41,7 +41,7 @@ class ModelFiles:
     def __init__(self, path: str | os.PathLike[str], *, by_content: bool) -> None:
         """Note what is there; `by_content`: large files are read at once, while the model is loaded."""
         self.by_content = by_content
-        self._unnamed = os.urandom(16)  # a name that nothing else has
+        self._unnamed = Nameless()
         self._name: bytes | None = None
         self._content: bytes | None = None
         self._error: OSError | None = None
@@ -93,8 +93,8 @@ class ModelFiles:
         return self._unnamed if self._error is not None else hasher.digest()
 
     def content(self) -> bytes:
-        """16 bytes that name the content, which is read now if it was not yet; bytes that nothing else has
-        where it cannot be read, or is not what was loaded any more."""
+        """16 bytes that name the content, which is read now if it was not yet; `Nameless` where it cannot be
+        read, or is not what was loaded any more."""
         if self._error is None and self._content is None:
             if self._unchanged():
                 self._read()
@@ -143,4 +143,4 @@ class ModelFiles:
         """What the model holds cannot be told: it gets a name of its own."""
         if self._error is None:
             logger.warning("%s: what is stored now serves no other model or start", error)
-        self._error, self._unnamed, self._name = error, os.urandom(16), None
+        self._error, self._unnamed, self._name = error, Nameless(), None

@@ -338,7 +338,7 @@ class Keeper:
             since = live.n - max(turn.last_checkpoint, turn.plan.total)
             if final_due(since, self.meter.costs()):
                 self._checkpoint_if_finite(turn)
-        self.cache.remember(live.fingerprint.hex(), live.tokens.copy())
+        self.cache.remember(live.namespace, live.tokens.copy())
         self._page_out()
 
     def depth(self, prompt: Tokens) -> int:

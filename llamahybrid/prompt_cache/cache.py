@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from llamahybrid.prompt_cache.base import (
+    HERE_ONLY,
     CacheStats,
     Checkpoint,
     Costs,
@@ -82,7 +83,7 @@ class PromptCache(RamCache):
 
     def settle(self, view: LiveView) -> None:
         """A request is over: queue for the disk what is new on the live path."""
-        if self._disk is None:
+        if self._disk is None or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
         with self._lock:

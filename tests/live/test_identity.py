@@ -451,3 +451,38 @@ def test_a_shard_of_no_bytes_is_refused_by_the_library(split):
     second.touch()
     with pytest.raises(ValueError, match="Failed to load"):
         Llama(str(path), **SETTINGS)
+
+
+# -- what has no name ------------------------------------------------------------------------------
+
+
+def test_what_no_other_process_can_use_is_not_written_to_disk(tiny_model, tmp_path):
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_model("qwen35"), path)
+    llm = Llama(str(path), prompt_cache=PromptCache(1 << 28, tmp_path / "disk"), **SETTINGS)
+    take(llm, PROMPT)
+    llm.prompt_cache.flush()
+    records = llm.prompt_cache.stats().extra["disk_records"]
+    assert records > 0
+    time.sleep(TICK)
+    overwritten(path, tiny_model("qwen35", seed=1))
+    take(llm, PROMPT)
+    take(llm, LONGER)
+    assert llm.last_request.cached == len(PROMPT), "RAM serves it"
+    llm.prompt_cache.flush()
+    assert llm.prompt_cache.stats().extra["disk_records"] == records
+    llm.prompt_cache.close()
+
+
+def test_an_engine_without_a_name_stays_in_ram(tiny_model, tmp_path, monkeypatch):
+    def gone():
+        raise OSError("replaced")
+
+    monkeypatch.setattr(loaded, "libraries", gone)
+    llm = Llama(str(tiny_model("qwen35")), prompt_cache=PromptCache(1 << 28, tmp_path / "disk"), **SETTINGS)
+    take(llm, PROMPT)
+    take(llm, LONGER)
+    assert llm.last_request.cached == len(PROMPT)
+    llm.prompt_cache.flush()
+    assert llm.prompt_cache.stats().extra["disk_records"] == 0
+    llm.prompt_cache.close()
