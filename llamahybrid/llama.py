@@ -46,7 +46,8 @@ class Llama(DecodingLlama):
     Takes every argument that upstream takes, and:
 
     `prompt_cache`: True keeps checkpoints in RAM within the default budget, a `PromptCache` uses that one,
-    False is upstream's behaviour.
+    False is upstream's behaviour. One with a folder names states by the model's content: its files are read
+    in full once, while the model is loaded, and again only after they have changed.
     `paging`: attention passes through a second sequence into the cache and back, so that other conversations
     find theirs again. It costs one more recurrent state of memory; False saves that.
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
