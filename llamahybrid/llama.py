@@ -362,7 +362,8 @@ class Llama(DecodingLlama):
             self._requires_eval = True
             self._handoff = False
             self._native_from = None
-            self._keeper.live.empty()
+            if self._ctx.ctx is not None:
+                self._keeper.live.empty()
 
     @property
     def cache_salt(self) -> str:

@@ -172,4 +172,5 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
         return key in self.inner
 
     def __setitem__(self, key: Sequence[int], value: llama_cpp.LlamaState) -> None:
+        self._offered = None
         self.inner[key] = value

@@ -360,6 +360,15 @@ def test_reset_forgets_what_is_live_in_every_memory(open_model, arch):
     assert llm.prompt_cache.stats().entries == entries, "what the cache knows stays"
 
 
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_a_closed_model_may_be_reset_and_salted(open_model, arch):
+    llm = open_model(arch)
+    take(llm, PROMPT)
+    llm.close()
+    llm.reset()
+    llm.cache_salt = "other"
+
+
 def test_reset_is_enough_on_a_plain_model(open_model, fresh):
     """As with stock: what is on the context was changed in a way that nobody can see."""
     setter = unseen("llama_set_adapter_cvec")
