@@ -301,6 +301,17 @@ def test_a_model_edited_while_it_is_mapped_is_another(tiny_model, tmp_path, capl
         later.prompt_cache.close()
 
 
+def test_what_is_live_is_of_the_weights_before_the_edit(tiny_model, tmp_path):
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_model("llama"), path)
+    llm = Llama(str(path), **SETTINGS)
+    take(llm, PROMPT)
+    time.sleep(TICK)
+    overwritten(path, tiny_model("llama", seed=1))
+    assert take(llm, LONGER) == fresh(path, LONGER)
+    assert llm.last_request.cached == 0
+
+
 def test_an_edit_in_the_middle_of_an_answer_leaves_nothing_stored(tiny_model, tmp_path):
     path = tmp_path / "model.gguf"
     shutil.copy(tiny_model("qwen35"), path)
