@@ -70,7 +70,7 @@ def steer(llm, seed=1, setter=native.llama_set_adapter_cvec, rows=None, last=Non
     if seed is None:
         return setter(llm._ctx.ctx, None, 0, 0, 0, 0)
     width, layers = llm.n_embd(), native.llama_model_n_layer(llm._model.model)
-    numbers = np.random.default_rng(seed).standard_normal(width * (rows or layers - 1)).astype(np.float32) * 3
+    numbers = np.random.default_rng(seed).standard_normal(width * (rows or layers - 1)).astype(np.float32) * np.float32(0.7)
     pointer = numbers.ctypes.data_as(FLOATS)
     assert setter(llm._ctx.ctx, pointer, numbers.size, width, 1, last or layers - 1) == 0
     return None
@@ -323,6 +323,7 @@ def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh)
     native_calls.decode = steered
     take(llm, PROMPT)
     assert take(llm, PROMPT) == fresh(PROMPT, prepare=steer)
+    assert llm.last_request.cached == 0
     steer(llm, None)
     assert take(llm, PROMPT) == fresh(PROMPT)
 
