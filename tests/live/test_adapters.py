@@ -70,7 +70,8 @@ def steer(llm, seed=1, setter=native.llama_set_adapter_cvec, rows=None, last=Non
     if seed is None:
         return setter(llm._ctx.ctx, None, 0, 0, 0, 0)
     width, layers = llm.n_embd(), native.llama_model_n_layer(llm._model.model)
-    numbers = np.random.default_rng(seed).standard_normal(width * (rows or layers - 1)).astype(np.float32) * np.float32(0.7)
+    noise = np.random.default_rng(seed).standard_normal(width * (rows or layers - 1))
+    numbers = (0.7 * noise).astype(np.float32)
     pointer = numbers.ctypes.data_as(FLOATS)
     assert setter(llm._ctx.ctx, pointer, numbers.size, width, 1, last or layers - 1) == 0
     return None
@@ -272,6 +273,15 @@ def test_a_call_that_cannot_be_followed_is_a_change(open_model, monkeypatch):
     monkeypatch.undo()
     take(llm, PROMPT)
     assert llm.last_request.cached == 0
+
+
+def test_attention_is_cut_in_two_where_steered_conversations_part(open_model, fresh):
+    llm = open_model()
+    steer(llm)
+    one, two = (PROMPT * 3)[:200], [*(PROMPT * 3)[:100], *OTHER]
+    for prompt in (one, OTHER, two, OTHER, one, OTHER, two):
+        assert take(llm, prompt) == fresh(prompt, prepare=steer)
+    assert llm.last_request.cached == len(two)
 
 
 # -- in the middle of something --------------------------------------------------------------------
