@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp
@@ -17,15 +18,17 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from .decoding import DecodingLlama
-from .errors import ContextOverflow, LlamaHybridError, RequestCancelled
+from .errors import ContextOverflow, LlamaHybridError, RequestCancelled, SnapshotError
+from .live.adapters import follow
 from .live.belief import common_prefix
 from .live.boundaries import Boundaries
 from .live.context import GuardedContext
 from .live.cost import CostMeter
 from .live.finalisers import collecting
-from .live.fingerprint import fingerprint
+from .live.fingerprint import Computation, settings
 from .live.gate import Ticket
 from .live.memory import probe
+from .live.model_files import ModelFiles
 from .live.sequence import LiveSequence
 from .live.speculative import Drafts
 from .live.turn import Keeper, Turn
@@ -34,7 +37,7 @@ from .prompt_cache import PromptCache
 from .prompt_cache.base import Tokens
 from .report import RequestReport
 from .requests import RequestHandle, Requests, made_with
-from .upstream_state import UsefulStates, adopt_state, check_state, seal_state
+from .upstream_state import UsefulStates, adopt_state, check_state, fit_scores, seal_state
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 _COMPLETE = inspect.signature(llama_cpp.Llama._create_completion)
@@ -46,12 +49,14 @@ class Llama(DecodingLlama):
     Takes every argument that upstream takes, and:
 
     `prompt_cache`: True keeps checkpoints in RAM within the default budget, a `PromptCache` uses that one,
-    False is upstream's behaviour.
+    False is upstream's behaviour. One with a folder names states by the model's content: its files are read
+    in full once, while the model is loaded, and again only after they have changed.
     `paging`: attention passes through a second sequence into the cache and back, so that other conversations
     find theirs again. It costs one more recurrent state of memory; False saves that.
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
     CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
+    `cache_salt`: see the property of that name.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
     A generator that nobody advances for a second makes room; it goes on, with the same text, when it is.
 
@@ -66,6 +71,7 @@ class Llama(DecodingLlama):
         wait: bool | float = True,
         paging: bool = True,
         draft_planes: int | None = None,
+        cache_salt: str = "",
         **kwargs: Any,
     ) -> None:
         self._prompt_cache_argument = prompt_cache
@@ -90,20 +96,35 @@ class Llama(DecodingLlama):
         self._gate = self._requests.gate
         self._all_rows = False
         self.on_request: Callable[[RequestReport], None] | None = None
-        super().__init__(model_path, **kwargs)
-        if prompt_cache is not False and not kwargs.get("vocab_only") and not self.context_params.embeddings:
+        self._cache_salt = cache_salt
+        if prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"):
+            super().__init__(model_path, **kwargs)
+            return
+        cache = prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache()
+        files = ModelFiles(model_path, by_content=cache.leaves_process)
+        try:
+            super().__init__(model_path, **kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self._all_rows = self._logits_all = bool(kwargs.get("logits_all", False))
-            self._keep(prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache())
+            self._keep(cache, files)
+        except BaseException:
+            files.abandon()
+            raise
 
-    def _keep(self, cache: PromptCache) -> None:
+    def _keep(self, cache: PromptCache, files: ModelFiles) -> None:
         """Start keeping state: probe the memory, guard the context, repair upstream's array sizes."""
         profile = probe(self._ctx, bool(self.context_params.swa_full))
         if not profile.has_memory:
             return
+        unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
+        files.loaded(mapped=self.model_params.load_mode not in unmapped)
         guarded = GuardedContext.guard(self._ctx)
-        mark = fingerprint(self.model_path, self.context_params, self.lora_path, self.lora_scale)
+        guarded.adapters = follow(guarded, self._lora_adapter, self.lora_scale)
+        made_with = settings(self.model_params, self.context_params)
+        computation = Computation(files, made_with, guarded.adapters, self._cache_salt)
+        mark = computation.fingerprint
         live = LiveSequence(guarded, profile, fingerprint=mark, capacity=self._n_ctx, n_vocab=self._n_vocab)
+        live.computation = computation
         boundaries = Boundaries(self._model.vocab, self._n_vocab)
         meter = CostMeter(self.n_batch)
         self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch)
@@ -354,8 +375,32 @@ class Llama(DecodingLlama):
         self._requires_eval = True
         self._handoff = False
         self._native_from = None
-        if not self._keeper.live.profile.cuttable:
-            self._keeper.live.empty()
+        self._keeper.live.empty()
+
+    @property
+    def cache_salt(self) -> str:
+        """Names what computes, beside what is seen of it: states of one salt are never used under another.
+
+        Seen are the model's content, its parameters and the engine, and adapters, control vectors and modes
+        set with llama_cpp's functions. Set another salt when numbers change in any other way (a C call of
+        your own, weights changed in memory); set it back, and what was kept under the old one serves again.
+        """
+        return self._cache_salt
+
+    @cache_salt.setter
+    def cache_salt(self, salt: str) -> None:
+        if self._keeper is None or self._gate.closed:
+            self._cache_salt = salt
+            return
+        self._gate.alone(self._set_salt, salt)
+
+    def _set_salt(self, salt: str) -> None:
+        assert self._keeper is not None
+        self._retire()
+        self._cache_salt = salt
+        live = self._keeper.live
+        assert live.computation is not None
+        live.computed_by(replace(live.computation, salt=salt))
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
@@ -366,7 +411,7 @@ class Llama(DecodingLlama):
     def _save_state(self) -> llama_cpp.LlamaState:
         assert self._keeper is not None
         self._decode(self._align(), None)
-        return seal_state(super().save_state(), self._keeper.live)
+        return seal_state(super().save_state(), self._keeper.live, self._score_rows)
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
@@ -377,22 +422,36 @@ class Llama(DecodingLlama):
         if self._keeper is None:
             super().load_state(state)
             return
-        self._gate.alone(self._load_state, state)
+        self._gate.alone(self._load_useful, state)
 
-    def _load_state(self, state: llama_cpp.LlamaState) -> None:
+    def _load_useful(self, state: llama_cpp.LlamaState) -> None:
         assert self._keeper is not None
         self._retire()
-        live = self._keeper.live
+        try:
+            self._load_state(state, self._keeper)
+        except (SnapshotError, RuntimeError):
+            if not (isinstance(self.cache, UsefulStates) and self.cache.take_back(state)):
+                raise
+
+    def _load_state(self, state: llama_cpp.LlamaState, keeper: Keeper) -> None:
+        live = keeper.live
         check_state(state, live)
+        state, rows = fit_scores(state, len(self.scores))
         live.distrust()
-        super().load_state(state)
-        self.input_ids = np.resize(state.input_ids, self._n_ctx).astype(np.intc)
-        self._score_rows = self.n_tokens if self._logits_all else 0
+        self._score_rows = 0
+        try:
+            super().load_state(state)
+        except BaseException:
+            self.n_tokens = 0
+            raise
+        finally:
+            self.input_ids = np.resize(self.input_ids, self._n_ctx).astype(np.intc)
+        self._score_rows = rows if self._logits_all else 0
         if adopt_state(state, live) and live.n:
             logits = live.logits()
             self._requires_eval = logits is None
             if live.profile.needs_checkpoints:
-                self._keeper.checkpoint(None, None if logits is None else logits.copy())
+                keeper.checkpoint(None, None if logits is None else logits.copy())
 
     @property
     def cache(self) -> Any:
@@ -422,4 +481,5 @@ class Llama(DecodingLlama):
             "wait": self._gate.wait,
             "paging": self._paging,
             "draft_planes": self._planes,
+            "cache_salt": self._cache_salt,
         }

@@ -6,13 +6,14 @@ that nothing built on it is ever reused; the next alignment cuts or restores bel
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ..prompt_cache.base import LiveView, Logits, Tokens
+from ..prompt_cache.base import HERE_ONLY, LiveView, Logits, Tokens
 from .memory import MemoryProfile
 from .native_calls import NativeContext
 from .paging import Splitter
@@ -21,7 +22,12 @@ from .planes import Planes
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
+    from .fingerprint import Computation
+
 JUNK = int(np.iinfo(np.int32).min)
+
+unknown_ids = itertools.count(-1, -1)
+"""Ids of content that is not known as tokens: each is given once, and no prompt has any."""
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -40,6 +46,8 @@ class Belief:
         """`fingerprint`: 16 bytes naming what stored state is valid for; `capacity`: tokens, n_ctx."""
         self.profile = profile
         self.fingerprint = fingerprint
+        self.computation: Computation | None = None
+        """What computes; None: what `fingerprint` names stays."""
         self.capacity = capacity
         self.n_vocab = n_vocab
         self.tip_logits = False
@@ -52,8 +60,7 @@ class Belief:
         self._lag = 0
         self._extra_bytes = 0
         self._tainted = False
-        pager = profile.pager
-        self._splitter = Splitter(pager.layout, fingerprint) if pager is not None else None
+        self._split_for(fingerprint)
         self._grown = True  # by our own decodes alone, since it was empty
         self._counters = self._native.counters()
 
@@ -88,10 +95,16 @@ class Belief:
         own = self._ids[: len(ids)]
         return bool(np.array_equal(own, ids) or np.all((own == ids) | (own < 0)))
 
+    @property
+    def namespace(self) -> str:
+        """The fingerprint as the prompt cache knows it."""
+        nameless = self.computation is not None and self.computation.nameless
+        return self.fingerprint.hex() + (HERE_ONLY if nameless else "")
+
     def view(self, reuse_limit: int | None = None) -> LiveView:
         """The sequence as the prompt cache needs to know it (tokens are copied)."""
         return LiveView(
-            namespace=self.fingerprint.hex(),
+            namespace=self.namespace,
             tokens=self.tokens.copy(),
             cut_floor=self.profile.cut_floor(self._n, self._native.positions()[0]),
             needs_checkpoints=self.profile.needs_checkpoints,
@@ -161,6 +174,32 @@ class Belief:
     def recount(self) -> None:
         """Take the library's counters as they are now for ours."""
         self._counters = self._native.counters()
+
+    def computed_by(self, computation: Computation) -> None:
+        """From now on something else computes: what is live can be gone on from, and is never stored.
+
+        Safe beside a thread that decodes: whatever it stores has the old name, or an unknown first token.
+        """
+        self.computation = computation
+        if computation.fingerprint == self.fingerprint:
+            return
+        self._disown()
+        self._split_for(computation.fingerprint)
+        self.fingerprint = computation.fingerprint
+
+    def _disown(self) -> None:
+        """Nothing live is known as tokens of a prompt: one id that no prompt has is enough, the first."""
+        if self._n > 0 and self._ids[0] != JUNK:
+            self._ids[0] = next(unknown_ids)
+
+    def verify_model(self) -> None:
+        """Notice that somebody has written to the files that the model is mapped from."""
+        if self.computation is not None and self.computation.model.edited():
+            self.computed_by(replace(self.computation))
+
+    def _split_for(self, fingerprint: bytes) -> None:
+        pager = self.profile.pager
+        self._splitter = Splitter(pager.layout, fingerprint) if pager is not None else None
 
     def distrust(self) -> None:
         """Nothing that the context holds is known any more; the next alignment starts from zero."""

@@ -6,6 +6,7 @@ live sequence, so that what is believed follows what was done, and what cannot b
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llama_cpp import llama_cpp
@@ -13,6 +14,7 @@ from llama_cpp._internals import LlamaContext
 
 from ..errors import DecodeError
 from ..native import Call, library
+from .adapters import Adapters
 
 if TYPE_CHECKING:
     from .sequence import LiveSequence
@@ -24,6 +26,8 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     live: LiveSequence | None = None
     call: Call | None = None
     """How batches are decoded; None without the shim."""
+    adapters: Adapters = Adapters()
+    """What is on the context beside its model; see `adapters.follow`."""
 
     @classmethod
     def guard(cls, context: LlamaContext) -> GuardedContext:
@@ -32,6 +36,14 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         assert isinstance(context, cls)
         context.call = library().call()
         return context
+
+    def adapt(self, adapters: Adapters) -> None:
+        """Take note that something else was put on the context: what is live was computed without it."""
+        if adapters == self.adapters:
+            return
+        self.adapters = adapters
+        if self.live is not None and self.live.computation is not None:
+            self.live.computed_by(replace(self.live.computation, adapters=adapters))
 
     def decode(self, batch: Any) -> None:
         """Decode a batch; raises DecodeError with the library's result when it is not 0."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,12 +10,10 @@ import numpy.typing as npt
 from ..errors import DecodeError, SnapshotError
 from ..native import NOT_RUN, Stop
 from ..prompt_cache.base import Bytes, Logits, Plan, Segment, Tokens
-from .belief import Belief, common_prefix
+from .belief import Belief, common_prefix, unknown_ids
 from .native_calls import Outputs
 from .paging import open_segment, seal_segment
 from .snapshot import HEADER_BYTES, open_snapshot, seal
-
-_unknown_ids = itertools.count(-1, -1)
 
 UNCHANGED_BY_FAILURE = frozenset({1, -1})
 """Results of llama_decode that leave memory as it was: no slot found, invalid batch (include/llama.h)."""
@@ -38,7 +35,7 @@ class LiveSequence(Belief):
         if not self._n <= self._native.positions()[1] < n:
             return False
         for i in range(self._n, n):
-            self._ids[i] = next(_unknown_ids)
+            self._ids[i] = next(unknown_ids)
         self._lag = n - 1 - self._native.positions()[1]
         self._n = n
         self.planes.void()
@@ -74,6 +71,7 @@ class LiveSequence(Belief):
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
         """
+        named = self.fingerprint
         try:
             self._native.decode(tokens, self._n, outputs)
         except DecodeError as error:
@@ -83,6 +81,8 @@ class LiveSequence(Belief):
             self._after_interrupt(tokens, outputs)
             raise
         fault = self._decoded(tokens, outputs)
+        if named is not self.fingerprint:  # another thread has changed what computes
+            self._disown()
         if fault:
             raise DecodeError(0, f"context memory is not what it should be after a decode: {fault}")
 
@@ -220,6 +220,7 @@ class LiveSequence(Belief):
         record that is used only after a deep look at what was decoded on top of it.
         """
         self.planes.shed()
+        self.verify_model()
         if self._n == 0 or self.opaque or self.fault(deep=deep) is not None:
             return None
         record = buffer(self.snapshot_bytes())
@@ -248,6 +249,7 @@ class LiveSequence(Belief):
         if self.planes.held:
             return None
         self.settle()
+        self.verify_model()
         if pager is None or end > self._n or self.opaque or self.fault(deep=deep) is not None:
             return None
         saved = pager.save(start, end, buffer)
@@ -277,7 +279,8 @@ class LiveSequence(Belief):
             raise SnapshotError(
                 "a restore cannot be verified in this memory: its size follows no rule we know"
             )
-        info = open_snapshot(record, fingerprint=self.fingerprint, tokens=tokens)
+        named = self.fingerprint
+        info = open_snapshot(record, fingerprint=named, tokens=tokens)
         position = info.position
         payloads = [open_segment(s, self.fingerprint, tokens[: s.end]) for s in segments]
         pager = self.profile.pager
@@ -305,6 +308,8 @@ class LiveSequence(Belief):
         fault = self.fault()
         if fault is None and self._native.state_size(partial=True) != info.payload.nbytes:
             fault = "the restored state has another size than its snapshot"
+        if named is not self.fingerprint:
+            fault = "another thread has changed what computes"
         if fault:
             self.distrust()
         return fault

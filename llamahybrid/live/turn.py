@@ -171,6 +171,7 @@ class Keeper:
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
         live = self.live
+        live.verify_model()
         if live.touched_outside():
             fault: str | None = "another caller decoded on this context"
         else:
@@ -339,7 +340,7 @@ class Keeper:
             since = live.n - max(turn.last_checkpoint, turn.plan.total)
             if final_due(since, self.meter.costs()):
                 self._checkpoint_if_finite(turn)
-        self.cache.remember(live.fingerprint.hex(), live.tokens.copy())
+        self.cache.remember(live.namespace, live.tokens.copy())
         self._page_out()
 
     def depth(self, prompt: Tokens) -> int:
@@ -380,7 +381,7 @@ class Keeper:
         if turn.staged:
             view = self.live.view()
             for position, record in turn.staged:
-                if position <= len(view.tokens):
+                if position <= len(view.tokens) and (view.tokens[:position] >= 0).all():
                     turn.checkpoints += self.cache.admit(view, position, record)
             turn.staged.clear()
 

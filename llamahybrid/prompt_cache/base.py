@@ -23,6 +23,10 @@ Logits: TypeAlias = npt.NDArray[np.float32]
 Source: TypeAlias = Literal["live", "ram", "disk", "none"]
 
 
+HERE_ONLY = "?"
+"""Ends a namespace that no other process will ever have: nothing of it is worth writing to disk."""
+
+
 @dataclass(frozen=True, eq=False)
 class Segment:
     """Stored attention KV of tokens [start, end) of one token path, as opaque bytes."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from llamahybrid.prompt_cache.base import (
+    HERE_ONLY,
     CacheStats,
     Checkpoint,
     Costs,
@@ -82,7 +83,7 @@ class PromptCache(RamCache):
 
     def settle(self, view: LiveView) -> None:
         """A request is over: queue for the disk what is new on the live path."""
-        if self._disk is None:
+        if self._disk is None or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
         with self._lock:
@@ -90,6 +91,11 @@ class PromptCache(RamCache):
             entries = match.entries()
             segments = [s for s in match.segments() if s.end <= len(path)]
         self._disk.later(view.namespace, path, entries, segments)
+
+    @property
+    def leaves_process(self) -> bool:
+        """What is kept is written to a folder, for later processes and others."""
+        return self._disk is not None
 
     def flush(self, seconds: float | None = None) -> bool:
         """Wait until all that was queued for the disk is written, at most so long; False if it is not."""
