@@ -33,6 +33,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
     _active: Turn | None
     """The turn that is open."""
     _drafts: Drafts | None
+    _explain: bool
     _score_rows: int
     """Rows of `scores` that are those of the live tokens."""
     _handoff: bool
@@ -173,7 +174,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._end_drafts(turn)
         self._keeper.end(turn)
         if self.on_request is not None:
-            self.on_request(turn.report(self._spell))
+            self.on_request(turn.report(self._spell, explain=self._explain))
 
     def _end_drafts(self, turn: Turn) -> None:
         """What was guessed and not handed out goes: the next request continues what the caller has seen."""

@@ -49,6 +49,8 @@ class Llama(DecodingLlama):
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
     CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
+    `explain`: `last_request.reason` also spells the token that a prompt parts from, which may be another
+    user's where a cache is shared.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
 
     `on_request`, if set, is called with the `RequestReport` of every finished request.
@@ -62,9 +64,11 @@ class Llama(DecodingLlama):
         wait: bool | float = True,
         paging: bool = True,
         draft_planes: int | None = None,
+        explain: bool = False,
         **kwargs: Any,
     ) -> None:
         self._prompt_cache_argument = prompt_cache
+        self._explain = explain
         self._paging = paging
         room = min(kwargs.get("n_batch", 512), kwargs.get("n_ubatch", 512))  # the library dies on less
         self._sequences = 2 if paging and prompt_cache is not False and room >= 2 else 1
@@ -149,7 +153,7 @@ class Llama(DecodingLlama):
     @property
     def last_request(self) -> RequestReport | None:
         """What the last request (or the running one, so far) decoded, reused and why."""
-        return self._turn.report(self._spell) if self._turn else None
+        return self._turn.report(self._spell, explain=self._explain) if self._turn else None
 
     def cancel(self) -> None:
         """End the request that runs now, and no other; from any thread, or a signal handler.
@@ -403,4 +407,5 @@ class Llama(DecodingLlama):
             "wait": self._gate.wait,
             "paging": self._paging,
             "draft_planes": self._planes,
+            "explain": self._explain,
         }
