@@ -36,10 +36,11 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, threads, cancels, damaged state, wrong drafts (TIME s each), KILLS killed writers
+fuzz: venv ## random histories, threads, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.thread_fuzz --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.interrupt_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid" 2>/dev/null; then \
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m llamahybrid.harness.blob_fuzz --native --seconds $(TIME); \

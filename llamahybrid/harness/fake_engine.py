@@ -202,9 +202,14 @@ class FakeEngine:
         return tokens
 
     def split(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-        """Cut a segment of `path` in two."""
+        """Cut a segment of `path` in two. Raises ValueError where it is damaged."""
         tokens = path.tolist()
-        assert tokens[segment.start :] == self.tokens_in(segment, tokens[: segment.start])
+        try:
+            sound = tokens[segment.start :] == self.tokens_in(segment, tokens[: segment.start])
+        except AssertionError as error:
+            raise ValueError(str(error)) from error
+        if not sound:
+            raise ValueError("a segment of other tokens")
         return (
             self.attention_of(tokens[: segment.start], tokens[segment.start : at]),
             self.attention_of(tokens[:at], tokens[at:]),

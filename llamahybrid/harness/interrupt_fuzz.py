@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import random
 import signal
 import sys
@@ -283,6 +284,7 @@ def main(
 ) -> None:
     """Interrupt the prompt cache wherever it can be; fails if one leaves it broken."""
     silence()
+    logging.getLogger("llamahybrid").setLevel(logging.ERROR)  # each interrupt may say what it cost
     console = Console()
     swept, timed = Outcome(), Outcome()
     for disk in (False, True):

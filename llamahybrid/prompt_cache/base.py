@@ -70,6 +70,7 @@ class LiveState:
         """A path is forgotten, and what goes on from it; what is on its way along it, too."""
         if any(same_start(path, prefix) for path in (self.prompt, self.tokens())):
             self.forgotten = True
+            self.prompt = self.prompt[:0].copy()
 
 
 def same_start(a: Tokens, b: Tokens) -> bool:

@@ -98,6 +98,25 @@ class Conversations(RuleBasedStateMachine):
         self.cache.drop(checkpoint)
         self.exact = False
 
+    @rule(data=st.data(), which=st.integers(0, 1))
+    def forget(self, data: st.DataObject, which: int) -> None:
+        base = data.draw(st.sampled_from([*self.histories, self.engines[which].state]))
+        prefix = base[: data.draw(st.integers(0, len(base)))]
+        self.cache.forget(prefix)
+        self.naive.forget(prefix)
+        for engine, twin in zip(self.engines, self.twins, strict=True):
+            assert engine.followed.forgotten == twin.followed.forgotten
+
+    @rule(which=st.integers(0, 1), data=st.data(), tail=few_tokens)
+    def peek(self, which: int, data: st.DataObject, tail: list[int]) -> None:
+        prompt = np.array([*data.draw(st.sampled_from(self.histories)), *tail] or [0], np.int32)
+        depths = [
+            cache.peek(prompt, engine.view(), Costs())
+            for cache, engine in ((self.cache, self.engines[which]), (self.naive, self.twins[which]))
+        ]
+        if self.exact:
+            assert depths[0] == depths[1]
+
     @rule()
     def clear(self) -> None:
         self.cache.clear()
