@@ -131,10 +131,7 @@ class Keeper:
         """
         turn = Turn(plan=_nothing_planned(len(prompt)), started=time.perf_counter())
         self.check()
-        while not self.cache.follow(self._state, prompt):  # what is live was forgotten
-            self._batch_bytes = np.empty(0, dtype=np.uint8)
-            self.live.taint()
-            self.live.empty()
+        self._follow(prompt)
         tip = self.live.n
         boundaries = self._boundaries.find(prompt) if self.live.profile.needs_checkpoints else []
         while True:
@@ -156,6 +153,16 @@ class Keeper:
         if extends and not plan.stored and self.live.profile.needs_checkpoints:
             self.checkpoint(turn)
         return turn
+
+    def _follow(self, prompt: Tokens) -> None:
+        """Have the cache follow this request; what was forgotten while it was live goes, bytes and all."""
+        live = self.live
+        if live.opaque and not live.is_junk and np.array_equal(live.tokens, prompt[: live.n]):
+            return  # native content cannot be decoded again: it goes on, and nothing of it is stored
+        while not self.cache.follow(self._state, prompt):
+            self._batch_bytes = np.empty(0, dtype=np.uint8)
+            live.taint()
+            live.empty()
 
     def _leave(self) -> None:
         """The live tip is about to be given up: keep what is worth coming back to."""

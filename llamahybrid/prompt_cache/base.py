@@ -264,7 +264,7 @@ class BasePromptCache(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget everything; pinned entries go when released."""
+        """Forget everything stored; pinned entries go when released. What contexts have live stays live."""
 
     @abstractmethod
     def stats(self) -> CacheStats:
