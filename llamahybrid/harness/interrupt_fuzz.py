@@ -3,13 +3,17 @@
 ``python -m llamahybrid.harness.interrupt_fuzz --seconds 300 [--seed 1] [--every 1]``
 
 First each line that a workload runs is interrupted when it runs for the first, second and seventh time, with
-all that a debugger's or profiler's hook could raise there; then a timer's signal comes wherever it comes, for
-`seconds`. After each, the cache's lock is free, its books are right, nothing is pinned or lent any more, and
-later requests are served, from it, what is theirs.
+all that a debugger's or profiler's hook could raise there; then a timer's signal, or another thread's
+exception, comes wherever it comes, for `seconds`.
+
+After each, the cache's lock is free, its books are right, nothing is pinned or lent any more, and later
+requests are served, from it, what is theirs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import gc
 import logging
@@ -238,7 +242,8 @@ def at_line(line: Line, times: int, outcome: Outcome, *, disk: bool) -> bool:
             wrong = verdict(cache)
             if wrong:
                 outcome.broken[f"{line[0]}.py:{line[1]}, time {times}: {wrong}"] += 1
-            outcome.restarts += cache.stats().extra["restarts"]
+            else:
+                outcome.restarts += cache.stats().extra["restarts"]
         if disk:
             cache.close()
     return hit
@@ -271,10 +276,41 @@ def by_timer(chance: random.Random, outcome: Outcome) -> None:
         outcome.interrupted += 1
     finally:
         signal.signal(signal.SIGALRM, before)
+    _judge(cache, outcome)
+
+
+def by_thread(chance: random.Random, outcome: Outcome) -> None:
+    """One interrupt of a thread by another, as notebooks and thread pools raise them."""
+    cache = opened(None)
+    hits: list[bool] = []
+    over = threading.Event()
+
+    def run() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                work(cache)
+            except KeyboardInterrupt:
+                hits.append(True)
+            over.wait(STUCK_SECONDS)  # until then its number is no other thread's
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert thread.ident is not None
+    time.sleep(10 ** chance.uniform(-4, -1.5))
+    raised = ctypes.py_object(KeyboardInterrupt)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), raised)
+    over.set()
+    thread.join(STUCK_SECONDS)
+    outcome.interrupted += len(hits)
+    _judge(cache, outcome)
+
+
+def _judge(cache: PromptCache, outcome: Outcome) -> None:
     wrong = verdict(cache)
     if wrong:
         outcome.broken[wrong] += 1
-    outcome.restarts += cache.stats().extra["restarts"]
+    else:
+        outcome.restarts += cache.stats().extra["restarts"]
 
 
 def main(
@@ -297,6 +333,7 @@ def main(
     chance, end = random.Random(seed), time.monotonic() + seconds
     while time.monotonic() < end:
         by_timer(chance, timed)
+        by_thread(chance, timed)
     for name, outcome in (("at lines", swept), ("at random moments", timed)):
         console.print(
             f"{name}: {outcome.interrupted} interrupts, {outcome.restarts} cost what RAM held, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -90,13 +91,14 @@ def test_a_broken_lock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
-def test_signals_at_random_moments() -> None:
-    import random
-
+@pytest.mark.parametrize("how", [interrupt_fuzz.by_timer, interrupt_fuzz.by_thread])
+def test_interrupts_at_random_moments(
+    how: Callable[[random.Random, interrupt_fuzz.Outcome], None],
+) -> None:
     outcome = interrupt_fuzz.Outcome()
     chance = random.Random(3)
-    for _ in range(8):
-        interrupt_fuzz.by_timer(chance, outcome)
+    for _ in range(6):
+        how(chance, outcome)
     assert not outcome.broken
     assert outcome.interrupted > 0
 
