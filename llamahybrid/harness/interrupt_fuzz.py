@@ -87,9 +87,10 @@ def requests(cache: PromptCache, prompts: tuple[list[int], ...], kind: Kind = "h
     return saved
 
 
-def work(cache: PromptCache) -> None:
+def work(cache: PromptCache, reserve: int = 300) -> None:
     """All that may be asked of a cache, by requests and by its user."""
-    cache.reserve(300)
+    if reserve:
+        cache.reserve(reserve)
     requests(cache, PROMPTS)
     cache.pin(CHAT[:60])
     requests(cache, PROMPTS[:4], "recurrent")
@@ -288,7 +289,7 @@ def by_thread(chance: random.Random, outcome: Outcome) -> None:
     def run() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             try:
-                work(cache)
+                work(cache, 0)  # a thread that is just being made could get what was meant for its maker
             except KeyboardInterrupt:
                 hits.append(True)
             over.wait(STUCK_SECONDS)  # until then its number is no other thread's
@@ -301,6 +302,8 @@ def by_thread(chance: random.Random, outcome: Outcome) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), raised)
     over.set()
     thread.join(STUCK_SECONDS)
+    outcome.broken["a thread does not come back"] += thread.is_alive()
+    outcome.broken += Counter()  # drops what did not happen
     outcome.interrupted += len(hits)
     _judge(cache, outcome)
 
