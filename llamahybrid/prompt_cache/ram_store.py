@@ -77,11 +77,10 @@ class RamStore:
         entry.kept = self.is_pinned(path)
         return entry
 
-    def remove(self, entry: Entry, *, replaced: bool = False, recycle: bool = True) -> None:
+    def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments only it needed; its buffer goes to the pool when unused.
 
-        `replaced`: another one comes in its place, so the segments stay. `recycle` False: the bytes go back
-        to the system instead, when the last user let go of them.
+        `replaced`: another one comes in its place, so the segments stay.
         """
         node = entry.node
         assert node is not None
@@ -93,10 +92,9 @@ class RamStore:
                 above.heir = True
         if entry in self.live:
             self.live.remove(entry)
-        entry.recycled = recycle
         if entry.pins:
             self.doomed.add(entry)
-        elif recycle:
+        else:
             self.pool.put(entry.checkpoint.snapshot)
 
     def forget(self, tokens: Tokens) -> int:
@@ -109,11 +107,11 @@ class RamStore:
                 self.tree.divide(name, match, stays)
                 leaf = match.path[-1].leaf()  # one at a time: the tree closes up behind it
                 for entry in [e for e in leaf.entries.values() if e.position > stays]:
-                    self.remove(entry, recycle=False)
+                    self.remove(entry)
                 while leaf.segments and leaf.segments[-1].end > stays:
                     self.tree.shorten(leaf)
                 self.tree.trim(leaf)
-        for entry in self.doomed:  # replaced or evicted from anywhere, and still in use
+        for entry in self.doomed:  # still in use: their bytes go back to the system afterwards
             entry.recycled = False
         self.pinned = [p for p in self.pinned if not np.array_equal(p[: len(tokens)], tokens)]
         self.pool.clear()  # their bytes are not to lie about

@@ -101,6 +101,34 @@ def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: BasePromptCa
     assert engine.prefill([*SECRET, 5]).cached == 0
 
 
+def test_one_that_has_decoded_nothing_yet_leaves_nothing_behind(cache: BasePromptCache) -> None:
+    engine = FakeEngine(cache, "hybrid")
+    assert cache.follow(engine.followed, ids(SECRET))
+    cache.forget(SECRET[:100])
+    engine.decode(SECRET)
+    assert not engine.checkpoint(engine.logits)
+
+
+def test_what_was_decoded_without_a_request_is_reached_too(cache: BasePromptCache) -> None:
+    engine = FakeEngine(cache, "hybrid")
+    engine.prefill(OTHER)
+    engine.state = list(SECRET)
+    cache.forget(SECRET[:100])
+    engine.prefill(OTHER)
+    assert known(cache) == 0
+
+
+def test_its_attention_is_not_stored_for_who_asks_again(cache: BasePromptCache) -> None:
+    old, new = FakeEngine(cache, "hybrid"), FakeEngine(cache, "hybrid", pages=False)
+    old.prefill(SECRET)
+    cache.forget(SECRET)
+    new.prefill(SECRET)
+    new.pages = True
+    assert cache.missing(new.view()) != []
+    assert cache.missing(old.view()) == []
+    assert not cache.keep(old.view(), old.attention_of([], SECRET[:20]))
+
+
 def test_what_only_begins_alike_goes_on(cache: BasePromptCache) -> None:
     engine = FakeEngine(cache, "hybrid")
     engine.prefill([*SECRET[:50], *OTHER])
@@ -198,6 +226,22 @@ def test_what_is_queued_for_the_disk_is_forgotten_too(tmp_path: Path) -> None:
     assert FakeEngine(later, "hybrid").prefill([*SECRET, 5]).matched == 0
     assert FakeEngine(later, "hybrid").prefill([*OTHER, 5]).source == "disk"
     later.close()
+
+
+def test_what_ends_meanwhile_is_not_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    engine = FakeEngine(cache, "hybrid")
+    engine.prefill(SECRET)
+    on_the_disk = cache._forget_on_disk
+
+    def racing(*args: Any) -> None:
+        on_the_disk(*args)
+        engine.page_out()  # another thread's request is over
+
+    monkeypatch.setattr(cache, "_forget_on_disk", racing)
+    cache.forget(SECRET[:20])
+    cache.close()
+    assert on_disk(tmp_path) == 0
 
 
 @pytest.mark.parametrize("meanwhile", ["load", "known"])

@@ -20,6 +20,7 @@ from llamahybrid.prompt_cache import Costs, Plan, PromptCache, ram_cache
 from llamahybrid.prompt_cache.base import Segment, Tokens
 from llamahybrid.prompt_cache.eviction import ByWorth
 from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.ram import BufferPool
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
 
@@ -167,6 +168,39 @@ def test_what_the_user_pinned_and_set_survives() -> None:
     assert entries > 0
     cache.ram_bytes = 100
     assert cache.stats().entries == entries
+
+
+CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
+    (Tree, "touch", planned),
+    (Tree, "attach", lambda c: FakeEngine(c, state=CHAT[:70]).checkpoint()),
+    (Tree, "store", lambda c: FakeEngine(c).prefill([7, *CHAT])),
+    (RamStore, "make_room", lambda c: c.buffer(100)),
+    (RamStore, "make_room", lambda c: c.room(FakeEngine(c, state=CHAT).view(), 100)),
+    (RamStore, "make_room", lambda c: setattr(c, "ram_bytes", 5000)),
+    (RamStore, "let_go", lambda c: c.release(planned(c))),
+    (RamStore, "remove", lambda c: c.drop(next(c._tree.oldest_entries()).checkpoint)),
+    (Tree, "trim", lambda c: c.forget(CHAT)),
+    (Tree, "remove_segment", lambda c: c.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))),
+    (RamStore, "is_pinned", lambda c: c.unpin(CHAT)),
+    (BufferPool, "clear", lambda c: c.clear()),
+    (BufferPool, "put", lambda c: c.recycle(np.zeros(100, np.uint8))),
+]
+
+
+@pytest.mark.parametrize(("owner", "method", "call"), CHANGES)
+def test_every_change_that_does_not_come_to_its_end_is_known(
+    owner: type, method: str, call: Callable[[PromptCache], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = filled()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            call(cache)
+    stats = cache.stats()
+    assert (stats.extra["restarts"], stats.entries, stats.segments) == (1, 0, 0)
+    cache.check_integrity()
+    FakeEngine(cache).prefill(CHAT)
+    assert planned(cache).cached == len(CHAT)
 
 
 @pytest.mark.parametrize("method", ["match"])
