@@ -237,6 +237,7 @@ def test_what_ends_meanwhile_is_not_queued_again(tmp_path: Path, monkeypatch: py
     def racing(*args: Any) -> None:
         on_the_disk(*args)
         engine.page_out()  # another thread's request is over
+        cache.flush()
 
     monkeypatch.setattr(cache, "_forget_on_disk", racing)
     cache.forget(SECRET[:20])
