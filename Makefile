@@ -36,10 +36,11 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, threads, streams, cancels, signals, damaged state, wrong drafts (TIME s each), KILLS killed writers
+fuzz: venv ## random histories, threads, streams, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.thread_fuzz --seconds $(TIME)
+	$(BIN)/python -m llamahybrid.harness.interrupt_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.stream_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.signal_fuzz --seconds $(TIME)
 	$(BIN)/python -m llamahybrid.harness.line_fuzz --seconds $(TIME)

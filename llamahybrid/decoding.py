@@ -35,6 +35,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
     _active: Turn | None
     """The turn that is open."""
     _drafts: Drafts | None
+    _explain: bool
     _score_rows: int
     """Rows of `scores` that are those of the live tokens."""
     _handoff: bool
@@ -180,7 +181,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
     def _tell(self, turn: Turn | None) -> None:
         """Report a request that is over."""
         if turn is not None and self.on_request is not None:
-            self.on_request(turn.report(self._spell))
+            self.on_request(turn.report(self._spell, explain=self._explain))
 
     def _come_back(self, turn: Turn) -> None:
         """Memory is what it was when this request lost its place to another one."""

@@ -34,6 +34,9 @@ class DecodeError(LlamaHybridError, RuntimeError):
 class SnapshotError(LlamaHybridError, ValueError):
     """State bytes are damaged, truncated, or belong to another model, engine or context."""
 
+    segment: object = None
+    """The stored attention it is about, if it is not the snapshot itself."""
+
 
 class RecordError(LlamaHybridError, ValueError):
     """A record of the disk cache is damaged, of another format, or gone."""

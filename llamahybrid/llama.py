@@ -57,6 +57,8 @@ class Llama(DecodingLlama):
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
     CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
     `cache_salt`: see the property of that name.
+    `explain`: `last_request.reason` also spells the token that a prompt parts from, which may be another
+    user's where a cache is shared.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
     A generator that nobody advances for a second makes room; it goes on, with the same text, when it is.
 
@@ -72,9 +74,11 @@ class Llama(DecodingLlama):
         paging: bool = True,
         draft_planes: int | None = None,
         cache_salt: str = "",
+        explain: bool = False,
         **kwargs: Any,
     ) -> None:
         self._prompt_cache_argument = prompt_cache
+        self._explain = explain
         self._paging = paging
         room = min(kwargs.get("n_batch", 512), kwargs.get("n_ubatch", 512))  # the library dies on less
         self._sequences = 2 if paging and prompt_cache is not False and room >= 2 else 1
@@ -182,7 +186,7 @@ class Llama(DecodingLlama):
     @property
     def last_request(self) -> RequestReport | None:
         """What the last request (or the running one, so far) decoded, reused and why."""
-        return self._turn.report(self._spell) if self._turn else None
+        return self._turn.report(self._spell, explain=self._explain) if self._turn else None
 
     def cancel(self, request: RequestHandle | None = None) -> None:
         """End the request that runs now, or those of a handle; from any thread, or a signal handler.
@@ -482,4 +486,5 @@ class Llama(DecodingLlama):
             "paging": self._paging,
             "draft_planes": self._planes,
             "cache_salt": self._cache_salt,
+            "explain": self._explain,
         }

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .errors import DecodeError, RequestSuperseded
 from .live.gate import RequestGate, Ticket
 from .live.turn import Turn
+from .prompt_cache.base import LiveState, Tokens
 from .report import RequestReport
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class Parked:
     """What a suspended request needs to go on: upstream's attributes of it, and its turn."""
 
-    ids: npt.NDArray[np.intc]
+    ids: Tokens
     sampler: Any
     mirostat: Any
     requires_eval: bool
@@ -37,6 +38,8 @@ class Parked:
     rows_known: int
     native_from: int | None
     active: Turn | None
+    known: LiveState
+    """Whether its tokens are forgotten meanwhile."""
 
 
 class RequestHandle:
@@ -139,8 +142,11 @@ class Requests:
             llm._end_drafts(turn, goes_on=True)
             keeper.leave()
         n = llm.n_tokens
+        ids = llm.input_ids[:n].astype(np.int32)
+        known = LiveState(lambda: ids)
+        keeper.cache.follow(known, ids)
         ticket.parked = Parked(
-            ids=llm.input_ids[:n].copy(),
+            ids=ids,
             sampler=llm._sampler,
             mirostat=llm._mirostat_mu,
             requires_eval=llm._requires_eval,
@@ -148,6 +154,7 @@ class Requests:
             rows_known=llm._score_rows,
             native_from=llm._native_from,
             active=turn,
+            known=known,
         )
         llm._active = None
 
@@ -180,6 +187,8 @@ class Requests:
             llm.scores[:n] = parked.rows
             llm._score_rows = parked.rows_known
         llm._active = parked.active
+        if parked.known.forgotten and llm._keeper is not None:
+            llm._keeper.store_nothing()
 
     def end(self, ticket: Ticket) -> None:
         """See `Tenant.end`."""

@@ -26,7 +26,7 @@ def turn_line(report: RequestReport) -> str:
         line += f", drafted {report.drafted}, accepted {report.accepted}"
     if report.rollbacks:
         line += ", taken back " + ", ".join(f"{n} by {kind}" for kind, n in report.rollbacks.items())
-    return line
+    return f"{line}; {report.reason}" if report.reason else line
 
 
 def typed_lines(console: Console) -> Iterator[str]:
@@ -118,7 +118,7 @@ def chat(
 ) -> None:
     """Chat with `model`, one typed line a turn; `options` go to `Llama`."""
     console = console or Console()
-    llm = Llama(str(model), n_ctx=n_ctx, verbose=False, **(options or {}))
+    llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, **(options or {}))
     try:
         TerminalChat(llm, console, system, max_tokens, keep_thinking).run(typed_lines(console))
     finally:

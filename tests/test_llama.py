@@ -290,7 +290,7 @@ def test_without_a_cache_there_is_nothing_to_warm(open_model):
 
 
 def test_a_miss_is_explained_in_words(open_model):
-    llm = open_model()
+    llm = open_model(explain=True)
     take(llm, PROMPT)
     take(llm, [*PROMPT[:50], 7, *PROMPT[51:]])
     new, old = (llm._model.detokenize([t], special=True).decode(errors="replace") for t in (7, PROMPT[50]))

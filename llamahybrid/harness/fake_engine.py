@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan, final_due, next_decode_checkpoint
-from llamahybrid.prompt_cache.base import Bytes, Logits, Segment, Tokens
+from llamahybrid.prompt_cache.base import Bytes, LiveState, Logits, Segment, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.placement import tip_due
 
@@ -51,6 +51,9 @@ class FakeEngine:
     vocabulary: int = 2
     """Logits of a prompt's end."""
 
+    def __post_init__(self) -> None:
+        self.followed = LiveState(lambda: np.array(self.state, np.int32))
+
     def view(self) -> LiveView:
         """The state as the prompt cache needs to know it."""
         n = len(self.state)
@@ -63,6 +66,7 @@ class FakeEngine:
             needs_attention=self.kind in ("hybrid", "window"),
             tip_logits=self.logits is not None,
             split=self.split if self.pages and self.kind in ("hybrid", "window") else None,
+            state=self.followed,
         )
 
     def page_out(self) -> None:
@@ -136,6 +140,8 @@ class FakeEngine:
 
     def prefill(self, prompt: Sequence[int], boundaries: Sequence[int] = ()) -> Plan:
         """Bring the state to the prompt's end; counts the tokens decoded for it in `prefilled`."""
+        while not self.cache.follow(self.followed, np.array(prompt, np.int32)):
+            self.state, self.logits = [], None
         tip = len(self.state)
         plan = self.cache.plan(np.array(prompt, np.int32), self.view(), boundaries, self.costs)
         try:
@@ -158,7 +164,7 @@ class FakeEngine:
         self.prefilled += plan.total - plan.cached
         if self.kind != "plain" and plan.cached < plan.total:
             self.checkpoint(self.logits)
-        self.cache.remember(self.namespace, np.array(self.state, np.int32))
+        self.cache.remember(self.namespace, np.array(self.state, np.int32), self.followed)
         self.page_out()
         return plan
 
@@ -176,7 +182,7 @@ class FakeEngine:
             due = next_decode_checkpoint(len(self.state), frontier, self.costs)
         if self.kind != "plain" and final_due(len(self.state) - last, self.costs):
             self.checkpoint()
-        self.cache.remember(self.namespace, np.array(self.state, np.int32))
+        self.cache.remember(self.namespace, np.array(self.state, np.int32), self.followed)
         self.page_out()
 
     def attention_of(self, before: Sequence[int], tokens: Sequence[int]) -> Segment:
@@ -196,9 +202,14 @@ class FakeEngine:
         return tokens
 
     def split(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-        """Cut a segment of `path` in two."""
+        """Cut a segment of `path` in two. Raises ValueError where it is damaged."""
         tokens = path.tolist()
-        assert tokens[segment.start :] == self.tokens_in(segment, tokens[: segment.start])
+        try:
+            sound = tokens[segment.start :] == self.tokens_in(segment, tokens[: segment.start])
+        except AssertionError as error:
+            raise ValueError(str(error)) from error
+        if not sound:
+            raise ValueError("a segment of other tokens")
         return (
             self.attention_of(tokens[: segment.start], tokens[segment.start : at]),
             self.attention_of(tokens[:at], tokens[at:]),

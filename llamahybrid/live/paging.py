@@ -73,10 +73,17 @@ def seal_segment(
 
 
 def open_segment(segment: Segment, fingerprint: bytes, path: Tokens) -> Bytes:
-    """The payload of a segment of `path`, its tokens [0, end). Raises SnapshotError as `open_snapshot`."""
-    info = open_snapshot(segment.record, fingerprint=fingerprint, tokens=path, kind=SEGMENT)
-    if (info.pos_min, info.pos_max) != (segment.start, segment.end - 1):
-        raise SnapshotError("segment holds another range")
+    """The payload of a segment of `path`, its tokens [0, end).
+
+    Raises SnapshotError, which names the segment, as `open_snapshot`.
+    """
+    try:
+        info = open_snapshot(segment.record, fingerprint=fingerprint, tokens=path, kind=SEGMENT)
+        if (info.pos_min, info.pos_max) != (segment.start, segment.end - 1):
+            raise SnapshotError("segment holds another range")
+    except SnapshotError as error:
+        error.segment = segment
+        raise
     return info.payload
 
 

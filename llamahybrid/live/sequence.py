@@ -199,6 +199,7 @@ class LiveSequence(Belief):
         removed = not self._tainted and self._native.cut(0) and self._native.positions() == (-1, -1)
         if not removed:
             self._native.clear()
+            self._ids[:] = 0
         self._n = 0
         self._lag = 0
         self._extra_bytes = 0

@@ -9,13 +9,13 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from ..errors import DecodeError, SnapshotError
-from ..prompt_cache.base import Bytes, Logits, Plan, Tokens
+from ..prompt_cache.base import Bytes, LiveState, LiveView, Logits, Plan, Segment, Tokens
 from ..prompt_cache.cache import PromptCache
 from ..prompt_cache.placement import final_due, next_decode_checkpoint, tip_due
 from ..prompt_cache.ram import new_buffer
@@ -61,13 +61,16 @@ class Turn:
     staged: list[tuple[int, Bytes]] = field(default_factory=list)
     """Checkpoints of this prefill, kept back until its logits prove to be numbers."""
 
-    def report(self, spell: Callable[[int], str] = str) -> RequestReport:
-        """The request so far; `spell` gives a token's text."""
+    def report(self, spell: Callable[[int], str] = str, *, explain: bool = False) -> RequestReport:
+        """The request so far; `spell` gives a token's text.
+
+        `explain`: the text that the prompt parts from is spelt, too. It may be another user's.
+        """
         plan, reason = self.plan, self.plan.reason
         if plan.differs is not None and reason.startswith(DIFFERS):
             new, old = map(spell, plan.differs)
             where, _, rest = reason.partition(";")
-            reason = f"{where}: {new!r} was {old!r};{rest}"
+            reason = f"{where}: {new!r} was {old!r};{rest}" if explain else f"{where}, {new!r};{rest}"
         return RequestReport(
             total=self.plan.total,
             matched=self.plan.matched,
@@ -114,6 +117,7 @@ class Keeper:
         self._boundaries = boundaries
         self._gate = gate
         self._n_batch = n_batch
+        self._state = LiveState(lambda: live.tokens)
         self._warned: set[str] = set()
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
         live.set_stop(gate.stop)
@@ -129,6 +133,7 @@ class Keeper:
         """
         turn = Turn(plan=_nothing_planned(len(prompt)), started=time.perf_counter())
         self.check()
+        self._follow(prompt)
         tip = self.live.n
         boundaries = self._boundaries.find(prompt) if self.live.profile.needs_checkpoints else []
         while True:
@@ -151,17 +156,31 @@ class Keeper:
             self.checkpoint(turn)
         return turn
 
+    def _follow(self, prompt: Tokens) -> None:
+        """Have the cache follow this request; what was forgotten while it was live goes, bytes and all."""
+        live = self.live
+        if live.opaque and not live.is_junk and np.array_equal(live.tokens, prompt[: live.n]):
+            return  # native content cannot be decoded again: it goes on, and nothing of it is stored
+        while not self.cache.follow(self._state, prompt):
+            self._batch_bytes = np.empty(0, dtype=np.uint8)
+            live.taint()
+            live.empty()
+
+    def store_nothing(self) -> None:
+        """What is live belongs to a request that was forgotten while it waited: it goes on, unstored."""
+        self._state.forgotten = True
+
     def leave(self) -> None:
         """The live tip is about to be given up: keep what is worth coming back to."""
         if not self.live.keeps_chats:
             return
-        if self.cache.unstored(self.live.view()):  # a chat goes on from its very tip; it costs no batch
+        if self.cache.unstored(self._view()):  # a chat goes on from its very tip; it costs no batch
             self._checkpoint_if_finite(None, deep=False)  # `check` has looked, right before
         self._page_out(deep=False)
 
     def _page_out(self, *, deep: bool = True) -> None:
         """Store the attention that the live sequence's checkpoints need, where it is not stored yet."""
-        view = self.live.view()
+        view = self._view()
         for start, end in self.cache.missing(view):
             segment = self.live.page_out(start, end, partial(self.cache.room, view), deep=deep)
             if segment is None or not self.cache.keep(view, segment):
@@ -189,22 +208,29 @@ class Keeper:
     def _plan(self, prompt: Tokens, boundaries: Sequence[int], reuse_limit: int | None) -> Plan:
         if not self.live.can_take_logits():
             reuse_limit = min(len(prompt) - 1, len(prompt) if reuse_limit is None else reuse_limit)
-        return self.cache.plan(prompt, self.live.view(reuse_limit), boundaries, self.meter.costs())
+        return self.cache.plan(prompt, self._view(reuse_limit), boundaries, self.meter.costs())
+
+    def _view(self, reuse_limit: int | None = None) -> LiveView:
+        """The live sequence as the cache needs to know it."""
+        return replace(self.live.view(reuse_limit), state=self._state)
 
     def _apply(self, plan: Plan, prompt: Tokens) -> bool:
         """Carry out a plan; False when it did not prove right (its checkpoint is then forgotten)."""
         clock = time.perf_counter()
+        damaged: object = None
         try:
             fault = self.live.apply(plan, prompt)
         except SnapshotError as error:
-            fault = str(error)
+            fault, damaged = str(error), error.segment
         if fault is None:
             if plan.checkpoint is not None:
                 loaded = sum(s.end - s.start for s in plan.segments)
                 self.meter.restored(time.perf_counter() - clock, loaded)
             return True
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
-        if plan.checkpoint is not None:
+        if isinstance(damaged, Segment):  # the checkpoints behind it may be sound
+            self.cache.drop_segment(self.live.fingerprint.hex(), damaged)
+        elif plan.checkpoint is not None:
             self.cache.drop(plan.checkpoint)
         self.live.empty()
         return False
@@ -331,6 +357,8 @@ class Keeper:
     def end(self, turn: Turn) -> None:
         """The request is over, however it ended: keep what can be proven and is worth it."""
         live = self.live
+        # A report outlives its request; the bytes that it began with are the cache's again.
+        turn.plan = replace(turn.plan, checkpoint=None, logits=None, segments=())
         if turn.staged and live.fault() is not None:
             turn.staged.clear()
         self.keep_staged(turn)
@@ -340,14 +368,12 @@ class Keeper:
             since = live.n - max(turn.last_checkpoint, turn.plan.total)
             if final_due(since, self.meter.costs()):
                 self._checkpoint_if_finite(turn)
-        self.cache.remember(live.namespace, live.tokens.copy())
+        self.cache.remember(live.namespace, live.tokens.copy(), self._state)
         self._page_out()
 
     def depth(self, prompt: Tokens) -> int:
-        """Tokens of a prompt that a request would not have to decode now; changes nothing."""
-        plan = self.cache.plan(prompt, self.live.view(), (), self.meter.costs())
-        self.cache.release(plan)
-        return plan.cached
+        """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk."""
+        return self.cache.peek(prompt, self._view(), self.meter.costs())
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -358,7 +384,7 @@ class Keeper:
         if record is None:
             return False
         position = self.live.n
-        kept = self.cache.admit(self.live.view(), position, record, logits)
+        kept = self.cache.admit(self._view(), position, record, logits)
         self.meter.saved(record.nbytes, time.perf_counter() - clock)
         if turn is not None and kept:
             turn.last_checkpoint = position
@@ -379,7 +405,7 @@ class Keeper:
     def keep_staged(self, turn: Turn) -> None:
         """Hand this prefill's checkpoints to the cache."""
         if turn.staged:
-            view = self.live.view()
+            view = self._view()
             for position, record in turn.staged:
                 if position <= len(view.tokens) and (view.tokens[:position] >= 0).all():
                     turn.checkpoints += self.cache.admit(view, position, record)

@@ -59,6 +59,30 @@ def part_of(segment: Segment, path: Tokens, start: int, end: int, split: Splitte
     return segment
 
 
+class LiveState:
+    """One context, as a cache that it shares follows it: so `forget` reaches what is live there, too."""
+
+    def __init__(self, tokens: Callable[[], Tokens]) -> None:
+        """`tokens()`: the ids that are live now, from any thread."""
+        self.tokens = tokens
+        self.prompt: Tokens = np.empty(0, np.int32)
+        """Of the request that runs, or ran last: what may be live soon."""
+        self.forgotten = False
+        """What is live, or is being decoded, was forgotten meanwhile: nothing of it is stored any more."""
+
+    def forget(self, prefix: Tokens) -> None:
+        """A path is forgotten, and what goes on from it; what is on its way along it, too."""
+        if any(same_start(path, prefix) for path in (self.prompt, self.tokens())):
+            self.forgotten = True
+            self.prompt = self.prompt[:0].copy()
+
+
+def same_start(a: Tokens, b: Tokens) -> bool:
+    """One token array begins with the other; an empty one begins nothing."""
+    n = min(len(a), len(b))
+    return n > 0 and np.array_equal(a[:n], b[:n])
+
+
 @dataclass(frozen=True)
 class LiveView:
     """What the context holds now, as the cache needs to know it."""
@@ -81,6 +105,13 @@ class LiveView:
     """No restore point beyond this position (rows of `logits_all` exist only up to here); None: no limit."""
     split: Splitter | None = None
     """How this context's segments are cut in two; None where it cannot save or load any."""
+    state: LiveState | None = None
+    """What the cache follows this context by (see `BasePromptCache.follow`)."""
+
+    @property
+    def forgotten(self) -> bool:
+        """Nothing of this sequence may be stored any more."""
+        return self.state is not None and self.state.forgotten
 
 
 @dataclass(frozen=True)
@@ -162,15 +193,29 @@ class BasePromptCache(ABC):
     """What a prompt cache does. Implementations lock inside their own calls only."""
 
     @abstractmethod
+    def follow(self, state: LiveState, prompt: Tokens) -> bool:
+        """A request for `prompt` begins on this context, which `forget` is to reach from now on.
+
+        False while what is live there is forgotten: it must be emptied first.
+        """
+
+    @abstractmethod
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """Choose the restore point and the cuts for a prompt; pins what the plan names.
+        """Choose the restore point and the cuts for a prompt; pins what the plan names while it exists.
 
         `boundaries`: positions in (0, len(tokens)) where a message or a marked part of one starts, ascending.
         """
 
     @abstractmethod
+    def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
+        """Tokens of a prompt that a request would not have to decode now, as far as RAM can tell.
+
+        Nothing is counted, nothing grows older or younger, and no disk is read.
+        """
+
+    @abstractmethod
     def release(self, plan: Plan) -> None:
-        """Unpin what `plan` named; harmless when called twice."""
+        """Unpin what `plan` named; harmless when called twice. A plan that is collected is released."""
 
     @abstractmethod
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
@@ -199,16 +244,31 @@ class BasePromptCache(ABC):
         """Keep a segment of the live path, evicting to stay in budget; False if refused or not missing."""
 
     @abstractmethod
-    def remember(self, namespace: str, tokens: Tokens) -> None:
-        """Note that these tokens were evaluated (no state): `matched` and branch points rest on it."""
+    def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
+        """Note that these tokens were evaluated (no state): `matched` and branch points rest on it.
+
+        `state`: where they were, so that what was forgotten meanwhile is not remembered.
+        """
 
     @abstractmethod
     def drop(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint that did not prove right."""
 
     @abstractmethod
+    def drop_segment(self, namespace: str, segment: Segment) -> None:
+        """Forget a segment that did not prove right; the checkpoints behind it stay."""
+
+    @abstractmethod
+    def forget(self, prefix: Sequence[int] | Tokens) -> int:
+        """Forget this token path and all that goes on from it; bytes freed. What others share of it stays.
+
+        What a context that is followed has live, or decodes just now, is forgotten where it lies on this
+        path: nothing of it is stored any more, and its next request begins without it.
+        """
+
+    @abstractmethod
     def clear(self) -> None:
-        """Forget everything; pinned entries go when released."""
+        """Forget everything stored; pinned entries go when released. What contexts have live stays live."""
 
     @abstractmethod
     def stats(self) -> CacheStats:

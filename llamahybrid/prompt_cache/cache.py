@@ -26,9 +26,10 @@ from llamahybrid.prompt_cache.disk import DISK_ERRORS
 from llamahybrid.prompt_cache.disk_index import Range, clipped
 from llamahybrid.prompt_cache.disk_tier import DiskTier, Loaded
 from llamahybrid.prompt_cache.eviction import Eviction
-from llamahybrid.prompt_cache.nodes import common_prefix
+from llamahybrid.prompt_cache.guard import guarded, nothing
+from llamahybrid.prompt_cache.nodes import Entry, common_prefix
+from llamahybrid.prompt_cache.ram import Expected
 from llamahybrid.prompt_cache.ram_cache import RamCache
-from llamahybrid.prompt_cache.selection import choose, reachable
 
 logger = logging.getLogger("llamahybrid")
 
@@ -72,7 +73,7 @@ class PromptCache(RamCache):
 
     def __reduce__(self) -> tuple[type[PromptCache], tuple[object, ...]]:
         """Pickles as an empty cache with the same budgets: state belongs to the process that made it."""
-        return type(self), (self._limit, *self._disk_arguments)
+        return type(self), (self.ram_bytes, *self._disk_arguments)
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `BasePromptCache.plan`; what the disk knows better is taken into RAM first."""
@@ -86,11 +87,14 @@ class PromptCache(RamCache):
         if self._disk is None or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
-        with self._lock:
-            match = self._tree.match(view.namespace, path)
-            entries = match.entries()
-            segments = [s for s in match.segments() if s.end <= len(path)]
-        self._disk.later(view.namespace, path, entries, segments)
+        if not view.forgotten:
+            self._disk.later(view.namespace, path, *self._on_path(view.namespace, path))
+
+    @guarded(lambda *_: ([], []), changes=False)
+    def _on_path(self, namespace: str, path: Tokens) -> tuple[list[Entry], list[Segment]]:
+        """What is stored of a path."""
+        match = self._tree.match(namespace, path)
+        return match.entries(), [s for s in match.segments() if s.end <= len(path)]
 
     @property
     def leaves_process(self) -> bool:
@@ -118,20 +122,30 @@ class PromptCache(RamCache):
         self._tell_pins()
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """See `RamCache.forget`; from the disk, too."""
-        self.flush()
+        """See `RamCache.forget`; from the disk, too, and from what is queued for it."""
+        freed = super().forget(prefix)  # first, so that nothing can be queued again
         if self._disk is not None:
-            self._disk.forget(np.array(prefix, dtype=np.int32))
-        return super().forget(prefix)
+            self._forget_on_disk(self._disk, np.array(prefix, dtype=np.int32))
+            self._tell_pins()
+        return freed
+
+    def _forget_on_disk(self, disk: DiskTier, tokens: Tokens) -> None:
+        """Records of a path, and what waits to be written of it: RAM has given it up, so that is nothing."""
+        disk.flush()  # what is being written just now is a record after that
+        disk.forget(tokens)
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """See `BasePromptCache.drop`; from the disk, too."""
-        with self._lock:
-            entry = self._tree.find(checkpoint)
-            path = None if entry is None else self._tree.path_of(entry)
+        path = None if self._disk is None else self._path_of(checkpoint)
         if self._disk is not None and path is not None:
             self._disk.discard(checkpoint.namespace, path)
         super().drop(checkpoint)
+
+    @guarded(nothing, changes=False)
+    def _path_of(self, checkpoint: Checkpoint) -> Tokens | None:
+        """The tokens before a checkpoint; None if it is not in RAM."""
+        entry = self._tree.find(checkpoint)
+        return None if entry is None else self._tree.path_of(entry)
 
     def clear(self) -> None:
         """See `BasePromptCache.clear`; the disk is emptied, too."""
@@ -162,9 +176,9 @@ class PromptCache(RamCache):
         limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
         if view.needs_attention and view.split is None:
             limit = min(limit, live_lcp)  # no other attention can be put back
+        forgets = self._forgets
         while True:
-            with self._lock:
-                best, missing = self._at_hand(tokens, view, live_lcp, costs)
+            best, missing = self._at_hand(tokens, view, live_lcp, costs)
             offer = disk.offer(view.namespace, tokens, best, limit, missing)
             if offer is None:
                 return
@@ -172,95 +186,101 @@ class PromptCache(RamCache):
             if saved and disk.seconds(offer.nbytes) > saved:
                 return
             path = tokens[: offer.position]
-            if not self._expect(view.namespace, path, offer.nbytes):
+            expected = self._expect(view.namespace, path, offer.nbytes)
+            if expected is None:
                 limit = offer.position - 1
                 continue
-            try:
-                loaded = disk.load(offer, path, view.split)
-            finally:
-                with self._lock:
-                    self._expected -= offer.nbytes
+            loaded = disk.load(offer, path, view.split)
             if loaded is not None:
-                with self._lock:
-                    self._take_in(view, path, loaded)
+                self._take_in(view, path, loaded, expected, forgets)
                 return
+            del expected
             limit = offer.position
 
     def _recall(self, disk: DiskTier, tokens: Tokens, view: LiveView) -> None:
         """Know what the disk knows of a prompt's path: where to cut depends on it."""
+        forgets = self._forgets
         length, followers = disk.known(view.namespace, tokens)
-        with self._lock:
-            here = self._tree.match(view.namespace, tokens)
-        parted = len(followers) > 1 and not here.branches()
-        if length > here.length or (length == here.length and parted):
+        known, branches = self._known(view.namespace, tokens)
+        if length > known or (length == known and len(followers) > 1 and not branches):
             path = tokens[:length].astype(np.int32)
-            for known in [np.append(path, np.int32(token)) for token in followers] or [path]:
-                self.remember(view.namespace, known)
+            for longer in [np.append(path, np.int32(token)) for token in followers] or [path]:
+                self._remember(view.namespace, longer, view.state, forgets)
 
+    @guarded(lambda *_: (0, True), changes=False)
+    def _known(self, namespace: str, tokens: Tokens) -> tuple[int, bool]:
+        """How much of a prompt is known in RAM, and whether known paths part there."""
+        match = self._tree.match(namespace, tokens)
+        return match.length, match.branches()
+
+    @guarded(lambda *_: (0, []), changes=False)
     def _at_hand(
         self, tokens: Tokens, view: LiveView, live_lcp: int, costs: Costs
     ) -> tuple[int, list[Range]]:
         """The restore point without the disk, and where attention is neither live nor in RAM."""
         match = self._tree.match(view.namespace, tokens)
-        segments = match.segments() if view.split is not None else ()
-        reach = reachable(live_lcp, segments).reach
-        best = choose(len(tokens), live_lcp, view, match.entries(), reach, costs).position
+        best = self._choice(match, match.entries(), len(tokens), live_lcp, view, costs)[0].position
         if not view.needs_attention:
             return best, []
         missing = [*match.missing(match.length), (match.length, len(tokens))]
         return best, [(a, b) for a, b in missing if b > max(a, live_lcp)]
 
-    def _expect(self, namespace: str, path: Tokens, n_bytes: int) -> bool:
-        """Make room for what is about to be read; False if there is none."""
-        with self._lock:
-            match = self._tree.match(namespace, path)
-            growth = 4 * (len(path) - match.length)
-            if not self._make_room(n_bytes + growth, match, len(path)):
-                self._refused += 1
-                return False
-            self._expected += n_bytes
-            return True
+    @guarded(nothing, changes=False)
+    def _expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
+        """Make room for what is about to be read; None if there is none."""
+        match = self._tree.match(namespace, path)
+        growth = 4 * (len(path) - match.length)
+        self._guard.changing = True
+        fits = self._store.make_room(n_bytes + growth, match, len(path))
+        self._refused += not fits
+        return self._store.loans.lend(Expected(n_bytes)) if fits else None
 
-    def _take_in(self, view: LiveView, path: Tokens, loaded: Loaded) -> None:
-        """Put what was read into the RAM tier, where it is not there already."""
+    @guarded(nothing)
+    def _take_in(
+        self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int
+    ) -> None:
+        """Put what was read into RAM, where it is not there already; unless anything was forgotten since."""
+        self._store.loans.end(expected)
+        if forgets != self._forgets:
+            return
         match = self._tree.insert(view.namespace, path)
         if not any(e.position == len(path) for e in match.entries()):
             loaded.snapshot.flags.writeable = False
             checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
-            entry = self._tree.attach(match, checkpoint)
-            entry.kept, entry.from_disk = self._is_pinned(path), True
+            self._store.put(match, checkpoint, path).from_disk = True
         for segment in loaded.segments:
             for start, end in clipped(match.missing(len(path)), segment.end, segment.start):
-                part = part_of(segment, path, start, end, view.split)
+                try:
+                    part = part_of(segment, path, start, end, view.split)
+                except (ValueError, MemoryError):
+                    self._damaged += 1
+                    continue
                 if part is not None:
                     self._tree.store(match, part)
 
     @contextmanager
     def held(self, namespace: str, path: Tokens) -> Iterator[Checkpoint | None]:
         """The checkpoint at the end of a path, or None; its bytes stay as they are in this context."""
-        with self._lock:
-            entries = self._tree.match(namespace, path).entries()
-            entry = entries[-1] if entries and entries[-1].position == len(path) else None
-            if entry is not None:
-                self._pin_entry(entry)
+        user = User()
         try:
-            yield None if entry is None else entry.checkpoint
+            yield self._hold(user, namespace, path)
         finally:
-            if entry is not None:
-                with self._lock:
-                    self._unpin_entry(entry)
+            self._let_go(user)
 
+    @guarded(lambda *_: [], changes=False)
     def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
         """The segments of [start, end) of a path, as they are cut now."""
-        with self._lock:
-            match = self._tree.match(namespace, path)
-            known = min(end, match.length)  # the last segment may belong to a path that left this one
-            return [s for s in match.segments() if start <= s.start and s.end <= known]
+        match = self._tree.match(namespace, path)
+        known = min(end, match.length)  # the last segment may belong to a path that left this one
+        return [s for s in match.segments() if start <= s.start and s.end <= known]
 
     def _tell_pins(self) -> None:
         if self._disk is not None:
-            with self._lock:
-                self._disk.pinned = tuple(self._pinned)
+            self._disk.pinned = tuple(self._store.pinned)
+
+
+class User:
+    """Somebody who reads the bytes of a checkpoint."""
 
 
 def default_disk_bytes(folder: Path) -> int:

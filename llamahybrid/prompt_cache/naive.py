@@ -12,6 +12,7 @@ from llamahybrid.prompt_cache.base import (
     CacheStats,
     Checkpoint,
     Costs,
+    LiveState,
     LiveView,
     Logits,
     Plan,
@@ -32,7 +33,17 @@ class NaivePromptCache(BasePromptCache):
         self._attention: dict[tuple[str, Path], Segment] = {}
         """One token each, by the path that ends with it."""
         self._paths: set[tuple[str, Path]] = set()
+        self._followed: list[LiveState] = []
         self._hits = self._misses = self._saved = 0
+
+    def follow(self, state: LiveState, prompt: Tokens) -> bool:
+        """See `BasePromptCache.follow`."""
+        if state.forgotten and len(state.tokens()):
+            return False
+        if state not in self._followed:
+            self._followed.append(state)
+        state.prompt, state.forgotten = prompt, False
+        return True
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `BasePromptCache.plan`."""
@@ -55,11 +66,18 @@ class NaivePromptCache(BasePromptCache):
             len(prompt), matched, cached, source, checkpoint, logits, cuts, segments=segments, kept=kept
         )
 
+    def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
+        """See `BasePromptCache.peek`."""
+        live = () if view.forgotten else tuple(view.tokens.tolist())
+        return self._deepest(tuple(tokens.tolist()), live, view)[0]
+
     def release(self, plan: Plan) -> None:
         """Nothing is ever evicted, so nothing needs a pin."""
 
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """See `BasePromptCache.admit`; never refuses."""
+        """See `BasePromptCache.admit`; refuses only what was forgotten."""
+        if view.forgotten:
+            return False
         path = tuple(view.tokens[:position].tolist())
         old = self._checkpoints.get((view.namespace, path))
         if logits is None and old is not None:
@@ -74,7 +92,7 @@ class NaivePromptCache(BasePromptCache):
 
     def missing(self, view: LiveView) -> list[tuple[int, int]]:
         """See `BasePromptCache.missing`; token by token."""
-        if view.split is None:
+        if view.split is None or view.forgotten:
             return []
         live = tuple(view.tokens.tolist())
         wanted = range(len(live) - self.unstored(view))
@@ -82,6 +100,8 @@ class NaivePromptCache(BasePromptCache):
 
     def unstored(self, view: LiveView) -> int:
         """See `BasePromptCache.unstored`."""
+        if view.forgotten:
+            return 0
         live = tuple(view.tokens.tolist())
         here = (c for c in range(len(live), 0, -1) if (view.namespace, live[:c]) in self._checkpoints)
         return len(live) - next(here, 0)
@@ -93,6 +113,8 @@ class NaivePromptCache(BasePromptCache):
     def keep(self, view: LiveView, segment: Segment) -> bool:
         """See `BasePromptCache.keep`; every token by itself."""
         assert view.split is not None
+        if view.forgotten:
+            return False
         rest = segment
         for at in range(segment.start + 1, segment.end + 1):
             one = rest
@@ -101,13 +123,36 @@ class NaivePromptCache(BasePromptCache):
             self._attention.setdefault((view.namespace, tuple(view.tokens[:at].tolist())), one)
         return True
 
-    def remember(self, namespace: str, tokens: Tokens) -> None:
+    def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
         """See `BasePromptCache.remember`."""
-        self._paths.add((namespace, tuple(tokens.tolist())))
+        if state is None or not state.forgotten:
+            self._paths.add((namespace, tuple(tokens.tolist())))
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """See `BasePromptCache.drop`."""
         self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
+
+    def drop_segment(self, namespace: str, segment: Segment) -> None:
+        """See `BasePromptCache.drop_segment`."""
+        self._attention = {k: s for k, s in self._attention.items() if s is not segment}
+
+    def forget(self, prefix: Sequence[int] | Tokens) -> int:
+        """See `BasePromptCache.forget`; of the path's beginning stays what lies on any other path."""
+        gone = tuple(int(token) for token in prefix)
+        for state in self._followed:
+            state.forget(np.array(gone, np.int32))
+        for name in {name for name, _ in self._paths} if gone else ():
+            paths = [path for namespace, path in self._paths if namespace == name]
+            if not any(path[: len(gone)] == gone for path in paths):
+                continue
+            others = [path for path in paths if _shared(path, gone) < min(len(path), len(gone))]
+            stays = max((_shared(path, gone) for path in others), default=0)
+            self._paths = {p for p in self._paths if not _lost(p, name, gone, stays)} | {(name, gone[:stays])}
+            self._checkpoints = {
+                p: c for p, c in self._checkpoints.items() if not _lost(p, name, gone, stays)
+            }
+            self._attention = {p: s for p, s in self._attention.items() if not _lost(p, name, gone, stays)}
+        return 0
 
     def clear(self) -> None:
         """See `BasePromptCache.clear`."""
@@ -153,6 +198,12 @@ class NaivePromptCache(BasePromptCache):
         """Attention of every token of a prefix is live or stored."""
         there = _shared(prefix, live)
         return all((view.namespace, prefix[: i + 1]) in self._attention for i in range(there, len(prefix)))
+
+
+def _lost(where: tuple[str, Path], name: str, gone: Path, stays: int) -> bool:
+    """A path goes with `gone`, of which the first `stays` tokens are others', too."""
+    namespace, path = where
+    return namespace == name and len(path) > stays and _shared(path, gone) == min(len(path), len(gone))
 
 
 def _shared(a: Path, b: Path) -> int:

@@ -27,6 +27,8 @@ class Entry:
     """A message, or a marked part of one, starts here."""
     pins: int = 0
     """Plans that name it."""
+    recycled: bool = True
+    """Its buffer may be used again when it goes."""
     kept: bool = False
     """The user pinned its path."""
     from_disk: bool = False

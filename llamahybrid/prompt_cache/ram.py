@@ -5,11 +5,12 @@ A fresh buffer of a few hundred KiB costs 27-167 us to fill (page faults), a reu
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -57,31 +58,49 @@ def is_whole(buffer: Bytes) -> bool:
     return buffer.flags.owndata or (isinstance(mapping, mmap.mmap) and len(mapping) == buffer.nbytes)
 
 
+class Sized(Protocol):
+    """Anything that takes memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much."""
+
+
+T = TypeVar("T", bound=Sized)
+
+
+class Expected:
+    """Memory that is about to be filled, and counts from now on."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
 class Loans:
-    """Buffers that were handed out: they count until they come back, are kept, or are collected."""
+    """What was handed out: it counts until it comes back, is kept, or is collected."""
 
     def __init__(self) -> None:
-        self._lent: dict[int, weakref.ref[Bytes]] = {}  # by id
+        self._lent: dict[int, weakref.ref[Any]] = {}  # by id
 
-    def lend(self, buffer: Bytes) -> Bytes:
-        """The buffer, which counts from now on."""
-        self._lent[id(buffer)] = weakref.ref(buffer)
-        return buffer
+    def lend(self, what: T) -> T:
+        """The same, which counts from now on."""
+        self._lent[id(what)] = weakref.ref(what)
+        return what
 
-    def end(self, buffer: Bytes) -> None:
+    def end(self, what: Sized) -> None:
         """It no longer counts here, if it did."""
-        self._lent.pop(id(buffer), None)
+        self._lent.pop(id(what), None)
 
-    def counted(self, buffer: Bytes) -> int:
-        """Bytes of this very buffer that count here."""
-        ref = self._lent.get(id(buffer))
-        return buffer.nbytes if ref is not None and ref() is buffer else 0
+    def counted(self, what: Sized) -> int:
+        """Bytes of this very thing that count here."""
+        ref = self._lent.get(id(what))
+        return what.nbytes if ref is not None and ref() is what else 0
 
     def nbytes(self) -> int:
-        """Bytes of all that count; those that were collected are forgotten here."""
-        alive = {key: buffer for key, ref in self._lent.items() if (buffer := ref()) is not None}
+        """Bytes of all that count; what was collected is forgotten here."""
+        alive = {key: what for key, ref in self._lent.items() if (what := ref()) is not None}
         self._lent = {key: self._lent[key] for key in alive}
-        return sum(buffer.nbytes for buffer in alive.values())
+        return sum(what.nbytes for what in alive.values())
 
 
 class BufferPool:
@@ -136,18 +155,28 @@ class BufferPool:
         assert self.nbytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
 
 
+class Shelf(Protocol):
+    """Where idle buffers lie; from any thread."""
+
+    def wants_idle(self, n_bytes: int, most: int, share: float, most_bytes: int) -> bool:
+        """One more of this size may lie idle, of `most`.
+
+        All idle ones together take at most `share` of the budget, and `most_bytes`.
+        """
+
+    def put_idle(self, buffer: Bytes) -> None:
+        """Keep a buffer if there still is room."""
+
+
 class Reserve:
-    """Keeps idle buffers of one size ready in a pool, their pages touched ahead of time.
+    """Keeps idle buffers of one size ready, their pages touched ahead of time.
 
     The first touch of memory costs 10 to 40 times a snapshot's copy (1.5 to 7 ms against 0.1 for 2.3 MB), and
     decoding would wait for it.
     """
 
-    def __init__(self, pool: BufferPool, lock: threading.Lock, budget: Callable[[], tuple[int, int]]) -> None:
-        """`budget()`, called with `lock` held, gives the whole budget and what of it is free, in bytes."""
-        self._pool = pool
-        self._lock = lock
-        self._budget = budget
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
         self._size = 0
         self._filler: threading.Thread | None = None
 
@@ -157,30 +186,22 @@ class Reserve:
         self._fill()
 
     def refill(self) -> None:
-        """A request is over (`lock` is held): fill up beside whatever comes next."""
-        low = self._pool.count(self._size) < RESERVE_BUFFERS // 2
+        """A request is over: fill up beside whatever comes next."""
         busy = self._filler is not None and self._filler.is_alive()
-        if self._size and low and not busy and self._room() >= self._size:
+        if self._size and not busy and self._short(RESERVE_BUFFERS // 2):
             self._filler = threading.Thread(target=self._fill, name="llamahybrid-reserve", daemon=True)
-            self._filler.start()
+            with contextlib.suppress(RuntimeError):  # no more threads: it is a convenience
+                self._filler.start()
 
     def _fill(self) -> None:
-        """Touch buffers one at a time, outside the lock, until there are enough."""
-        while True:
-            size = self._size
-            with self._lock:
-                if self._pool.count(size) >= RESERVE_BUFFERS or self._room() < size:
-                    return
-            buffer = new_buffer(size)
+        """Touch buffers one at a time, outside any lock, until there are enough."""
+        while self._short(RESERVE_BUFFERS):
+            buffer = new_buffer(self._size)
             buffer.fill(0)
-            with self._lock:
-                if self._room() >= size:
-                    self._pool.put(buffer)
+            self._shelf.put_idle(buffer)
 
-    def _room(self) -> int:
-        """Bytes that idle buffers may take on top of what they have."""
-        whole, free = self._budget()
-        return min(RESERVE_BYTES - self._pool.nbytes, int(whole * RESERVE_SHARE) - self._pool.nbytes, free)
+    def _short(self, most: int) -> bool:
+        return self._shelf.wants_idle(self._size, most, RESERVE_SHARE, RESERVE_BYTES)
 
 
 def owned(snapshot: Bytes) -> Bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,25 +13,20 @@ from llamahybrid.prompt_cache.base import (
     CacheStats,
     Checkpoint,
     Costs,
+    LiveState,
     LiveView,
     Logits,
     Plan,
     Segment,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import ByWorth, Eviction, Spare, Tail
+from llamahybrid.prompt_cache.eviction import ByWorth, Eviction
+from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
 from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.ram import (
-    BufferPool,
-    Loans,
-    Reserve,
-    default_ram_bytes,
-    is_whole,
-    new_buffer,
-    owned,
-)
-from llamahybrid.prompt_cache.selection import choose, difference, explain, reachable
+from llamahybrid.prompt_cache.ram import Reserve, default_ram_bytes, is_whole, new_buffer, owned
+from llamahybrid.prompt_cache.ram_store import RamStore, row
+from llamahybrid.prompt_cache.selection import Attention, Choice, choose, difference, explain, reachable
 from llamahybrid.prompt_cache.tree import Tree
 
 
@@ -44,7 +38,9 @@ class RamCache(BasePromptCache):
     at one time can be more than that. May be shared by threads and by several models.
 
     A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
-    used again once its entry is gone. What a `Plan` names is safe until `release(plan)`.
+    used again once its entry is gone. What a `Plan` names is safe until `release(plan)`, or while the plan
+    exists. An exception in the middle of a change, such as a KeyboardInterrupt, costs what RAM holds, at most
+    (`guard`).
 
     >>> cache = RamCache(ram_bytes=1 << 20)
     >>> cache.stats().entries
@@ -52,188 +48,248 @@ class RamCache(BasePromptCache):
     """
 
     def __init__(self, ram_bytes: int | None = None, eviction: Eviction | None = None) -> None:
-        self._eviction = ByWorth() if eviction is None else eviction
-        self._lock = threading.Lock()
-        self._limit = default_ram_bytes() if ram_bytes is None else ram_bytes
-        self._tree = Tree()
-        self._pool = BufferPool()
-        self._live: list[Entry] = []  # checkpoints on the path last seen live, shallowest first
-        self._boundaries: dict[str, frozenset[int]] = {}  # of the last prompt, by namespace
-        self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
-        self._pinned: list[Tokens] = []
-        self._loans = Loans()  # buffers handed out and not yet admitted
-        self._held: Counter[Entry] = Counter()  # by a disk tier that writes them
-        self._doomed: set[Entry] = set()  # out of the tree, but pinned
-        self._expected = 0  # bytes about to be read from disk
-        self._reserve = Reserve(self._pool, self._lock, lambda: (self._limit, self._limit - self._used()))
-        self._hits = self._misses = self._saved = self._evictions = self._refused = 0
+        limit = default_ram_bytes() if ram_bytes is None else ram_bytes
+        self._guard = Guard()
+        self._store = RamStore(limit, ByWorth() if eviction is None else eviction)
+        self._followed: list[weakref.ref[LiveState]] = []  # contexts that `forget` has to reach
+        self._forgets = 0
+        self._reserve = Reserve(self)
+        self._hits = self._misses = self._saved = self._refused = self._damaged = 0
+
+    def _restart(self) -> None:
+        """See `Guarded`."""
+        store = self._store.renewed()
+        self._damaged += self._store.tree.damaged
+        self._store = store
+
+    @property
+    def _tree(self) -> Tree:
+        return self._store.tree
 
     @property
     def ram_bytes(self) -> int:
         """The budget; setting it evicts what no longer fits (pinned entries go when released)."""
-        return self._limit
+        return self._store.limit
 
     @ram_bytes.setter
     def ram_bytes(self, n_bytes: int) -> None:
-        with self._lock:
-            self._limit = n_bytes
-            self._make_room(0)
+        self._resize(n_bytes)
 
+    @guarded(nothing, later=True)
+    def _resize(self, n_bytes: int) -> None:
+        self._store.limit = n_bytes
+        self._store.make_room(0)
+
+    # -- a request's start -------------------------------------------------------------------------
+
+    @guarded(lambda *_: True, changes=False)
+    def follow(self, state: LiveState, prompt: Tokens) -> bool:
+        """See `BasePromptCache.follow`."""
+        if state.forgotten and len(state.tokens()):
+            return False
+        others = [ref for ref in self._followed if ref() is not None and ref() is not state]
+        self._followed = [*others, weakref.ref(state)]
+        state.prompt = prompt  # before the mark goes: `forget` may be next
+        state.forgotten = False
+        return True
+
+    @guarded(lambda _, tokens, *rest, **more: unplanned(len(tokens)), changes=False)
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `BasePromptCache.plan`; no more than one entry is pinned by a plan."""
         total = len(tokens)
+        store, tree = self._store, self._tree
         live_lcp = common_prefix(tokens, view.tokens)
-        with self._lock:
-            if boundaries:
-                self._boundaries[view.namespace] = frozenset(boundaries)
-            if view.split is not None:
-                self._tree.splitters[view.namespace] = view.split
-            match = self._tree.match(view.namespace, tokens)
-            self._live = match.entries()
-            self._eviction.learn(self._tree, match, self._live)
-            self._tree.visit(match, self._live)
-            self._tree.touch(match)
-            matched = max(live_lcp, match.length)
-            attention = reachable(live_lcp, match.segments() if view.split is not None else ())
-            choice = choose(total, live_lcp, view, self._live, attention.reach, costs)
-            cached = choice.position
-            if choice.source == "ram" and cached > live_lcp:
-                self._tree.divide(view.namespace, match, cached)
+        match = tree.match(view.namespace, tokens)
+        entries = match.entries()
+        parted = match.branches()
+        self._guard.changing = True
+        if boundaries:
+            store.boundaries[view.namespace] = frozenset(boundaries)
+        if view.split is not None:
+            tree.splitters[view.namespace] = view.split
+        store.let_lost_go()
+        store.live = entries
+        store.eviction.learn(tree, match, entries)
+        tree.visit(match, entries)
+        tree.touch(match)
+        choice, attention = self._choice(match, entries, total, live_lcp, view, costs)
+        while choice.source == "ram" and choice.position > live_lcp:
+            damaged = tree.damaged
+            tree.divide(view.namespace, match, choice.position)
+            if tree.damaged == damaged:
                 attention = reachable(live_lcp, match.segments())
-            cuts: tuple[int, ...] = ()
-            if view.needs_checkpoints:
-                parted = match.length == matched and match.branches()
-                most = self._most_cuts(costs)
-                cuts = prefill_cuts(total, cached, matched, boundaries, costs, most, parted)
-            plan = Plan(
-                total=total,
-                matched=matched,
-                cached=cached,
-                source=choice.tier,
-                checkpoint=choice.entry.checkpoint if choice.entry and choice.source == "ram" else None,
-                logits=choice.logits,
-                cuts=cuts,
-                reason=explain(choice, total, matched, len(view.tokens)),
-                differs=difference(tokens, view.tokens, live_lcp, match),
-                stored=any(e.position == cached for e in self._live),
-                segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
-                kept=attention.kept,
-            )
-            self._hits, self._misses = self._hits + (cached > 0), self._misses + (cached == 0)
-            self._saved += cached
-            if choice.entry is not None:
-                choice.entry.pins += 1
-                choice.entry.from_disk = False
-                self._tree.touch_entry(choice.entry)
-                self._plans[id(plan)] = (plan, choice.entry)
-            self._make_room(0)  # a segment in two parts takes a little more
-            return plan
+                break
+            choice, attention = self._choice(match, entries, total, live_lcp, view, costs)  # one went
+        cached = choice.position
+        matched = max(live_lcp, match.length)
+        cuts: tuple[int, ...] = ()
+        if view.needs_checkpoints:
+            most = store.most_cuts(costs)
+            known = match.length == matched and parted
+            cuts = prefill_cuts(total, cached, matched, boundaries, costs, most, known)
+        plan = Plan(
+            total=total,
+            matched=matched,
+            cached=cached,
+            source=choice.tier,
+            checkpoint=choice.entry.checkpoint if choice.entry and choice.source == "ram" else None,
+            logits=choice.logits,
+            cuts=cuts,
+            reason=explain(choice, total, matched, len(view.tokens)),
+            differs=difference(tokens, view.tokens, live_lcp, match),
+            stored=any(e.position == cached for e in entries),
+            segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
+            kept=attention.kept,
+        )
+        self._hits, self._misses = self._hits + (cached > 0), self._misses + (cached == 0)
+        self._saved += cached
+        if choice.entry is not None:
+            choice.entry.from_disk = False
+            tree.touch_entry(choice.entry)
+            store.pins.hold(plan, choice.entry)
+        store.make_room(0)  # a segment in two parts takes a little more
+        return plan
 
+    @guarded(zero, changes=False)
+    def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
+        """See `BasePromptCache.peek`."""
+        live = 0 if view.forgotten else common_prefix(tokens, view.tokens)
+        match = self._tree.match(view.namespace, tokens)
+        return self._choice(match, match.entries(), len(tokens), live, view, costs)[0].position
+
+    @guarded(nothing, later=True)
     def release(self, plan: Plan) -> None:
         """See `BasePromptCache.release`."""
-        with self._lock:
-            if id(plan) not in self._plans:
-                return
-            _, entry = self._plans.pop(id(plan))
-            self._let_go(entry)
+        self._store.let_go(plan)
+        self._store.make_room(0)
+
+    # -- what is stored ----------------------------------------------------------------------------
 
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
         """See `BasePromptCache.admit`. Raises ValueError unless 0 < position <= len(view.tokens)."""
         if not 0 < position <= len(view.tokens):
             raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
-        path = view.tokens[:position]
-        kept = None if logits is None else np.array(logits, dtype=np.float32)
-        with self._lock:
-            match = self._tree.match(view.namespace, path)
-            old = next((e for e in match.entries() if e.position == position), None)
-            if kept is None and old is not None:
-                kept = old.checkpoint.logits
-            new_bytes = snapshot.nbytes + (0 if kept is None else kept.nbytes)
-            if new_bytes + path.nbytes > self._limit - self._pinned_bytes():
-                self._refused += 1
-                return False
-            if old is not None:
-                self._remove(old, replaced=True)
-            whole = match if len(path) == len(view.tokens) else self._tree.match(view.namespace, view.tokens)
-            self._live = whole.entries()
-            growth = 4 * (position - match.length)
-            counted = self._loans.counted(snapshot)
-            if not self._make_room(new_bytes - counted + growth, match, position):
-                self._tree.prune_path(self._tree.match(view.namespace, path))
-                self._refused += 1
-                return False
-            self._loans.end(snapshot)
-            checkpoint = Checkpoint(view.namespace, position, owned(snapshot), kept)
-            checkpoint.snapshot.flags.writeable = False
-            marked = position in self._boundaries.get(view.namespace, ())
-            entry = self._tree.attach(self._tree.insert(view.namespace, path), checkpoint, marked)
-            entry.kept = self._is_pinned(path)
-            if old is not None:
-                entry.take_over(old)
-            self._live = sorted([*self._live, entry], key=lambda e: e.position)
-            self._make_room(0)
-            return entry.node is not None
+        return self._admit(view, position, snapshot, row(logits))
 
+    @guarded(no, changes=False)
+    def _admit(self, view: LiveView, position: int, snapshot: Bytes, kept: Logits | None) -> bool:
+        if view.forgotten:
+            return False
+        store, tree = self._store, self._tree
+        path = view.tokens[:position]
+        match = tree.match(view.namespace, path)
+        old = next((e for e in match.entries() if e.position == position), None)
+        if kept is None and old is not None:
+            kept = old.checkpoint.logits
+        new_bytes = snapshot.nbytes + (0 if kept is None else kept.nbytes)
+        if store.cannot_hold(new_bytes + path.nbytes):
+            self._refused += 1
+            return False
+        self._guard.changing = True
+        if old is not None:
+            store.remove(old, replaced=True)
+        whole = match if len(path) == len(view.tokens) else tree.match(view.namespace, view.tokens)
+        store.live = whole.entries()
+        growth = 4 * (position - match.length)
+        counted = store.loans.counted(snapshot)
+        if not store.make_room(new_bytes - counted + growth, match, position):
+            tree.prune_path(tree.match(view.namespace, path))
+            self._refused += 1
+            return False
+        store.loans.end(snapshot)
+        checkpoint = Checkpoint(view.namespace, position, owned(snapshot), kept)
+        checkpoint.snapshot.flags.writeable = False
+        marked = position in store.boundaries.get(view.namespace, ())
+        entry = store.put(tree.insert(view.namespace, path), checkpoint, path, marked)
+        if old is not None:
+            entry.take_over(old)
+        store.live = sorted([*store.live, entry], key=lambda e: e.position)
+        store.make_room(0)
+        return entry.node is not None
+
+    @guarded(lambda *_: [], changes=False)
     def missing(self, view: LiveView) -> list[tuple[int, int]]:
         """See `BasePromptCache.missing`: nothing behind the deepest checkpoint, where no restore needs it."""
-        with self._lock:
-            match = self._tree.match(view.namespace, view.tokens)
-            entries = match.entries()
-            return match.missing(entries[-1].position) if entries and view.split is not None else []
+        match = self._tree.match(view.namespace, view.tokens)
+        entries = match.entries()
+        wanted = entries and view.split is not None and not view.forgotten
+        return match.missing(entries[-1].position) if wanted else []
 
+    @guarded(zero, changes=False)
     def unstored(self, view: LiveView) -> int:
         """See `BasePromptCache.unstored`."""
-        with self._lock:
-            entries = self._tree.match(view.namespace, view.tokens).entries()
-            return len(view.tokens) - (entries[-1].position if entries else 0)
+        if view.forgotten:
+            return 0
+        entries = self._tree.match(view.namespace, view.tokens).entries()
+        return len(view.tokens) - (entries[-1].position if entries else 0)
 
+    @guarded(nothing, changes=False)
     def room(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """See `BasePromptCache.room`; at the price of the least worth while other paths have anything."""
-        with self._lock:
-            match = self._tree.match(view.namespace, view.tokens)
-            self._live = match.entries()
-            if n_bytes > self._limit or not self._make_room(n_bytes, match, ladder=False):
-                self._refused += 1
-                return None
-            return self._loans.lend(new_buffer(n_bytes))
+        store = self._store
+        if view.forgotten:
+            return None
+        match = self._tree.match(view.namespace, view.tokens)
+        self._guard.changing = True
+        store.live = match.entries()
+        fits = n_bytes <= store.limit and store.make_room(n_bytes, match, ladder=False)
+        self._refused += not fits
+        self._guard.changing = False  # running out of memory costs nothing
+        return store.loans.lend(new_buffer(n_bytes)) if fits else None
 
+    @guarded(no, changes=False)
     def keep(self, view: LiveView, segment: Segment) -> bool:
         """See `BasePromptCache.keep`; at the price of the least worth while other paths have anything."""
-        with self._lock:
-            match = self._tree.match(view.namespace, view.tokens)
-            self._live = match.entries()
-            counted = self._loans.counted(segment.record)
-            fits = self._make_room(segment.nbytes - counted, match, ladder=False)
-            match = self._tree.match(view.namespace, view.tokens)
-            needed = any(e.position > segment.start for e in match.entries())
-            kept = fits and needed and match.length >= segment.end and self._tree.store(match, segment)
-            self._loans.end(segment.record)
-            self._refused += not fits
-            return kept
+        store, tree = self._store, self._tree
+        if view.forgotten:
+            return False
+        match = tree.match(view.namespace, view.tokens)
+        self._guard.changing = True
+        store.live = match.entries()
+        counted = store.loans.counted(segment.record)
+        fits = store.make_room(segment.nbytes - counted, match, ladder=False)
+        match = tree.match(view.namespace, view.tokens)
+        needed = any(e.position > segment.start for e in match.entries())
+        kept = fits and needed and match.length >= segment.end and tree.store(match, segment)
+        store.loans.end(segment.record)
+        self._refused += not fits
+        return kept
 
-    def remember(self, namespace: str, tokens: Tokens) -> None:
+    def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
         """See `BasePromptCache.remember`; never at the price of a checkpoint on the path itself."""
-        with self._lock:
-            match = self._tree.match(namespace, tokens)
-            self._live = match.entries()
-            if self._make_room(4 * (len(tokens) - match.length), match, ladder=False):
-                self._tree.insert(namespace, tokens)
-                self._make_room(0)
-            self._reserve.refill()
+        self._remember(namespace, tokens, state, None)
+        self._reserve.refill()
+
+    @guarded(nothing, changes=False)
+    def _remember(self, namespace: str, tokens: Tokens, state: LiveState | None, forgets: int | None) -> None:
+        """`remember`, unless `forget` was called again since it was so many times."""
+        if (state is not None and state.forgotten) or forgets not in (None, self._forgets):
+            return
+        match = self._tree.match(namespace, tokens)
+        self._guard.changing = True
+        self._store.live = match.entries()
+        if self._store.make_room(4 * (len(tokens) - match.length), match, ladder=False):
+            self._tree.insert(namespace, tokens)
+            self._store.make_room(0)
+
+    # -- buffers -----------------------------------------------------------------------------------
 
     def buffer(self, n_bytes: int) -> Bytes:
         """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
 
         It counts toward the budget until it is admitted, recycled or collected.
         """
-        if n_bytes > self._limit:
+        if n_bytes > self._store.limit:
             return np.empty(n_bytes, np.uint8)  # to be refused by `admit`: nothing should go for it
-        with self._lock:
-            self._make_room(n_bytes, reuse=n_bytes)
-            buffer = self._pool.take(n_bytes)
-            if buffer is None:
-                buffer = new_buffer(n_bytes)
-            return self._loans.lend(buffer)
+        return self._buffer(n_bytes)
+
+    @guarded(lambda _, n_bytes: new_buffer(n_bytes))
+    def _buffer(self, n_bytes: int) -> Bytes:
+        store = self._store
+        store.make_room(n_bytes, reuse=n_bytes)
+        buffer = store.pool.take(n_bytes)
+        self._guard.changing = False  # running out of memory costs nothing
+        return store.loans.lend(new_buffer(n_bytes) if buffer is None else buffer)
 
     def reserve(self, n_bytes: int) -> None:
         """Have idle buffers of `n_bytes` > 0 ready, now and again after each request while there is room.
@@ -242,191 +298,149 @@ class RamCache(BasePromptCache):
         """
         self._reserve.of(n_bytes)
 
+    @guarded(no, changes=False)
+    def wants_idle(self, n_bytes: int, most: int, share: float, most_bytes: int) -> bool:
+        """See `ram.Shelf`."""
+        store = self._store
+        allowed = min(most_bytes, int(store.limit * share)) - store.pool.nbytes
+        free = store.limit - store.used()
+        return store.pool.count(n_bytes) < most and n_bytes <= min(allowed, free)
+
+    @guarded(nothing)
+    def put_idle(self, buffer: Bytes) -> None:
+        """See `ram.Shelf`."""
+        if self._store.used() + buffer.nbytes <= self._store.limit:
+            self._store.pool.put(buffer)
+
+    @guarded(nothing, changes=False)
     def recycle(self, buffer: Bytes) -> None:
         """Give back a buffer that was not admitted. Raises ValueError for one that belongs to the cache."""
-        with self._lock:
-            if not buffer.flags.writeable:
-                raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
-            self._loans.end(buffer)
-            if is_whole(buffer) and self._used() + buffer.nbytes <= self._limit:
-                self._pool.put(buffer)
+        if not buffer.flags.writeable:
+            raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
+        self._guard.changing = True
+        self._store.loans.end(buffer)
+        if is_whole(buffer) and self._store.used() + buffer.nbytes <= self._store.limit:
+            self._store.pool.put(buffer)
 
+    # -- the user's own say ------------------------------------------------------------------------
+
+    @guarded(zero, later=True)
     def pin(self, prefix: Sequence[int] | Tokens) -> int:
         """Keep the checkpoints on this path, now and later, whatever the budget asks for; how many there are.
 
         Their segments stay with them. `unpin` takes it back. Pins do not survive `clear`.
         """
         tokens = np.array(prefix, dtype=np.int32)
-        with self._lock:
-            self._pinned.append(tokens)
-            entries = [e for n in self._tree.namespaces() for e in self._tree.match(n, tokens).entries()]
-            for entry in entries:
-                entry.kept = True
-            return len(entries)
+        self._store.pinned = [*self._store.pinned, tokens]
+        entries = [e for n in self._tree.namespaces() for e in self._tree.match(n, tokens).entries()]
+        for entry in entries:
+            entry.kept = True
+        return len(entries)
 
+    @guarded(nothing, later=True)
     def unpin(self, prefix: Sequence[int] | Tokens) -> None:
         """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned."""
+        store = self._store
         tokens = np.array(prefix, dtype=np.int32)
-        with self._lock:
-            self._pinned = [p for p in self._pinned if not np.array_equal(p, tokens)]
-            for name in self._tree.namespaces():
-                for entry in self._tree.match(name, tokens).entries():
-                    entry.kept = self._is_pinned(tokens[: entry.position])
-            self._make_room(0)
+        store.pinned = [p for p in store.pinned if not np.array_equal(p, tokens)]
+        for name in self._tree.namespaces():
+            for entry in self._tree.match(name, tokens).entries():
+                entry.kept = store.is_pinned(tokens[: entry.position])
+        store.make_room(0)
 
+    @guarded(zero, later=True)
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """Forget this token path and all that goes on from it; bytes freed. What others share of it stays."""
+        """See `BasePromptCache.forget`; what the user pinned of the path's beginning stays, too."""
         tokens = np.array(prefix, dtype=np.int32)
-        with self._lock:
-            before = self._used() - self._pool.nbytes
-            for name in self._tree.namespaces():
-                while (match := self._tree.match(name, tokens)).path and match.length == len(tokens):
-                    leaf = match.path[-1].leaf()  # one at a time: the tree closes up behind it
-                    for entry in list(leaf.entries.values()):
-                        self._remove(entry)
-                    while leaf.segments:
-                        self._tree.shorten(leaf)
-                    self._tree.trim(leaf)
-            self._pool.clear()  # their bytes are not to lie about
-            return before - self._used()
+        self._forgets += 1
+        for ref in self._followed:
+            if (state := ref()) is not None:
+                state.forget(tokens)
+        return self._store.forget(tokens)
 
+    @guarded(nothing, later=True)
     def drop(self, checkpoint: Checkpoint) -> None:
         """See `BasePromptCache.drop`."""
-        with self._lock:
-            entry = self._tree.find(checkpoint)
-            if entry is not None:
-                self._remove(entry)
+        entry = self._tree.find(checkpoint)
+        if entry is not None:
+            self._store.remove(entry)
 
+    @guarded(nothing, later=True)
+    def drop_segment(self, namespace: str, segment: Segment) -> None:
+        """See `BasePromptCache.drop_segment`; counted as damaged."""
+        self._damaged += self._tree.remove_segment(segment)
+
+    @guarded(nothing, later=True)
     def clear(self) -> None:
         """See `BasePromptCache.clear`."""
-        with self._lock:
-            for entry in list(self._tree.oldest_entries()):
-                self._remove(entry)
-            self._tree = Tree()
-            self._pool.clear()
-            self._pinned.clear()
+        store = self._store
+        for entry in list(self._tree.oldest_entries()):
+            store.remove(entry)
+        self._damaged += store.tree.damaged
+        store.tree = Tree(lean=True)
+        store.pool.clear()
+        store.pinned = []
+
+    # -- looking in --------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
-        """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget."""
-        with self._lock:
-            return CacheStats(
-                entries=len(self._tree),
-                bytes_ram=self._used(),
-                hits=self._hits,
-                misses=self._misses,
-                tokens_saved=self._saved,
-                evictions=self._evictions,
-                refused=self._refused,
-                segments=sum(len(n.segments) for n in self._tree.oldest_nodes()),
-                extra={
-                    "segment_bytes": self._tree.segment_bytes,
-                    "tokens": self._tree.token_bytes // 4,
-                    "idle_bytes": self._pool.nbytes,
-                    "budget": self._limit,
-                },
-            )
+        """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget, segments
+        that were damaged, and how often an exception cost what RAM held.
+        """
+        return self._stats()
 
+    def _look(self) -> CacheStats:
+        store = self._store
+        return CacheStats(
+            entries=len(store.tree),
+            bytes_ram=store.used(),
+            hits=self._hits,
+            misses=self._misses,
+            tokens_saved=self._saved,
+            evictions=store.evictions,
+            refused=self._refused,
+            segments=store.segments(),
+            extra={
+                "segment_bytes": store.tree.segment_bytes,
+                "tokens": store.tree.token_bytes // 4,
+                "idle_bytes": store.pool.nbytes,
+                "budget": store.limit,
+                "damaged": self._damaged + store.tree.damaged,
+                "restarts": self._guard.restarts,
+            },
+        )
+
+    _stats = guarded(_look, changes=False)(_look)  # from inside, too: a signal handler may ask
+
+    @guarded(nothing, changes=False)
     def check_integrity(self) -> None:
         """See `BasePromptCache.check_integrity`."""
-        with self._lock:
-            self._tree.check_integrity()
-            self._pool.check_integrity()
-            pins = self._held + Counter(entry for _, entry in self._plans.values())
-            held = {e for e in self._tree.oldest_entries() if e.pins} | self._doomed
-            assert pins == {e: e.pins for e in held}, "pins and plans disagree"
-            assert all(e.node is None for e in self._doomed), "a doomed checkpoint is still in the tree"
-            assert all(e.node is not None for e in self._live), "the live path names an evicted checkpoint"
-            stored = [*self._tree.oldest_entries(), *self._doomed]
-            snapshots = [e.checkpoint.snapshot for e in stored]
-            assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
-            assert not any(self._pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
-            assert self._used() <= self._limit or held or self._loans.nbytes(), "over budget"
+        self._store.check_integrity()
 
-    def _pin_entry(self, entry: Entry) -> None:
-        """Keep a checkpoint's bytes for somebody who reads them."""
-        entry.pins += 1
-        self._held[entry] += 1
+    # -- for the disk tier -------------------------------------------------------------------------
 
-    def _unpin_entry(self, entry: Entry) -> None:
-        self._held[entry] -= 1
-        if not self._held[entry]:
-            del self._held[entry]
-        self._let_go(entry)
+    @guarded(nothing)
+    def _hold(self, user: object, namespace: str, path: Tokens) -> Checkpoint | None:
+        """The checkpoint at the end of a path, whose bytes stay until `user` lets go."""
+        entries = self._tree.match(namespace, path).entries()
+        if not entries or entries[-1].position != len(path):
+            return None
+        self._store.pins.hold(user, entries[-1])
+        return entries[-1].checkpoint
 
-    def _let_go(self, entry: Entry) -> None:
-        """A pin is gone: a checkpoint out of the tree goes with the last of them."""
-        entry.pins -= 1
-        if not entry.pins and entry in self._doomed:
-            self._doomed.remove(entry)
-            self._pool.put(entry.checkpoint.snapshot)
-        self._make_room(0)
+    @guarded(nothing, later=True)
+    def _let_go(self, user: object) -> None:
+        self._store.let_go(user)
+        self._store.make_room(0)
 
-    def _is_pinned(self, path: Tokens) -> bool:
-        """A path lies on a pinned prefix."""
-        return any(np.array_equal(p[: len(path)], path) for p in self._pinned)
+    def _choice(
+        self, match: Match, entries: Sequence[Entry], total: int, live_lcp: int, view: LiveView, costs: Costs
+    ) -> tuple[Choice, Attention]:
+        """The restore point for a prompt with what is live and in RAM, and how far attention reaches."""
+        attention = reachable(live_lcp, match.segments() if view.split is not None else ())
+        return choose(total, live_lcp, view, entries, attention.reach, costs), attention
 
-    def _used(self) -> int:
-        """Bytes that count toward the budget now."""
-        doomed = sum(e.nbytes for e in self._doomed)
-        stored = self._tree.token_bytes + self._tree.entry_bytes + self._tree.segment_bytes
-        return stored + doomed + self._pool.nbytes + self._loans.nbytes() + self._expected
 
-    def _most_cuts(self, costs: Costs) -> int:
-        """Cuts whose snapshots fill half the budget: the other half keeps what is known already."""
-        return max(1, self._limit // (2 * max(1, costs.snapshot_bytes)))
-
-    def _pinned_bytes(self) -> int:
-        return sum(e.nbytes for e in {*self._held, *(entry for _, entry in self._plans.values())})
-
-    def _remove(self, entry: Entry, *, replaced: bool = False) -> None:
-        """Take a checkpoint out, with the segments only it needed; its buffer goes to the pool when unused.
-
-        `replaced`: another one comes in its place, so the segments stay.
-        """
-        node = entry.node
-        assert node is not None
-        above = entry.above
-        self._tree.detach(entry)
-        if not replaced:
-            self._tree.prune(node)
-            if above is not None:
-                above.heir = True
-        if entry in self._live:
-            self._live.remove(entry)
-        if entry.pins:
-            self._doomed.add(entry)
-        else:
-            self._pool.put(entry.checkpoint.snapshot)
-
-    def _make_room(
-        self,
-        need: int,
-        path: Match | None = None,
-        incoming: int | None = None,
-        *,
-        ladder: bool = True,
-        reuse: int | None = None,
-    ) -> bool:
-        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if pins or `ladder` forbid it.
-
-        `path`: tokens that must stay, with the nodes they lie on. `ladder`: checkpoints of the live path
-        may go. `reuse`: an idle buffer of this size is as good as room for one.
-        """
-        while (over := self._used() + need - self._limit) > 0:
-            if reuse is not None and self._pool.count(reuse):
-                return True
-            if self._pool.nbytes:
-                self._pool.free(over)
-                continue
-            victim = self._eviction.victim(self._tree, path, self._live, incoming, ladder)
-            match victim:
-                case None:
-                    return False
-                case Entry():
-                    self._remove(victim)
-                    self._evictions += 1
-                case Tail():
-                    self._tree.trim(victim.node, path.keep(victim.node) if path else 0)
-                case Spare():
-                    self._tree.shorten(victim.node)
-        return True
+def unplanned(total: int) -> Plan:
+    """The plan of a prompt that is decoded from its first token on."""
+    return Plan(total=total, matched=0, cached=0, source="none", checkpoint=None, logits=None)

@@ -21,7 +21,9 @@ from llamahybrid.prompt_cache.nodes import Entry, Match, Node, common_prefix
 class Tree:
     """Token paths of every namespace with their checkpoints; keeps exact byte counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lean: bool = False) -> None:
+        """`lean`: of a segment that is cut in two, a part that no checkpoint needs goes at once."""
+        self._lean = lean
         self._roots: dict[str, Node] = {}
         self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
@@ -31,6 +33,8 @@ class Tree:
         """How many were planned: the time that worth is measured in."""
         self.splitters: dict[str, Splitter] = {}
         """How the segments of a namespace are cut in two."""
+        self.damaged = 0
+        """Segments that went because they could not be cut in two."""
         self.token_bytes = 0
         self.entry_bytes = 0
         self.segment_bytes = 0
@@ -165,15 +169,22 @@ class Tree:
     def prune(self, node: Node) -> None:
         """Drop the segments that no checkpoint is behind, from `node` upward."""
         for above in node.path():
-            first = len(above.segments) - above.bare()
-            self.segment_bytes -= sum(s.nbytes for s in above.segments[first:])
-            del above.segments[first:]
+            self._drop_bare(above)
             if above.weight:
                 break
 
     def shorten(self, node: Node) -> None:
         """Drop the deepest segment of a node."""
         self.segment_bytes -= node.segments.pop().nbytes
+
+    def remove_segment(self, segment: Segment) -> bool:
+        """Drop exactly this segment object; False if it is not there."""
+        node = next((n for n in self._nodes if any(s is segment for s in n.segments)), None)
+        if node is None:
+            return False
+        node.segments = [s for s in node.segments if s is not segment]
+        self.segment_bytes -= segment.nbytes
+        return True
 
     def prune_path(self, match: Match) -> None:
         """`prune` from where a match ends."""
@@ -267,29 +278,40 @@ class Tree:
 
     def _grow(self, namespace: str, match: Match, rest: Tokens) -> None:
         """Append `rest` where a match ended: extend a leaf, or branch."""
-        self.token_bytes += rest.nbytes
         if match.path:
             node = match.path[-1]
             if match.length < node.end:
                 node = self._split(namespace, node, match.length)
             elif not node.children:
                 node.tokens = np.concatenate([node.tokens, rest])
+                self.token_bytes += rest.nbytes
                 return
         else:
             node = self._roots.setdefault(namespace, Node(None, 0, np.empty(0, np.int32)))
         child = Node(node, node.end, rest, last_used=self._clock)
         node.children[int(rest[0])] = child
+        self.token_bytes += rest.nbytes
         self._nodes[child] = None
 
     def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
-        """Replace a segment by its two parts."""
+        """Replace a segment by its two parts; by none where it is damaged, or there is no memory for them."""
         splitter = self.splitters.get(namespace)
         at = node.segments.index(segment)
         parts: tuple[Segment, ...] = ()
-        if splitter is not None:
-            parts = splitter(segment, _tokens_to(node)[: segment.end], position)
+        try:
+            if splitter is not None:
+                parts = splitter(segment, _tokens_to(node)[: segment.end], position)
+        except (ValueError, MemoryError):
+            self.damaged += 1
         node.segments[at : at + 1] = parts
         self.segment_bytes += sum(p.nbytes for p in parts) - segment.nbytes
+        if self._lean:
+            self._drop_bare(node)
+
+    def _drop_bare(self, node: Node) -> None:
+        first = len(node.segments) - node.bare()
+        self.segment_bytes -= sum(s.nbytes for s in node.segments[first:])
+        del node.segments[first:]
 
     def _split(self, namespace: str, node: Node, position: int) -> Node:
         """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""

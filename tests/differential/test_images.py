@@ -151,3 +151,22 @@ def test_an_image_that_was_lost_is_an_error_and_no_text(opened, model):
         llm.eval([23])
     llm.reset()
     llm.eval([10, 11, 12, 13])
+
+
+def test_an_image_is_seen_whatever_is_forgotten_meanwhile(opened, model, stock, monkeypatch):
+    """It cannot be decoded again, so the request that begins with it goes on; nothing of it is stored."""
+    llm, expected = opened(model), stock(1)
+    list(islice(llm.generate([10, 11, 12, 13, *range(40, 90)], temp=0.0), 3))
+    llm.prompt_cache.forget([10, 11])
+    assert ask_about_image(llm, seed=1) == expected
+    complete = llm.create_completion
+
+    def forgetting(*args, **kwargs):
+        llm.prompt_cache.forget([10, 11])
+        return complete(*args, **kwargs)
+
+    monkeypatch.setattr(llm, "create_completion", forgetting)
+    assert ask_about_image(llm, seed=1) == expected
+    list(islice(llm.generate([5, 6, 7], temp=0.0), 3))
+    list(islice(llm.generate([10, 11, 12, 13, 14], temp=0.0), 3))
+    assert llm.last_request.matched == 0

@@ -125,3 +125,10 @@ def test_a_file_that_is_no_model_is_one_clear_line(tmp_path: Path, command: str)
     assert result.exit_code != 0
     assert "Failed to load model" in result.output
     assert "Traceback" not in result.output
+
+
+def test_the_chat_spells_where_its_history_parts(tiny_model: TinyModel) -> None:
+    out = run(
+        "chat", str(tiny_model("qwen35")), "--max-tokens", "4", typed="Hello there\n/edit 1 Hello yours\n"
+    )
+    assert re.search(r"differs\s+at\s+token[^;]+\swas\s", out)

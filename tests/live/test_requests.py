@@ -395,3 +395,20 @@ def test_closing_while_another_thread_generates(opened, model):
     llm.close()
     thread.join(60)
     assert len(raised) == 1
+
+
+# -- forgetting ------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_forgotten_while_it_waits_goes_on_and_is_not_stored(opened, model, fresh):
+    llm = opened(model)
+    stream = llm.generate(words(1), temp=0.0)
+    said = [next(stream)]
+    assert list(islice(llm.generate(words(2), temp=0.0), 3)) == fresh(words(2), 3)
+    llm.prompt_cache.forget(words(1)[:20])
+    said += islice(stream, 20)
+    stream.close()
+    assert said == fresh(words(1), 21)
+    list(islice(llm.generate(words(2), temp=0.0), 2))
+    list(islice(llm.generate([*words(1), 3], temp=0.0), 2))
+    assert llm.last_request.cached == 0

@@ -272,7 +272,7 @@ def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
 )
 def test_buffers_lie_ready_where_all_snapshots_have_one_size(open_model, arch, ready):
     llm = open_model(arch)
-    sizes = list(llm.prompt_cache._pool._idle)
+    sizes = list(llm.prompt_cache._store.pool._idle)
     take(llm, ONE)
     assert sizes == ([llm._keeper.live.snapshot_bytes()] if ready else [])
 

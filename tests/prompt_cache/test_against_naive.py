@@ -98,6 +98,30 @@ class Conversations(RuleBasedStateMachine):
         self.cache.drop(checkpoint)
         self.exact = False
 
+    @rule(data=st.data(), which=st.integers(0, 1), goes_on=st.booleans(), again=st.booleans())
+    def forget(self, data: st.DataObject, which: int, goes_on: bool, again: bool) -> None:
+        base = data.draw(st.sampled_from([*self.histories, self.engines[which].state]))
+        prefix = base[: data.draw(st.integers(0, len(base)))]
+        self.cache.forget(prefix)
+        self.naive.forget(prefix)
+        for engine, twin in zip(self.engines, self.twins, strict=True):
+            assert engine.followed.forgotten == twin.followed.forgotten
+        if goes_on:  # the request that runs has not heard of it
+            self.generate(which, [1, 0, 1])
+            self.checkpoint_where_it_stands(which)
+        if again:
+            self.ask(which, base or [0])
+
+    @rule(which=st.integers(0, 1), data=st.data(), tail=few_tokens)
+    def peek(self, which: int, data: st.DataObject, tail: list[int]) -> None:
+        prompt = np.array([*data.draw(st.sampled_from(self.histories)), *tail] or [0], np.int32)
+        depths = [
+            cache.peek(prompt, engine.view(), Costs())
+            for cache, engine in ((self.cache, self.engines[which]), (self.naive, self.twins[which]))
+        ]
+        if self.exact:
+            assert depths[0] == depths[1]
+
     @rule()
     def clear(self) -> None:
         self.cache.clear()

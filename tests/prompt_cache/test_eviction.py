@@ -140,10 +140,10 @@ def test_what_a_deeper_checkpoint_served_comes_to_the_one_above() -> None:
     cache = PromptCache(1 << 20)
     fill(cache, range(100), 50, 80)
     entry = next(e for e in cache._tree.oldest_entries() if e.position == 50)
-    before = cache._eviction.worth.of(entry, 0)  # type: ignore[attr-defined]
+    before = cache._store.eviction.worth.of(entry, 0)  # type: ignore[attr-defined]
     deeper = next(iter(entry.below))
     cache.drop(deeper.checkpoint)
-    assert cache._eviction.worth.of(entry, 0) > before  # type: ignore[attr-defined]
+    assert cache._store.eviction.worth.of(entry, 0) > before  # type: ignore[attr-defined]
     assert entry.heir
     assert worth.first_guess(worth.kind(entry)) > worth.first_guess((False, False, 0, 0, False, False, False))
     cache.plan(ids(*range(60)), view([]), (), NO_COSTS)

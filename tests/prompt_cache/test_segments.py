@@ -365,3 +365,93 @@ def test_a_segment_in_two_parts_takes_no_more_than_the_budget(how: str) -> None:
         cache.admit(view(branch), 201, np.zeros(SIZE, np.uint8))
     assert cache.stats().bytes_ram <= cache.ram_bytes
     cache.check_integrity()
+
+
+# -- what is damaged -------------------------------------------------------------------------------
+
+
+def stored_pieces(cache: PromptCache) -> list[Segment]:
+    return [s for n in cache._tree.oldest_nodes() for s in n.segments]
+
+
+@pytest.mark.parametrize("how", ["plan", "remember", "admit"])
+def test_a_flipped_bit_is_a_miss_once_and_for_no_other_chat(how: str) -> None:
+    cache = PromptCache(1 << 20)
+    one, other = PATH, list(range(500, 800))
+    for path in (one, other):
+        store(cache, path, 150, 250)
+        plan_for(cache, path, view(path))
+    damaged = next(s for s in stored_pieces(cache) if ENGINE.tokens_in(s, [])[0] == 0)
+    damaged.record[16] ^= 1
+    branch = [*PATH[:200], 999]
+    if how == "remember":
+        cache.remember("m", np.array(branch, np.int32))
+    elif how == "admit":
+        assert cache.admit(view(branch), 201, np.zeros(SIZE, np.uint8))
+    plan = plan_for(cache, branch, view(ELSEWHERE))
+    assert (plan.matched >= 200, plan.cached, plan.segments) == (True, 0, ())
+    cache.check_integrity()
+    stats = cache.stats()
+    assert (stats.extra["damaged"], stats.extra["restarts"], stats.segments) == (1, 0, 1)
+    assert plan_for(cache, [*other[:200], 999], view(ELSEWHERE)).cached == 150
+    assert plan_for(cache, branch, view(PATH)).cached >= 150, "live attention serves as ever"
+    for start, end in cache.missing(view(PATH)):
+        assert cache.keep(view(PATH), piece(PATH, start, end))
+    assert plan_for(cache, [*PATH[:160], 999], view(ELSEWHERE)).cached == 150, "stored anew"
+
+
+def test_one_damaged_piece_leaves_what_lies_before_it() -> None:
+    cache = PromptCache(1 << 20)
+    for position in (100, 250):
+        assert cache.admit(view(PATH[:position]), position, cache.buffer(SIZE))
+        for start, end in cache.missing(view(PATH)):
+            assert cache.keep(view(PATH), piece(PATH, start, end))
+    plan_for(cache, PATH, view(PATH))
+    assert cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
+    _, deeper = stored_pieces(cache)
+    deeper.record[16] ^= 1
+    plan = plan_for(cache, [*PATH[:240], 999], view(ELSEWHERE))
+    assert (plan.cached, ranges(plan.segments)) == (100, [(0, 100)])
+    cache.check_integrity()
+
+
+def test_no_memory_for_two_parts_costs_that_segment() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 150, 250)
+
+    def starved(*_: object) -> tuple[Segment, Segment]:
+        raise MemoryError
+
+    cache._tree.splitters["m"] = starved
+    cache.remember("m", np.array([*PATH[:200], 999], np.int32))
+    assert (cache.stats().segments, cache.stats().entries) == (0, 2)
+    assert cache.stats().extra["damaged"] == 1
+    cache.check_integrity()
+
+
+def test_a_segment_that_does_not_load_goes_and_the_checkpoints_stay() -> None:
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 150, 250)
+    cache.drop_segment("m", piece(PATH, 0, 250))
+    assert cache.stats().segments == 1, "not this one"
+    for segment in plan_for(cache, PATH, view(ELSEWHERE)).segments:
+        cache.drop_segment("m", segment)
+    stats = cache.stats()
+    assert (stats.segments, stats.entries, stats.extra["damaged"]) == (0, 2, 1)
+    assert stats.extra["segment_bytes"] == 0
+    cache.check_integrity()
+
+
+def test_of_a_segment_in_two_parts_only_what_a_checkpoint_needs_stays() -> None:
+    """The rest would never go: eviction sees checkpoints and bare tokens."""
+    cache = PromptCache(1 << 20)
+    store(cache, PATH, 150, 250)
+    plan_for(cache, PATH, view(PATH))
+    plan = plan_for(cache, [*PATH, 1], view(ELSEWHERE))
+    assert plan.checkpoint is not None
+    cache.drop(plan.checkpoint)
+    cache.remember("m", np.array([*PATH[:150], 999], np.int32))
+    assert [s.end for s in stored_pieces(cache)] == [150]
+    cache.check_integrity()
+    cache.ram_bytes = 0
+    assert cache.stats().bytes_ram == 0

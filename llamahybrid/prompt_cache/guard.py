@@ -1,0 +1,145 @@
+"""One lock for a store, and what an exception in the middle of a change leaves behind: nothing.
+
+A KeyboardInterrupt may come between any two bytecodes, under the lock, too. Nothing is undone then: whoever
+takes the lock next finds the mark of a change that did not come to its end, and starts the store anew, empty.
+No half of a change is ever read, whatever the exception was and wherever it came from.
+
+The same thread may come in again while it is inside: a finaliser that the garbage collector runs there, a
+signal handler, a log handler. It would wait for itself, so it does not wait: it is answered as by an empty
+store, or what it wants done is done by whoever takes the lock next.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+logger = logging.getLogger("llamahybrid")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Guard:
+    """The lock of one store."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.changing = False
+        """A change has begun and has not come to its end."""
+        self.words: deque[Callable[[], object]] = deque()
+        """Left by calls from inside, to be done next."""
+        self.restarts = 0
+        """How often an exception cost the store what it held."""
+        self._told = False
+        _guards.add(self)
+
+    def inside(self) -> bool:
+        """The calling thread has the lock."""
+        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return, unused-ignore]
+
+    def enter(self, store: Guarded) -> None:
+        """The lock was taken: start anew what was left half changed, and do what was left to be done."""
+        if self.changing:
+            store._restart()
+            self.restarts += 1
+            self.changing = False
+        while self.words:
+            self.changing = True
+            self.words.popleft()()
+            self.changing = False
+
+    def leave(self) -> None:
+        """Give up the lock, however it is held: a tracer may raise right before a `with` gives it up."""
+        while self.inside():
+            self.lock.release()
+
+    def tell(self) -> None:
+        """Say once that a store was started anew; never under the lock, as handlers are anybody's code."""
+        if self.restarts and not self._told:
+            self._told = True
+            logger.warning(
+                "an exception came while the prompt cache was changed; what it held in RAM is gone"
+            )
+
+
+class Guarded(Protocol):
+    """A store with a guard."""
+
+    _guard: Guard
+
+    def _restart(self) -> None:
+        """Begin again with nothing; may be called again when it did not come to its end."""
+
+
+G = TypeVar("G", bound=Guarded)
+
+
+def guarded(
+    inside: Callable[..., Any], *, later: bool = False, changes: bool = True
+) -> Callable[[Callable[Concatenate[G, P], R]], Callable[Concatenate[G, P], R]]:
+    """A method of a store that has the lock while it runs.
+
+    `inside(store, ...)`: what it gives to a thread that has the lock already. `later`: it is then done by
+    the next call. `changes`: it may leave half a change from its first line on; else it has to set
+    `_guard.changing` itself before it changes anything, and exceptions before that cost nothing.
+    """
+
+    def decorate(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
+        @functools.wraps(method)
+        def call(store: G, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            guard = store._guard
+            if guard.inside():
+                if later:
+                    guard.words.append(functools.partial(method, store, *args, **kwargs))
+                answer: R = inside(store, *args, **kwargs)
+                return answer
+            try:
+                # The lock's own methods are C: no signal can come between taking it and the `with`.
+                with guard.lock:
+                    guard.enter(store)
+                    guard.changing = changes
+                    result = method(store, *args, **kwargs)
+                    guard.changing = False
+                guard.tell()
+                return result
+            except BaseException:
+                guard.leave()
+                raise
+
+        return call
+
+    return decorate
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Answers None."""
+
+
+def no(*_: object, **__: object) -> bool:
+    """Answers False."""
+    return False
+
+
+def zero(*_: object, **__: object) -> int:
+    """Answers 0."""
+    return 0
+
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child: whoever held a lock is not there to give it up; what it changed is started anew."""
+    for guard in list(_guards):
+        guard.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

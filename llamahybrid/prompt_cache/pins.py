@@ -1,0 +1,49 @@
+"""Who uses which checkpoint: what is used keeps its bytes."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter
+
+from llamahybrid.prompt_cache.nodes import Entry
+
+
+class Pins:
+    """Checkpoints in use, each by an object: a plan, or whoever reads its bytes.
+
+    Users are held weakly. One that is collected before it let go (an exception came where nobody could) has
+    let go all the same, and is found by `lost`; no callback runs in the collector for it.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[int, tuple[weakref.ref[object], Entry]] = {}
+        self._numbers = itertools.count()
+
+    def hold(self, user: object, entry: Entry) -> None:
+        """Keep a checkpoint's bytes for as long as `user` does not let go."""
+        self._used[next(self._numbers)] = (weakref.ref(user), entry)
+        entry.pins += 1
+
+    def let_go(self, user: object) -> Entry | None:
+        """The checkpoint that `user` no longer needs; None if it held none."""
+        number = next((n for n, (ref, _) in self._used.items() if ref() is user), None)
+        return None if number is None else self._end(number)
+
+    def lost(self) -> list[Entry]:
+        """The checkpoints whose users are gone, once for each; they are let go."""
+        return [self._end(n) for n in [n for n, (ref, _) in self._used.items() if ref() is None]]
+
+    def entries(self) -> set[Entry]:
+        """What is in use."""
+        return {entry for _, entry in self._used.values()}
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every checkpoint knows how often it is in use."""
+        found = Counter(entry for _, entry in self._used.values())
+        assert found == {e: e.pins for e in found}, "pins and users disagree"
+
+    def _end(self, number: int) -> Entry:
+        _, entry = self._used.pop(number)
+        entry.pins -= 1
+        return entry

@@ -1,0 +1,198 @@
+"""What lies in RAM and what it takes: the tree, buffers idle and lent, pins, all within one byte budget.
+
+Not locked: that is its owner's. After an exception in the middle of a change there is no telling what holds,
+so a store is then given up for a new one (`renewed`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llamahybrid.prompt_cache.base import Checkpoint, Costs, Logits, Tokens, same_start
+from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail
+from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.pins import Pins
+from llamahybrid.prompt_cache.ram import BufferPool, Loans
+from llamahybrid.prompt_cache.tree import Tree
+
+
+class RamStore:
+    """Checkpoints and segments in RAM, at most `limit` bytes but for what is pinned or lent."""
+
+    def __init__(self, limit: int, eviction: Eviction, loans: Loans | None = None) -> None:
+        self.limit = limit
+        self.eviction = eviction
+        self.tree = Tree(lean=True)
+        self.pool = BufferPool()
+        self.loans = Loans() if loans is None else loans
+        """What was handed out and is not kept yet, and what is about to be read from disk."""
+        self.pins = Pins()
+        self.doomed: set[Entry] = set()
+        """Out of the tree, but pinned."""
+        self.live: list[Entry] = []
+        """Checkpoints on the path last seen live, shallowest first."""
+        self.boundaries: dict[str, frozenset[int]] = {}
+        """Of the last prompt, by namespace."""
+        self.pinned: list[Tokens] = []
+        """Prefixes that the user pinned."""
+        self.evictions = 0
+
+    def renewed(self) -> RamStore:
+        """An empty one with the same budget, eviction, loans, and prefixes that the user pinned.
+
+        What plans name stays theirs, and counts until they let go of it.
+        """
+        store = RamStore(self.limit, self.eviction, self.loans)
+        store.tree.requests = self.tree.requests
+        store.pinned = list(self.pinned)
+        store.evictions = self.evictions
+        for entry in self.pins.entries():
+            store.loans.lend(entry.checkpoint.snapshot)
+        return store
+
+    def used(self) -> int:
+        """Bytes that count toward the budget now."""
+        doomed = sum(e.nbytes for e in self.doomed)
+        stored = self.tree.token_bytes + self.tree.entry_bytes + self.tree.segment_bytes
+        return stored + doomed + self.pool.nbytes + self.loans.nbytes()
+
+    def pinned_bytes(self) -> int:
+        """Bytes of the checkpoints in use."""
+        return sum(e.nbytes for e in self.pins.entries())
+
+    def most_cuts(self, costs: Costs) -> int:
+        """Cuts whose snapshots fill half the budget: the other half keeps what is known already."""
+        return max(1, self.limit // (2 * max(1, costs.snapshot_bytes)))
+
+    def is_pinned(self, path: Tokens) -> bool:
+        """A path lies on a prefix that the user pinned."""
+        return any(np.array_equal(p[: len(path)], path) for p in self.pinned)
+
+    def put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
+        """Index a checkpoint at the end of `path`, which lies on this match of an inserted path.
+
+        `marked`: a message, or a marked part of one, starts there.
+        """
+        entry = self.tree.attach(match, checkpoint, marked)
+        entry.kept = self.is_pinned(path)
+        return entry
+
+    def remove(self, entry: Entry, *, replaced: bool = False) -> None:
+        """Take a checkpoint out, with the segments only it needed; its buffer goes to the pool when unused.
+
+        `replaced`: another one comes in its place, so the segments stay.
+        """
+        node = entry.node
+        assert node is not None
+        above = entry.above
+        self.tree.detach(entry)
+        if not replaced:
+            self.tree.prune(node)
+            if above is not None:
+                above.heir = True
+        if entry in self.live:
+            self.live.remove(entry)
+        if entry.pins:
+            self.doomed.add(entry)
+        else:
+            self.pool.put(entry.checkpoint.snapshot)
+
+    def forget(self, tokens: Tokens) -> int:
+        """Take out a path and all that goes on from it, but for what others share; bytes freed."""
+        before = self.used() - self.pool.nbytes
+        pinned = (len(p) for p in self.pinned if len(p) < len(tokens) and same_start(p, tokens))
+        stays = max(pinned, default=0)
+        for name in self.tree.namespaces():
+            while (match := self.tree.match(name, tokens)).path and match.length == len(tokens):
+                self.tree.divide(name, match, stays)
+                leaf = match.path[-1].leaf()  # one at a time: the tree closes up behind it
+                for entry in [e for e in leaf.entries.values() if e.position > stays]:
+                    self.remove(entry)
+                while leaf.segments and leaf.segments[-1].end > stays:
+                    self.tree.shorten(leaf)
+                self.tree.trim(leaf)
+        for entry in self.doomed:  # still in use: their bytes go back to the system afterwards
+            entry.recycled = False
+        self.pinned = [p for p in self.pinned if not np.array_equal(p[: len(tokens)], tokens)]
+        self.pool.clear()  # their bytes are not to lie about
+        return before - self.used()
+
+    def let_go(self, user: object) -> None:
+        """`user` no longer needs its checkpoint: one that is out of the tree goes with its last user."""
+        entry = self.pins.let_go(user)
+        if entry is not None:
+            self._unpinned(entry)
+
+    def let_lost_go(self) -> None:
+        """Let go for users that are gone without having done so."""
+        for entry in self.pins.lost():
+            self._unpinned(entry)
+
+    def _unpinned(self, entry: Entry) -> None:
+        if not entry.pins and entry in self.doomed:
+            self.doomed.remove(entry)
+            if entry.recycled:
+                self.pool.put(entry.checkpoint.snapshot)
+
+    def make_room(
+        self,
+        need: int,
+        path: Match | None = None,
+        incoming: int | None = None,
+        *,
+        ladder: bool = True,
+        reuse: int | None = None,
+    ) -> bool:
+        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if pins or `ladder` forbid it.
+
+        `path`: tokens that must stay, with the nodes they lie on. `ladder`: checkpoints of the live path
+        may go. `reuse`: an idle buffer of this size is as good as room for one.
+        """
+        self.let_lost_go()
+        while (over := self.used() + need - self.limit) > 0:
+            if reuse is not None and self.pool.count(reuse):
+                return True
+            if self.pool.nbytes:
+                self.pool.free(over)
+                continue
+            victim = self.eviction.victim(self.tree, path, self.live, incoming, ladder)
+            match victim:
+                case None:
+                    return False
+                case Entry():
+                    self.remove(victim)
+                    self.evictions += 1
+                case Tail():
+                    self.tree.trim(victim.node, path.keep(victim.node) if path else 0)
+                case Spare():
+                    self.tree.shorten(victim.node)
+        return True
+
+    def cannot_hold(self, n_bytes: int) -> bool:
+        """More than pins leave room for, whatever else went."""
+        return n_bytes > self.limit - self.pinned_bytes()
+
+    def segments(self) -> int:
+        """How many there are."""
+        return sum(len(n.segments) for n in self.tree.oldest_nodes())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless tree, pool, pins and the byte count are all true."""
+        self.tree.check_integrity()
+        self.pool.check_integrity()
+        self.pins.check_integrity()
+        held = {e for e in self.tree.oldest_entries() if e.pins} | self.doomed
+        assert held == self.pins.entries(), "pins and checkpoints disagree"
+        assert all(e.node is None for e in self.doomed), "a doomed checkpoint is still in the tree"
+        assert all(e.node is not None for e in self.live), "the live path names an evicted checkpoint"
+        assert not any(n.bare() for n in self.tree.oldest_nodes()), "a segment that no checkpoint needs"
+        stored = [*self.tree.oldest_entries(), *self.doomed]
+        snapshots = [e.checkpoint.snapshot for e in stored]
+        assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
+        assert not any(self.pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
+        assert self.used() <= self.limit or held or self.loans.nbytes(), "over budget"
+
+
+def row(logits: Logits | None) -> Logits | None:
+    """A copy of logits to keep."""
+    return None if logits is None else np.array(logits, dtype=np.float32)

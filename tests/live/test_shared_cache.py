@@ -1,0 +1,231 @@
+"""What users of one cache may expect of it: forgotten is gone, nothing is spelt, damage stays local."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid import Llama, PromptCache
+from llamahybrid.prompt_cache.disk import RecordStore
+
+SECRET = [(7 * i + 3) % 150 for i in range(120)]
+OTHER = [(11 * i + 5) % 200 for i in range(50)]
+OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "n_batch": 64, "swa_full": False}
+
+
+def take(llm: Any, prompt: Sequence[int], n: int = 8) -> list[int]:
+    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
+
+
+@pytest.fixture
+def opened(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def make(kind: Any = Llama, arch: str = "qwen35", **more: Any) -> Any:
+        window = {"window": 16} if arch == "gemma3" else {}
+        made.append(kind(str(tiny_model(arch, **window)), **OPTIONS, **more))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+def entries_of(cache: PromptCache, tokens: Sequence[int]) -> int:
+    """Tokens of a path that the cache knows in any namespace."""
+    return max(
+        (cache._tree.match(n, np.array(tokens, np.int32)).length for n in cache._tree.namespaces()), default=0
+    )
+
+
+def records_of(folder: Path, tokens: Sequence[int]) -> int:
+    """Records on disk that begin as the tokens do."""
+    store = RecordStore(folder)
+    heads = [store.head(key) for key in list(store.keys())]
+    store.close()
+    ends = [min(len(tokens), len(head.tokens)) for head in heads]
+    return sum(np.array_equal(h.tokens[:n], tokens[:n]) for h, n in zip(heads, ends, strict=True))
+
+
+# -- forget ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "mamba", "gemma3", "llama"])
+def test_forgotten_stays_forgotten(opened: Callable[..., Any], tmp_path: Path, arch: str) -> None:
+    cache = PromptCache(1 << 28, tmp_path)
+    llm, other = opened(arch=arch, prompt_cache=cache), opened(arch=arch, prompt_cache=cache)
+    take(llm, SECRET, 80)
+    take(other, [*SECRET, 9], 20)
+    cache.forget(SECRET[:20])
+    for one in (llm, other):
+        take(one, OTHER)
+    cache.flush()
+    assert (entries_of(cache, SECRET), records_of(tmp_path, SECRET)) == (0, 0)
+    answer = take(llm, [*SECRET, 5])
+    assert (llm.last_request.cached, llm.last_request.matched, llm.last_request.source) == (0, 0, "none")
+    assert answer == take(opened(llama_cpp.Llama, arch), [*SECRET, 5])
+    take(llm, [*SECRET, 5, *answer[:3], 7])
+    assert llm.last_request.cached > 100, "asked for again it is a chat like any other"
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_what_is_live_does_not_serve_it(opened: Callable[..., Any], arch: str) -> None:
+    llm = opened(arch=arch)
+    take(llm, SECRET)
+    live = llm._keeper.live
+    llm.prompt_cache.forget(SECRET)
+    take(llm, [*SECRET, 5], 1)
+    assert (llm.last_request.cached, llm.last_request.source) == (0, "none")
+    llm.prompt_cache.forget(SECRET)
+    take(llm, OTHER, 1)
+    held = np.isin(live._ids, [t for t in SECRET if t not in OTHER and t])
+    assert not held.any(), "its ids are not left behind"
+
+
+def test_a_stream_that_runs_meanwhile_goes_on_and_leaves_nothing(opened: Callable[..., Any]) -> None:
+    llm, fresh = opened(), opened(llama_cpp.Llama)
+    stream = llm.generate(SECRET, temp=0.0)
+    answer = [next(stream) for _ in range(5)]
+    llm.prompt_cache.forget(SECRET[:50])
+    answer += [next(stream) for _ in range(90)]
+    stream.close()
+    assert answer == take(fresh, SECRET, 95)
+    take(llm, OTHER, 1)
+    assert entries_of(llm.prompt_cache, SECRET) == 0
+
+
+def test_one_forgotten_while_its_prompt_is_decoded_leaves_nothing(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = opened()
+    decode, calls = llm._keeper.live.decode, []
+
+    def forgetting(*args: Any) -> None:
+        decode(*args)
+        if not calls:
+            calls.append(llm.n_tokens)
+            llm.prompt_cache.forget(SECRET[:110])
+
+    monkeypatch.setattr(llm._keeper.live, "decode", forgetting)
+    take(llm, SECRET, 2)
+    monkeypatch.undo()
+    assert len(calls) == 1
+    take(llm, OTHER, 1)
+    assert entries_of(llm.prompt_cache, SECRET) == 0
+
+
+# -- reports ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("explain", [False, True])
+def test_another_users_tokens_are_spelt_for_who_asks_only(opened: Callable[..., Any], explain: bool) -> None:
+    llm = opened(explain=explain)
+    reports: list[Any] = []
+    llm.on_request = reports.append
+    take(llm, [*OTHER[:30], *b"PIN 4711"])
+    for text in (b"PIN x", b"PIN 4x"):
+        take(llm, [*OTHER[:30], *text], 1)
+    llm.reset()
+    take(llm, OTHER, 1)
+    said = [report.reason for report in reports[1:3]]
+    spelt = [llm._spell(token) for token in b"x47"]
+    for reason, old in zip(said, spelt[1:], strict=True):
+        assert repr(spelt[0]) in reason
+        assert (f"{spelt[0]!r} was {old!r}" in reason) == explain
+        assert (repr(old) in reason) == explain
+
+
+def test_the_choice_is_kept_where_a_model_is_copied(opened: Callable[..., Any]) -> None:
+    for explain in (False, True):
+        state = opened(explain=explain).__getstate__()
+        assert state["explain"] is explain
+        assert pickle.dumps(state["explain"])
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def flip(cache: PromptCache, start: int = 0) -> int:
+    """Turn a bit in every stored segment from a position on; how many there are."""
+    segments = [s for n in cache._tree.oldest_nodes() for s in n.segments if s.start >= start]
+    for segment in segments:
+        segment.record.flags.writeable = True
+        segment.record[200] ^= 1
+    return len(segments)
+
+
+def test_a_flipped_bit_in_attention_is_a_miss_and_no_error(opened: Callable[..., Any]) -> None:
+    llm, fresh = opened(), opened(llama_cpp.Llama)
+    take(llm, SECRET, 40)
+    take(llm, OTHER)
+    assert flip(llm.prompt_cache) > 0
+    for last in range(4):
+        prompt = [*SECRET[:37], 9, 9, 9, last]
+        assert take(llm, prompt) == take(fresh, prompt)
+    assert llm.prompt_cache.stats().extra["damaged"] > 0
+    assert llm.last_request.cached > 0, "what was decoded again serves"
+    llm.prompt_cache.check_integrity()
+
+
+def test_a_segment_that_does_not_load_costs_no_checkpoint(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, fresh = opened(), opened(llama_cpp.Llama)
+    take(llm, SECRET, 40)
+    take(llm, OTHER)
+    cache = llm.prompt_cache
+    damaged, dropped = flip(cache), []
+    monkeypatch.setattr(cache, "drop", dropped.append)
+    assert take(llm, [*SECRET, 5]) == take(fresh, [*SECRET, 5])
+    assert not dropped, "only what was damaged goes"
+    assert 0 < cache.stats().extra["damaged"] <= damaged
+    take(llm, OTHER)
+    assert take(llm, [*SECRET, 6]) == take(fresh, [*SECRET, 6])
+    assert llm.last_request.cached == len(SECRET), "and was stored anew"
+
+
+# -- looking ahead ---------------------------------------------------------------------------------
+
+
+def test_how_much_is_there_is_told_without_a_trace(
+    opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PromptCache(1 << 28, tmp_path)
+    llm = opened(prompt_cache=cache)
+    take(llm, SECRET, 20)
+    take(llm, OTHER)
+    cache.flush()
+    assert cache._disk is not None
+    for method in ("offer", "known", "load"):
+        monkeypatch.setattr(cache._disk, method, None)
+    before = cache.stats()
+    ages = [(e.last_used, e.seen, e.hits, e.passes) for e in cache._tree.oldest_entries()]
+    prompt = np.array([*SECRET, 1], np.int32)
+    depth = llm._keeper.depth(prompt)
+    assert llm._keeper.depth(np.array([3, 2, 1], np.int32)) == 0
+    assert depth == len(SECRET)
+    assert cache.stats() == before
+    assert [(e.last_used, e.seen, e.hits, e.passes) for e in cache._tree.oldest_entries()] == ages
+    monkeypatch.undo()
+    take(llm, prompt.tolist(), 1)
+    assert llm.last_request.cached == depth
+
+
+def test_a_report_does_not_keep_bytes_of_the_cache(opened: Callable[..., Any]) -> None:
+    llm = opened()
+    take(llm, SECRET, 20)
+    take(llm, OTHER)
+    take(llm, [*SECRET, 5])
+    llm.reset()
+    take(llm, OTHER, 1)
+    llm._retire()
+    plan = llm._turn.plan
+    assert (plan.checkpoint, plan.logits, plan.segments) == (None, None, ())

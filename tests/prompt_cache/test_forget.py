@@ -1,0 +1,275 @@
+"""`forget`: gone from RAM, disk, live memory, idle buffers and from what is queued; and it stays gone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamahybrid.harness.fake_engine import FakeEngine, Kind
+from llamahybrid.prompt_cache import BasePromptCache, Costs, NaivePromptCache, PromptCache
+from llamahybrid.prompt_cache.base import LiveState, Tokens
+from llamahybrid.prompt_cache.disk import RecordStore
+
+AMPLE = 1 << 22
+SECRET = list(range(1000, 1200))
+OTHER = list(range(50, 150))
+KINDS: tuple[Kind, ...] = ("recurrent", "hybrid", "window", "plain")
+
+
+def ids(tokens: Sequence[int]) -> Tokens:
+    return np.array(tokens, np.int32)
+
+
+def known(cache: BasePromptCache, namespace: str = "model") -> int:
+    """How much of the secret is known to the cache, live memory aside."""
+    plan = cache.plan(ids(SECRET), FakeEngine(cache, namespace=namespace).view(), (), Costs())
+    cache.release(plan)
+    return plan.matched
+
+
+@pytest.fixture(params=[lambda: PromptCache(AMPLE), NaivePromptCache])
+def cache(request: pytest.FixtureRequest) -> BasePromptCache:
+    made: BasePromptCache = request.param()
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("length", "generated"), [(1, 0), (20, 80), (200, 0), (230, 80)])
+def test_the_next_request_does_not_bring_it_back(
+    cache: BasePromptCache, kind: Kind, length: int, generated: int
+) -> None:
+    engine = FakeEngine(cache, kind)
+    engine.prefill(SECRET)
+    engine.generate(range(7000, 7000 + generated))
+    cache.forget([*SECRET, *range(7000, 7080)][:length])
+    engine.prefill(OTHER)
+    assert known(cache) == 0
+    assert engine.prefill([*SECRET, 5]).cached == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_does_not_start_from_what_is_still_live(cache: BasePromptCache, kind: Kind) -> None:
+    engine = FakeEngine(cache, kind)
+    engine.prefill(SECRET)
+    cache.forget(SECRET[:20])
+    plan = engine.prefill([*SECRET, 5])
+    assert (plan.cached, plan.source, plan.matched) == (0, "none", 0)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "window"])
+def test_asked_for_again_it_is_a_chat_like_any_other(cache: BasePromptCache, kind: Kind) -> None:
+    one, two = FakeEngine(cache, kind), FakeEngine(cache, kind)
+    one.prefill(SECRET)
+    cache.forget(SECRET)
+    one.prefill(SECRET)
+    assert one.prefill([*SECRET, 5]).cached == len(SECRET)
+    assert two.prefill([*SECRET, 5, 6]).cached >= len(SECRET)
+
+
+def test_every_context_that_shares_the_cache_forgets(cache: BasePromptCache) -> None:
+    engines = [FakeEngine(cache, "hybrid", name) for name in ("a", "a", "b")]
+    for engine in engines:
+        engine.prefill(SECRET)
+    bystander = FakeEngine(cache, "hybrid", "a")
+    bystander.prefill([*SECRET[:10], *OTHER])
+    cache.forget(SECRET[:50])
+    for engine in engines:
+        engine.prefill(OTHER)
+    assert (known(cache, "a"), known(cache, "b")) == (10, 0)
+    assert bystander.prefill([*SECRET[:10], *OTHER, 1]).source == "live"
+
+
+def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: BasePromptCache) -> None:
+    engine = FakeEngine(cache, "hybrid")
+    assert cache.follow(engine.followed, ids(SECRET))
+    engine.decode(SECRET[:30])
+    cache.forget(SECRET[:100])  # it has not come so far
+    assert not engine.checkpoint()
+    engine.decode(SECRET[30:])
+    assert not engine.checkpoint(engine.logits)
+    view = engine.view()
+    assert (cache.missing(view), cache.unstored(view)) == ([], 0)
+    assert not cache.keep(view, engine.attention_of([], SECRET[:20]))
+    assert cache.peek(ids(SECRET), view, Costs()) == 0
+    engine.generate(range(100))
+    assert known(cache) == 0
+    assert engine.prefill([*SECRET, 5]).cached == 0
+
+
+def test_one_that_has_decoded_nothing_yet_leaves_nothing_behind(cache: BasePromptCache) -> None:
+    engine = FakeEngine(cache, "hybrid")
+    assert cache.follow(engine.followed, ids(SECRET))
+    cache.forget(SECRET[:100])
+    engine.decode(SECRET)
+    assert not engine.checkpoint(engine.logits)
+
+
+def test_what_was_decoded_without_a_request_is_reached_too(cache: BasePromptCache) -> None:
+    engine = FakeEngine(cache, "hybrid")
+    engine.prefill(OTHER)
+    engine.state = list(SECRET)
+    cache.forget(SECRET[:100])
+    engine.prefill(OTHER)
+    assert known(cache) == 0
+
+
+def test_its_attention_is_not_stored_for_who_asks_again(cache: BasePromptCache) -> None:
+    old, new = FakeEngine(cache, "hybrid"), FakeEngine(cache, "hybrid", pages=False)
+    old.prefill(SECRET)
+    cache.forget(SECRET)
+    new.prefill(SECRET)
+    new.pages = True
+    assert cache.missing(new.view()) != []
+    assert cache.missing(old.view()) == []
+    assert not cache.keep(old.view(), old.attention_of([], SECRET[:20]))
+
+
+def test_what_only_begins_alike_goes_on(cache: BasePromptCache) -> None:
+    engine = FakeEngine(cache, "hybrid")
+    engine.prefill([*SECRET[:50], *OTHER])
+    cache.forget(SECRET[:60])
+    cache.forget([])
+    plan = engine.prefill([*SECRET[:50], *OTHER, 1])
+    assert (plan.source, plan.cached) == ("live", 50 + len(OTHER))
+
+
+def test_a_context_that_is_gone_is_not_followed() -> None:
+    cache = PromptCache(AMPLE)
+    for _ in range(5):
+        FakeEngine(cache).prefill(OTHER)
+    gc.collect()
+    engine = FakeEngine(cache)
+    engine.prefill(OTHER)
+    assert len(cache._followed) <= 2
+
+
+def test_no_token_of_it_is_kept_to_know_what_was_forgotten() -> None:
+    cache = PromptCache(AMPLE)
+    state = LiveState(lambda: ids(SECRET))
+    cache.follow(state, ids(SECRET))
+    cache.forget(SECRET[:3])
+    assert state.forgotten
+    assert len(state.prompt) == 0
+    assert not cache.follow(state, ids(OTHER)), "it is still live"
+    assert state.forgotten
+
+
+def test_its_bytes_do_not_lie_idle() -> None:
+    cache = PromptCache(AMPLE)
+    FakeEngine(cache, "recurrent").prefill(SECRET)
+    plan = cache.plan(ids([*SECRET, 1]), FakeEngine(cache).view(), (), Costs())
+    taken = cache.plan(ids([*SECRET, 1]), FakeEngine(cache, "recurrent").view(), (), Costs())
+    assert taken.checkpoint is not None
+    before = taken.checkpoint.snapshot.tobytes()
+    cache.forget(SECRET)
+    assert cache.stats().extra["idle_bytes"] == 0
+    assert taken.checkpoint.snapshot.tobytes() == before, "who reads it may go on"
+    cache.release(plan)
+    cache.release(taken)
+    assert (cache.stats().bytes_ram, cache.stats().extra["idle_bytes"]) == (0, 0)
+
+
+def test_a_replaced_checkpoint_in_use_does_not_lie_idle_later() -> None:
+    cache = PromptCache(AMPLE)
+    engine = FakeEngine(cache, "recurrent")
+    engine.prefill(SECRET)
+    plan = cache.plan(ids([*SECRET, 1]), FakeEngine(cache, "recurrent").view(), (), Costs())
+    engine.checkpoint()
+    cache.forget(SECRET)
+    cache.release(plan)
+    assert cache.stats().bytes_ram == 0
+
+
+def test_pins_of_it_go_and_a_pinned_beginning_stays() -> None:
+    cache = PromptCache(AMPLE)
+    engine = FakeEngine(cache, "hybrid")
+    cache.pin(SECRET[:60])
+    cache.pin(SECRET[:150])
+    cache.pin(OTHER)
+    engine.prefill(SECRET, [60])
+    engine.prefill([3, 2, 1])
+    cache.forget(SECRET[:120])
+    assert sorted(map(len, cache._store.pinned)) == [60, len(OTHER)]
+    cache.check_integrity()
+    plan = FakeEngine(cache, "hybrid").prefill([*SECRET, 5], [60])
+    assert (plan.matched, plan.cached, [s.end for s in plan.segments]) == (60, 60, [60])
+
+
+# -- and the disk ----------------------------------------------------------------------------------
+
+
+def on_disk(folder: Path) -> int:
+    """Records that hold any of the secret."""
+    store = RecordStore(folder)
+    try:
+        heads = [store.head(key) for key in list(store.keys())]
+    finally:
+        store.close()
+    return sum(int(np.isin(head.tokens, SECRET).any()) for head in heads)
+
+
+def test_what_is_queued_for_the_disk_is_forgotten_too(tmp_path: Path) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    engine = FakeEngine(cache, "hybrid")
+    engine.prefill(SECRET)
+    engine.generate(range(7000, 7080))
+    cache.forget(SECRET[:20])
+    engine.prefill(OTHER)
+    cache.close()
+    assert on_disk(tmp_path) == 0
+    later = PromptCache(AMPLE, tmp_path)
+    assert FakeEngine(later, "hybrid").prefill([*SECRET, 5]).matched == 0
+    assert FakeEngine(later, "hybrid").prefill([*OTHER, 5]).source == "disk"
+    later.close()
+
+
+def test_what_ends_meanwhile_is_not_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    engine = FakeEngine(cache, "hybrid")
+    engine.prefill(SECRET)
+    on_the_disk = cache._forget_on_disk
+
+    def racing(*args: Any) -> None:
+        on_the_disk(*args)
+        engine.page_out()  # another thread's request is over
+        cache.flush()
+
+    monkeypatch.setattr(cache, "_forget_on_disk", racing)
+    cache.forget(SECRET[:20])
+    cache.close()
+    assert on_disk(tmp_path) == 0
+
+
+@pytest.mark.parametrize("meanwhile", ["load", "known"])
+def test_what_is_read_meanwhile_is_not_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    first = PromptCache(AMPLE, tmp_path)
+    FakeEngine(first, "hybrid").prefill(SECRET)
+    first.close()
+    cache = PromptCache(AMPLE, tmp_path)
+    assert cache._disk is not None
+    method = getattr(cache._disk, meanwhile)
+    forgotten: list[int] = []
+
+    def slow(*args: Any) -> Any:
+        result = method(*args)
+        if not forgotten:
+            forgotten.append(cache.forget(SECRET[:20]))
+        return result
+
+    monkeypatch.setattr(cache._disk, meanwhile, slow)
+    if meanwhile == "known":
+        monkeypatch.setattr(cache, "_bring", lambda *args: None)
+    plan = cache.plan(ids([*SECRET, 5]), FakeEngine(cache, "hybrid").view(), (), Costs())
+    assert forgotten
+    assert (plan.cached, plan.matched) == (0, 0)
+    stats = cache.stats()
+    assert (stats.entries, stats.segments, stats.bytes_ram) == (0, 0, 0)
+    assert stats.extra["disk_records"] == 0
+    cache.close()
