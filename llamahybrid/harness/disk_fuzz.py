@@ -105,20 +105,28 @@ def turn(cache: PromptCache, rng: random.Random) -> str:
 
 def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
     """A process of its own: turns for so long; prints each record once it is written, and its counts."""
-    written = RecordStore.write
+    commit = RecordStore.commit
 
-    def write(store: RecordStore, key: str, parts: tuple[bytes, memoryview]) -> None:
-        written(store, key, parts)
+    def report(store: RecordStore, part: Path, key: str) -> None:
+        commit(store, part, key)
         os.write(1, f"{key}\n".encode())
 
-    RecordStore.write = write  # type: ignore[method-assign,assignment]
-    cache, rng, sources = PromptCache(RAM_BYTES, folder, disk_bytes), random.Random(seed), Counter[str]()
+    RecordStore.commit = report  # type: ignore[method-assign,assignment]
+    cache, rng, sources = hasty(folder, disk_bytes), random.Random(seed), Counter[str]()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sources[turn(cache, rng)] += 1
     cache.close()
     cache.check_integrity()
     os.write(1, json.dumps({"sources": sources, **cache.stats().extra}).encode() + b"\n")
+
+
+def hasty(folder: str | Path, disk_bytes: int) -> PromptCache:
+    """A cache that writes everything, at once."""
+    cache = PromptCache(RAM_BYTES, folder, disk_bytes, 1 << 50)
+    assert cache._disk is not None, "the folder cannot be used"
+    cache._disk.writer.settle_seconds = 0.0
+    return cache
 
 
 def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subprocess.Popen[str]:
@@ -133,9 +141,9 @@ def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subproces
 
 def check_record(store: RecordStore, key: str) -> None:
     """Raise AssertionError unless a record's payload is what its tokens say, RecordError if it is damaged."""
-    head, payload = store.load(key)
-    kind = "attention" if head.kind == SEGMENT else "state"
-    assert np.array_equal(payload, content(kind, head.start, head.tokens)), (
+    record = store.load(key)
+    kind = "attention" if record.head.kind == SEGMENT else "state"
+    assert np.array_equal(record.payload, content(kind, record.head.start, record.tokens)), (
         f"{key} was accepted, and is wrong"
     )
 
@@ -165,8 +173,7 @@ def kill_one(folder: Path, seed: int) -> tuple[int, int]:
             check_record(store, key)
         except RecordError:
             damaged += 1
-    store.close()
-    cache = PromptCache(RAM_BYTES, folder, 1 << 40)  # and it goes on without repair
+    cache = hasty(folder, 1 << 40)  # and it goes on without repair
     turn(cache, rng)
     cache.close()
     cache.check_integrity()

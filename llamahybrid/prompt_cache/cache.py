@@ -21,13 +21,13 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
     part_of,
 )
-from llamahybrid.prompt_cache.disk import DISK_ERRORS
 from llamahybrid.prompt_cache.disk_index import Range, clipped
 from llamahybrid.prompt_cache.disk_tier import DiskTier, Loaded
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_cache import RamCache
 from llamahybrid.prompt_cache.selection import choose, reachable
+from llamahybrid.prompt_cache.write_policy import restart_points
 
 logger = logging.getLogger("llamahybrid")
 
@@ -40,9 +40,10 @@ class PromptCache(RamCache):
     """Checkpoints and attention segments of many conversations, indexed by a radix tree of tokens.
 
     `ram_bytes`: see `RamCache`. `disk_dir`: a folder that keeps them for later processes; several may share
-    it. `disk_bytes`: its budget; None: a quarter of what is free, at most 32 GiB. A folder that cannot be
-    used costs a warning and the disk, nothing else. `eviction`: another order in which things go from RAM.
-    May be shared by threads and by several models.
+    it. `disk_bytes`: its budget; None: a quarter of what is free, at most 32 GiB. `disk_write_bytes`: what
+    this process may write to it in an hour (0: nothing); None: 8 GiB. A folder that cannot be used costs a
+    warning and the disk, nothing else. `eviction`: another order in which things go from RAM. May be shared
+    by threads and by several models.
 
     >>> cache = PromptCache(ram_bytes=1 << 20)
     >>> cache.stats().entries
@@ -54,19 +55,20 @@ class PromptCache(RamCache):
         ram_bytes: int | None = None,
         disk_dir: str | os.PathLike[str] | None = None,
         disk_bytes: int | None = None,
+        disk_write_bytes: int | None = None,
         *,
         eviction: Eviction | None = None,
     ) -> None:
         super().__init__(ram_bytes, eviction)
-        self._disk_arguments = (disk_dir, disk_bytes)
+        self._disk_arguments = (disk_dir, disk_bytes, disk_write_bytes)
         self._disk: DiskTier | None = None
         if disk_dir is None:
             return
         folder = Path(disk_dir).expanduser()
         try:
             limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
-            self._disk = DiskTier(folder, limit, self)
-        except DISK_ERRORS as error:
+            self._disk = DiskTier(folder, limit, self, disk_write_bytes)
+        except OSError as error:
             logger.warning("the disk cache in %s cannot be used: %s", folder, error)
 
     def __reduce__(self) -> tuple[type[PromptCache], tuple[object, ...]]:
@@ -86,19 +88,16 @@ class PromptCache(RamCache):
             return
         path = view.tokens.copy()
         with self._lock:
-            match = self._tree.match(view.namespace, path)
-            entries = match.entries()
-            segments = [s for s in match.segments() if s.end <= len(path)]
-        self._disk.later(view.namespace, path, entries, segments)
+            points = restart_points(self._tree.match(view.namespace, path))
+        self._disk.later(view, path, points)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until all that was queued for the disk is written, at most so long; False if it is not."""
+        """Write what is queued for the disk, within so long (None: a minute); False if not all of it is."""
         return self._disk is None or self._disk.flush(seconds)
 
-    def close(self) -> None:
-        """Write what is queued for the disk and let go of its folder; RAM stays as it is."""
-        if self._disk is not None:
-            self._disk.close()
+    def close(self) -> bool:
+        """`flush`, and a warning where not all was written; RAM stays, and the cache may be used again."""
+        return self._disk is None or self._disk.close()
 
     def pin(self, prefix: Sequence[int] | Tokens) -> int:
         """See `RamCache.pin`; records of this path stay on disk, too."""
@@ -113,7 +112,6 @@ class PromptCache(RamCache):
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
         """See `RamCache.forget`; from the disk, too."""
-        self.flush()
         if self._disk is not None:
             self._disk.forget(np.array(prefix, dtype=np.int32))
         return super().forget(prefix)
@@ -129,7 +127,6 @@ class PromptCache(RamCache):
 
     def clear(self) -> None:
         """See `BasePromptCache.clear`; the disk is emptied, too."""
-        self.flush()
         if self._disk is not None:
             self._disk.clear()
         super().clear()

@@ -62,7 +62,7 @@ def ask(cache: PromptCache, prompt: Sequence[int], kind: Kind = "hybrid", costs:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/*/*.val"))
+    return sorted(folder.glob("*/*/*.record"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,7 +146,7 @@ def test_the_next_best_serves_where_the_deepest_is_damaged(opened, folder: Path)
 
 def depth(path: Path) -> int:
     with path.open("rb") as file:
-        return read_head(file).end
+        return read_head(file, path.stat().st_size).end
 
 
 def test_the_disk_budget_is_kept_and_what_was_used_stays(opened, folder: Path) -> None:
