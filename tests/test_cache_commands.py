@@ -37,7 +37,6 @@ def folder(tmp_path: Path) -> Path:
                 payload = np.full(100_000, end, np.uint8)
                 key = key_of(namespace, kind, start, tokens[:end])
                 store.write(key, pack(namespace, kind, start, tokens[:end], None, payload))
-    store.close()
     return tmp_path / "cache"
 
 
@@ -83,7 +82,7 @@ def test_sound_folders_verify(folder: Path) -> None:
 
 
 def test_damage_is_found_and_removed_when_asked(folder: Path) -> None:
-    victim = sorted(folder.glob("*/*/*.val"))[3]
+    victim = sorted(folder.glob("*/*/*.record"))[3]
     raw = bytearray(victim.read_bytes())
     raw[-1] ^= 1
     victim.write_bytes(raw)
@@ -108,7 +107,7 @@ def test_pruning_by_size_takes_the_oldest(folder: Path) -> None:
     assert RecordStore(folder).nbytes <= 0.5 * 2**20
     assert "records removed" in result.output
     store = RecordStore(folder)
-    assert {store.head(key).namespace for key in keys(folder)} == {"aaaa"}
+    assert {store.head(key)[0].namespace for key in keys(folder)} == {"aaaa"}
 
 
 def test_pruning_by_model(folder: Path) -> None:

@@ -107,7 +107,7 @@ def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
     """A process of its own: turns for so long; prints each record once it is written, and its counts."""
     commit = RecordStore.commit
 
-    def report(store: RecordStore, part: Path, key: str) -> None:
+    def report(store: RecordStore, part: str, key: str) -> None:
         commit(store, part, key)
         os.write(1, f"{key}\n".encode())
 

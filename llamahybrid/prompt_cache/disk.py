@@ -22,9 +22,9 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.disk_folder import SHARDS, check_owner, claim, opened
 from llamahybrid.prompt_cache.records import (
+    KEY,
     Head,
     Record,
-    parse_key,
     read_head,
     read_ids,
     read_record,
@@ -54,7 +54,7 @@ class RecordStore:
 
     def keys(self) -> list[str]:
         """All keys, in no order."""
-        return [key for shard in SHARDS for key in self.listed(shard)]
+        return [key for shard in SHARDS for key in self.listed(shard) if lies_in(key, shard)]
 
     def changed(self) -> Iterator[str]:
         """Shards that may have changed since this was asked. Raises OSError where that cannot be told."""
@@ -73,16 +73,13 @@ class RecordStore:
         self._seen.pop(shard, None)
 
     def listed(self, shard: str) -> set[str]:
-        """Keys of the records in a shard; none if it is gone. Raises OSError where that cannot be told."""
+        """What may be keys in a shard (see `lies_in`); none if it is gone. Raises OSError where untold."""
         try:
             with os.scandir(self._shard(shard)) as entries:
                 return {
                     entry.name[: -len(SUFFIX)]
                     for entry in entries
-                    if entry.name.endswith(SUFFIX)
-                    and entry.name.startswith(shard)
-                    and parse_key(entry.name[: -len(SUFFIX)]) is not None
-                    and entry.is_file(follow_symlinks=False)
+                    if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
                 }
         except FileNotFoundError:
             return set()
@@ -93,7 +90,7 @@ class RecordStore:
 
         Raises RecordError when it is damaged, RecordGone when it is gone, OSError when that cannot be told.
         """
-        with self._file(key) as (file, status):
+        with self._file(key, buffered=False) as (file, status):
             yield file, _named(key, read_head(file, status.st_size)), status.st_mtime
 
     def head(self, key: str) -> tuple[Head, Tokens]:
@@ -119,11 +116,9 @@ class RecordStore:
             self.abandon(part)
             raise
 
-    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> Path:
+    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
         """Write a record to a file that is none yet, for `commit` or `abandon`; only its owner reads it."""
-        part = self._shard(key[0]) / f"{secrets.token_hex(8)}.part"
-        if parse_key(key) is None:
-            raise ValueError(f"not a key: {key!r}")
+        part = os.path.join(os.path.dirname(self._path(key)), f"{secrets.token_hex(8)}.part")
         file = self._create(part)
         try:
             with open(file, "wb", buffering=0) as out:
@@ -136,21 +131,21 @@ class RecordStore:
             raise
         return part
 
-    def commit(self, part: Path, key: str) -> None:
+    def commit(self, part: str, key: str) -> None:
         """What was prepared is the record of this key from now on, for everybody."""
         os.replace(part, self._path(key))
 
-    def abandon(self, part: Path) -> None:
+    def abandon(self, part: str) -> None:
         """Remove what was prepared."""
         with suppress(OSError):
-            part.unlink()
+            os.unlink(part)
 
     def delete(self, key: str) -> None:
         """Remove a record; harmless if it is gone."""
         path = self._path(key)
         with suppress(FileNotFoundError):
             if stat.S_ISREG(os.lstat(path).st_mode):
-                path.unlink()
+                os.unlink(path)
 
     @property
     def nbytes(self) -> int:
@@ -173,21 +168,21 @@ class RecordStore:
                         swept += 1
         return swept
 
-    def _shard(self, shard: str) -> Path:
-        """A shard's folder; one that somebody put in its place is not followed."""
-        path = self.folder / shard
+    def _shard(self, shard: str) -> str:
+        """A shard's folder; what somebody put in its place is not followed."""
+        path = os.path.join(self.folder, shard)
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise OSError(f"{path} is no folder")
         return path
 
-    def _path(self, key: str) -> Path:
+    def _path(self, key: str) -> str:
         """A record's file. Raises RecordError for what is no key."""
-        if parse_key(key) is None:
+        if not lies_in(key, key[:1]):
             raise RecordError("not a key of a record")
-        return self._shard(key[0]) / f"{key}{SUFFIX}"
+        return os.path.join(self._shard(key[0]), key + SUFFIX)
 
-    def _create(self, path: Path) -> int:
+    def _create(self, path: str) -> int:
         """A new file's descriptor; its folders are made, again if somebody removes them."""
         flags = (
             os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -202,14 +197,15 @@ class RecordStore:
                     raise
                 if not os.path.lexists(self.folder):  # all of it was removed: whose is what is there now?
                     claim(self.folder.parent)
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                check_owner(path.parent)
+                parent = Path(path).parent
+                parent.mkdir(mode=0o700, exist_ok=True)
+                check_owner(parent)
 
     @contextmanager
-    def _file(self, key: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    def _file(self, key: str, *, buffered: bool = True) -> Iterator[tuple[BinaryIO, os.stat_result]]:
         """A record's file, opened. Raises RecordGone where there is none."""
         try:
-            file = opened(self._path(key))
+            file = opened(self._path(key), buffered=buffered)
         except FileNotFoundError:
             raise RecordGone("the record is gone") from None
         with file:
@@ -217,6 +213,11 @@ class RecordStore:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError("a record is no file")
             yield file, status
+
+
+def lies_in(key: str, shard: str) -> bool:
+    """Text is a key, and of this shard."""
+    return bool(shard) and key.startswith(shard) and KEY.fullmatch(key) is not None
 
 
 def _named(key: str, head: Head) -> Head:

@@ -32,10 +32,11 @@ _OLD_KEY = re.compile(r"[0-9a-f]{32}-(attention|prompt|state)-[0-9]+-[0-9]+")
 _OLD_FOLDER = re.compile(r"[0-9a-f]{2}")
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path | str, *, buffered: bool = True) -> BinaryIO:
     """A file to read: what is a link is not followed, and a pipe does not wait for who writes to it."""
     careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | careful))
+    buffering = -1 if buffered else 0
+    return open(path, "rb", buffering, opener=lambda name, flags: os.open(name, flags | careful))
 
 
 def claim(folder: str | os.PathLike[str]) -> Path:

@@ -15,15 +15,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.disk import RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, Range, ids_of
-from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, parse_key, read_ids
+from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 
 logger = logging.getLogger("llamahybrid")
 
@@ -200,16 +199,16 @@ class Shelf:
 
     # -- changing ----------------------------------------------------------------------------------
 
-    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> Path:
+    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
         """See `RecordStore.prepare`."""
         return self._store.prepare(key, parts)
 
-    def abandon(self, part: Path) -> None:
+    def abandon(self, part: str) -> None:
         """See `RecordStore.abandon`."""
         self._store.abandon(part)
 
     @_sound
-    def commit(self, part: Path, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
+    def commit(self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
         """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not."""
         if not wanted():
             return False
@@ -296,7 +295,8 @@ class Shelf:
                 for key in [key for key in known if key not in there]:
                     self._index.remove(key)
                     self.counts.gone += 1
-                fresh += [key for key in there if key not in self._index and key not in self._unfit]
+                new = [key for key in there if key not in self._index and key not in self._unfit]
+                fresh += [key for key in new if lies_in(key, shard)]
             if fresh:
                 self._take_in(fresh)
         except (OSError, MemoryError) as error:
@@ -353,8 +353,8 @@ class Shelf:
 
 
 def _end(key: str) -> int:
-    name = parse_key(key)
-    return 0 if name is None else name.end
+    """Tokens of a record's prefix."""
+    return int(key.rpartition("-")[2])
 
 
 def _in_child() -> None:

@@ -35,7 +35,8 @@ _SEAL = struct.Struct("<Q")
 HEAD_BYTES = _BODY.size + _SEAL.size
 NAMESPACE_BYTES = 48
 
-_KEY = re.compile(r"([0-9a-f]{32})-(attention|prompt|state)-(0|[1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
+KEY = re.compile(r"([0-9a-f]{32})-(attention|prompt|state)-(0|[1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
+"""Digest of the whole prefix, what it is, start, end."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _key(digest: bytes, kind: int, start: int, end: int, *, logits: bool) -> str
 
 def parse_key(key: str) -> Name | None:
     """What a key says; None for text that is no key."""
-    match = _KEY.fullmatch(key)
+    match = KEY.fullmatch(key)
     if match is None:
         return None
     digest, sort, start, end = match.groups()
