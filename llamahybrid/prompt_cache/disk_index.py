@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.disk_trie import ID_BYTES, Found, Node, grow, match, tidy
+from llamahybrid.prompt_cache.disk_trie import ID_BYTES, MOST_THROUGH, Found, Node, grow, match, tidy
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, parse_key
+
+MOST_FOLLOWERS = 2
+"""Enough to know that paths part."""
 
 Range = tuple[int, int]
 """Tokens [start, end)."""
@@ -127,8 +131,10 @@ class DiskIndex:
         for above in node.up():
             if above.end <= record.start:
                 break
-            above.through.append(record)
+            if len(above.through) < MOST_THROUGH:
+                above.through.append(record)
             top = above
+        top.begun[record] = None
         if not top.weight:
             self._bare[record] = None
 
@@ -169,12 +175,12 @@ class DiskIndex:
         return None
 
     def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
-        """How much of a prompt any record begins with, and the tokens that follow there in records."""
+        """How much of a prompt any record begins with, and the tokens that follow there, two at most."""
         found = self._match(namespace, ids_of(tokens))
         if found.rest is not None:
             edge = np.frombuffer(found.rest.edge, "<i4")
             return found.length, [int(edge[found.length - found.rest.start])]
-        return found.length, list(found.nodes[-1].children) if found.nodes else []
+        return found.length, list(islice(found.nodes[-1].children, MOST_FOLLOWERS)) if found.nodes else []
 
     def serves(self, namespace: str, path: Tokens, *, logits: bool, attention: bool) -> bool:
         """Whether the end of a path can be restored; with `logits`, with all its `attention`, if asked."""
@@ -297,7 +303,9 @@ class DiskIndex:
             for above in node.up():
                 if above.end <= record.start:
                     break
-                above.through.remove(record)
+                if record in above.through:
+                    above.through.remove(record)
+                above.begun.pop(record, None)
         if not node.records and node.digest is not None:
             del self._anchors[node.digest]
             node.digest = None
@@ -308,8 +316,7 @@ class DiskIndex:
         for above in node.up():
             above.weight += change
             if above.weight == max(change, 0):
-                begun = [s for s in above.through if s.start >= above.start]
-                for segment in begun:
+                for segment in above.begun:
                     if change > 0:
                         self._bare.pop(segment, None)
                     else:
@@ -359,8 +366,17 @@ class DiskIndex:
             assert name is not None, "no key"
             assert (name.digest, name.end) == (node.digest, node.end), "a foreign key"
             if record.kind == SEGMENT:
-                crossed = {n for n in node.up() if n.end > record.start}
-                assert all(n.through.count(record) == 1 for n in crossed), "attention is not where it lies"
+                crossed = [n for n in node.up() if n.end > record.start]
+                assert record in crossed[-1].begun, "attention does not begin where it starts"
+                lies = [n.through.count(record) for n in crossed if len(n.through) < MOST_THROUGH]
+                assert max(lies, default=1) == 1, "attention lies somewhere twice"
+        for record in (*node.through, *node.begun):
+            above = list(record.node.up())
+            assert node in above, "attention lies where its path does not"
+            assert record.key in self._shards[record.key[0]], "attention without a record"
+        assert all(node.start <= s.start < node.end for s in node.begun), "attention begins elsewhere"
+        assert all(s.start < node.end for s in node.through), "attention lies where it does not reach"
+        assert len(node.through) <= MOST_THROUGH, "more attention than is of use"
 
 
 def _best(node: Node) -> Stored | None:

@@ -145,8 +145,8 @@ class DiskTier:
     def close(self, seconds: float | None = None) -> bool:
         """`flush`, and a warning where not all was written. The folder may be used again afterwards."""
         done = self.flush(seconds)
-        if not done:
-            logger.warning("not all that waited was written to the disk cache (%d states)", len(self.writer))
+        if len(self.writer):
+            logger.warning("%d states were not written to the disk cache in time", len(self.writer))
         return done
 
     # -- forgetting --------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from llamahybrid.prompt_cache.disk_index import Stored
 
 ID_BYTES = 4
+MOST_THROUGH = 16
+"""More segments over the same tokens are of no use, and to go through them all would take its time."""
 
 
 class Node:
     """An edge and what ends at its end; a root has an empty edge."""
 
-    __slots__ = ("children", "digest", "edge", "parent", "records", "start", "through", "weight")
+    __slots__ = ("begun", "children", "digest", "edge", "parent", "records", "start", "through", "weight")
 
     def __init__(self, parent: Node | None, start: int, edge: bytes) -> None:
         self.parent = parent
@@ -31,8 +33,10 @@ class Node:
         """By the first token of their edge."""
         self.records: list[Stored] = []
         """Those whose prefix ends here."""
+        self.begun: dict[Stored, None] = {}
+        """Segments that start within this edge."""
         self.through: list[Stored] = []
-        """Segments that cover some of this edge; none ends inside of it."""
+        """Segments that cover some of this edge, `MOST_THROUGH` of them; none ends inside of it."""
         self.weight = 0
         """Checkpoints here and below."""
         self.digest: bytes | None = None
@@ -128,6 +132,7 @@ def tidy(node: Node) -> None:
             (child,) = node.children.values()
             parent.children[node.first()] = child
             child.edge, child.start, child.parent = node.edge + child.edge, node.start, parent
+            child.begun = {**node.begun, **child.begun}
         else:
             return
         node = parent
@@ -139,6 +144,8 @@ def _split(node: Node, cut: int) -> Node:
     upper = Node(node.parent, node.start, node.edge[:cut])
     upper.weight = node.weight
     upper.through = [s for s in node.through if s.start < upper.end]
+    upper.begun = {s: None for s in node.begun if s.start < upper.end}
+    node.begun = {s: None for s in node.begun if s.start >= upper.end}
     upper.children[_token(node.edge, cut)] = node
     node.parent.children[node.first()] = upper
     node.parent, node.start, node.edge = upper, upper.end, node.edge[cut:]

@@ -163,7 +163,7 @@ def _flush_all() -> None:
     end = time.monotonic() + FLUSH_SECONDS
     for writer in list(_open):
         if not writer.flush(max(0.0, end - time.monotonic())):
-            logger.warning("%d states were not written to the disk cache before the end", len(writer))
+            logger.warning("%d states were not written to the disk cache in time", len(writer))
 
 
 def _in_child() -> None:
