@@ -175,7 +175,7 @@ class PromptCache(RamCache):
                 with self._lock:
                     self._take_in(view, path, loaded)
                 return
-            limit = offer.position
+            limit = offer.position - 1  # never the same again, whatever the disk says
 
     def _recall(self, disk: DiskTier, tokens: Tokens, view: LiveView) -> None:
         """Know what the disk knows of a prompt's path: where to cut depends on it."""

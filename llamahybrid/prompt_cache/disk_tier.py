@@ -103,22 +103,28 @@ class DiskTier:
         started = time.perf_counter()
         state: Record | None = None
         segments: list[Segment] = []
+        whole = True
         for key in offer.keys:
             record = self.shelf.load(key)
+            if record is None and self.shelf.has(key):
+                return None  # the disk refused: it may be sound
             if record is None:
-                return None
+                whole = False  # what else is damaged of this offer goes with it, not at the next start
+                continue
             try:
                 state = state or record
                 _same(record.tokens, path, offer.position if key == offer.checkpoint else 0)
                 for piece in (p for p in offer.pieces if p.key == key):
                     end = min(piece.end, len(path))
                     _same(record.tokens, path, end)
-                    whole = Segment(record.head.start, record.head.end, record.payload)
-                    part = part_of(whole, record.tokens, piece.start, end, split)
+                    stored = Segment(record.head.start, record.head.end, record.payload)
+                    part = part_of(stored, record.tokens, piece.start, end, split)
                     segments += [] if part is None else [part]
             except ValueError as error:
                 self.shelf.damaged(key, error)
-                return None
+                whole = False
+        if not whole:
+            return None
         assert state is not None
         self._measured(offer.nbytes, time.perf_counter() - started)
         self.shelf.counts.loaded += 1
