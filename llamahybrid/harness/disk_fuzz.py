@@ -1,6 +1,6 @@
-"""What a folder of the disk tier must live through: writers killed at any moment, and several at once.
+"""What a folder of the disk tier must live through: killed writers, several at once, and a disk that fails.
 
-``python -m llamahybrid.harness.disk_fuzz --kills 200 --seconds 60 --processes 2 [--seed 1]``
+``python -m llamahybrid.harness.disk_fuzz --kills 200 --seconds 60 --processes 2 --faults 100 [--seed 1]``
 
 State is made up: bytes that only follow from their tokens, so that any record can be told right from wrong.
 Every record that a killed process had reported written must be there, whole; what is there must be right.
@@ -213,13 +213,18 @@ def main(
     kill: Annotated[int, typer.Option("--kills", help="Writers to kill.")] = 20,
     seconds: Annotated[float, typer.Option(help="How long several share a folder.")] = 20,
     processes: Annotated[int, typer.Option(help="How many.")] = 2,
+    faults: Annotated[int, typer.Option(help="Histories of what a disk may do, of 40 steps each.")] = 5,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
 ) -> None:
-    """Kill writers, then let several share a folder."""
+    """Kill writers, then let several share a folder, then let the disk fail."""
+    from llamahybrid.harness.disk_faults import histories
+
     console = Console()
     try:
         kills(kill, seed, console)
         hammer(processes, seconds, seed, console)
+        done = histories(faults, seed, 40)
+        console.print(f"faults: {faults} histories, nothing lost, nothing outside touched; {dict(done)}")
     except AssertionError as error:
         console.print(f"failed: {error}", style="red", markup=False)
         raise typer.Exit(1) from error

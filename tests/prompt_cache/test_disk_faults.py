@@ -16,6 +16,7 @@ import pytest
 import xxhash
 
 from llamahybrid.errors import FolderRefused, RecordError
+from llamahybrid.harness import disk_faults
 from llamahybrid.harness.fake_engine import FakeEngine
 from llamahybrid.prompt_cache import PromptCache, disk, disk_shelf, records
 from llamahybrid.prompt_cache.disk import RecordStore
@@ -107,6 +108,12 @@ def test_a_link_to_a_folder_of_ones_own_is_a_folder(folder: Path) -> None:
     link.symlink_to(folder)
     filled(link)
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="descriptors cannot be counted")
+def test_random_histories_of_what_a_disk_may_do() -> None:
+    done = disk_faults.histories(2, 0, 25)
+    assert len(done) >= 10
 
 
 # -- other programs, other versions --------------------------------------------------------------------

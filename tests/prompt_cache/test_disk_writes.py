@@ -1,4 +1,4 @@
-"""What is written, when, and how much; a writer that outlives exceptions, interrupts, forks and forgetting."""
+"""What is written, when, and how much; a writer that outlives exceptions, interrupts, forks, forgetting."""
 
 from __future__ import annotations
 
