@@ -49,7 +49,7 @@ def list_(
     found = [(head, tokens) for _, head, tokens in _heads(store)]
     rows = [[one] for one in found] if records else _conversations(found)
     spell = _speller(preview) if preview else None
-    table = Table("model", title=str(store.folder))
+    table = Table("model", title=str(store.folder.parent))
     for name in ("tokens", "checkpoints" if not records else "state", "MiB", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     if spell:

@@ -219,20 +219,19 @@ class DiskIndex:
 
     def _cover(self, found: Found, start: int, end: int) -> Iterator[Piece]:
         """Records' attention of what was found that overlaps [start, end), whole, the fewest, ascending."""
-        at = start
+        at, path = start, set(found.touched())
         for node in found.touched():
             while at < min(node.end, end):
-                here = [s for s in node.through if s.start <= at < s.end]
+                here = [s for s in node.through if s.start <= at]
                 if not here:
-                    here = [s for s in node.through if at < s.start < end]
-                    here = [s for s in here if s.start == min(t.start for t in here)]
-                if not here:
+                    first = min((s.start for s in node.through if at < s.start < end), default=end)
+                    here = [s for s in node.through if s.start == first]
+                reach, best = max(
+                    ((_shared(s, found, path), s) for s in here), key=_reach, default=(at, None)
+                )
+                if best is None or reach <= at:
                     at = max(at, min(node.end, end))
                     break
-                best = max(here, key=lambda s: s.end)
-                reach = min(best.end, found.length)
-                if reach <= at:
-                    return
                 size = best.nbytes * (reach - best.start) // (best.end - best.start)
                 yield Piece(best.key, best.start, reach, size)
                 at = reach
@@ -383,6 +382,16 @@ def _best(node: Node) -> Stored | None:
     """The checkpoint at a node's end; the one with logits, if there is one."""
     points = [r for r in node.records if r.kind == SNAPSHOT]
     return max(points, key=lambda r: r.logits, default=None)
+
+
+def _shared(segment: Stored, found: Found, path: set[Node]) -> int:
+    """Up to where a segment's prefix is that of what was found."""
+    last = next((node for node in segment.node.up() if node in path), None)
+    return 0 if last is None else min(last.end, found.length)
+
+
+def _reach(one: tuple[int, Stored]) -> int:
+    return one[0]
 
 
 def _needed(segment: Stored) -> bool:

@@ -261,6 +261,12 @@ class Shelf:
         """A record is not what it should be, or not there: it goes."""
         self._damaged(key, error)
 
+    @_sound
+    def misplaced(self, key: str) -> None:
+        """A sound record is not what the index took it for: it is left alone from now on."""
+        self._index.remove(key)
+        self._unfit.add(key)
+
     def refused(self, what: str, error: BaseException) -> None:
         """The disk refused: say so once, and leave it alone for a while."""
         self.counts.errors += 1

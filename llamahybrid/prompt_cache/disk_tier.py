@@ -17,7 +17,6 @@ from statistics import median
 
 import numpy as np
 
-from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Bytes, LiveView, Logits, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.disk_index import Offer, Range
 from llamahybrid.prompt_cache.disk_shelf import READ, WRITE, Shelf
@@ -111,12 +110,15 @@ class DiskTier:
             if record is None:
                 whole = False  # what else is damaged of this offer goes with it, not at the next start
                 continue
+            state = state or record
+            pieces = [piece for piece in offer.pieces if piece.key == key]
+            needed = offer.position if key == offer.checkpoint else max(piece.end for piece in pieces)
+            if not np.array_equal(record.tokens[:needed], path[:needed]):
+                self.shelf.misplaced(key)
+                return None
             try:
-                state = state or record
-                _same(record.tokens, path, offer.position if key == offer.checkpoint else 0)
-                for piece in (p for p in offer.pieces if p.key == key):
+                for piece in pieces:
                     end = min(piece.end, len(path))
-                    _same(record.tokens, path, end)
                     stored = Segment(record.head.start, record.head.end, record.payload)
                     part = part_of(stored, record.tokens, piece.start, end, split)
                     segments += [] if part is None else [part]
@@ -193,9 +195,3 @@ class DiskTier:
     def check_integrity(self) -> None:
         """Raise AssertionError unless the index is whole."""
         self.shelf.check_integrity()
-
-
-def _same(tokens: Tokens, path: Tokens, length: int) -> None:
-    """Raise RecordError unless a record's tokens begin with so many of a path."""
-    if len(tokens) < length or not np.array_equal(tokens[:length], path[:length]):
-        raise RecordError("a record holds other tokens than it did")

@@ -215,6 +215,8 @@ def read_record(file: BinaryIO, file_bytes: int) -> Record:
     """Read and check a whole record from the start. Raises RecordError when it is damaged."""
     head = read_head(file, file_bytes)
     tokens = tokens_of(read_ids(file, head))
+    if path_digest(head.namespace, tokens[: head.base]) != head.base_digest:
+        raise RecordError("a record lies about the prefix that it goes on from")
     row = file.read(4 * head.n_logits)
     if xxhash.xxh3_64_intdigest(row) != head.logits_digest:
         raise RecordError("a record's logits are damaged")

@@ -346,6 +346,25 @@ def test_damage_behind_the_head_is_healed_once(folder: Path) -> None:
     assert counts(again)["disk_damaged"] == 0
 
 
+def test_a_record_that_lies_where_the_index_does_not_expect_it_is_left_alone(folder: Path) -> None:
+    cache = filled(folder)
+    shelf = cache._disk.shelf  # type: ignore[union-attr]
+    before = {path: path.read_bytes() for path in files(folder)}
+    offer = shelf.offer("model", np.array(A, np.int32), 0, len(A), [])
+    assert offer is not None
+    assert cache._disk.load(offer, np.array(C[:1] + A[1:], np.int32), None) is None  # type: ignore[union-attr]
+    assert {path: path.read_bytes() for path in files(folder)} == before
+    assert not shelf.has(offer.checkpoint)
+    assert counts(cache)["disk_damaged"] == 0
+
+
+def test_a_record_that_lies_about_the_prefix_it_goes_on_from_is_damaged() -> None:
+    own = xxhash.xxh3_64_intdigest(np.arange(2, 4, dtype="<i4").tobytes())
+    _, raw = made_up(base=2, own=own, base_digest=path_digest("m", np.array([5, 5], np.int32)))
+    with pytest.raises(RecordError, match="lies"):
+        records.read_record(io.BytesIO(raw), len(raw))
+
+
 def test_a_record_that_cannot_be_removed_is_not_met_again(folder: Path, monkeypatch) -> None:
     cache = filled(folder)
 

@@ -77,7 +77,7 @@ class Naive:
 PATHS = st.lists(st.integers(0, LETTERS - 1), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None:
     index, naive = DiskIndex(), Naive()
@@ -153,6 +153,22 @@ def test_attention_that_nothing_is_behind_goes_before_anything_else() -> None:
         order.append(key)
         index.remove(key)
     assert order == [bare.key, point.key, segment.key, other.key]
+
+
+def test_attention_serves_only_as_far_as_its_path_goes_along() -> None:
+    index = DiskIndex()
+    here, there = [1, 2, 3, 3, 3], [1, 2, 4, 4, 4]
+    for one, tokens in ((head(SEGMENT, 0, there), there), (head(SNAPSHOT, 5, there), there)):
+        add(index, one, tokens)
+    add(index, head(SNAPSHOT, 5, here, logits=True), here)
+    asked = np.array(here, np.int32)
+    assert index.offer("m", asked, 0, 5, [(0, 5)]) is None
+    assert index.uncovered("m", asked) == [(2, 5)]
+    add(index, head(SEGMENT, 2, here), here)
+    offer = index.offer("m", asked, 0, 5, [(0, 5)])
+    assert offer is not None
+    assert [(p.start, p.end) for p in offer.pieces] == [(0, 2), (2, 5)]
+    index.check_integrity()
 
 
 @pytest.mark.parametrize("twist", ["position", "digest"])
