@@ -24,6 +24,7 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.disk_index import Range, clipped
 from llamahybrid.prompt_cache.disk_tier import DiskTier, Loaded
 from llamahybrid.prompt_cache.eviction import Eviction
+from llamahybrid.prompt_cache.forking import ForkGuard
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_cache import RamCache
 from llamahybrid.prompt_cache.selection import choose, reachable
@@ -60,6 +61,7 @@ class PromptCache(RamCache):
         eviction: Eviction | None = None,
     ) -> None:
         super().__init__(ram_bytes, eviction)
+        self._fork_guard = ForkGuard(self._lock)
         self._disk_arguments = (disk_dir, disk_bytes, disk_write_bytes)
         self._disk: DiskTier | None = None
         if disk_dir is None:
