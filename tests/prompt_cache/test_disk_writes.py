@@ -331,7 +331,7 @@ PACKAGE = str(Path(disk_tier.__file__).parent)
 ROOMS = ("disk.py", "disk_folder.py", "disk_index.py", "disk_shelf.py", "disk_tier.py", "disk_trie.py")
 ROOMS += ("disk_writer.py", "records.py", "write_behind.py", "write_policy.py")
 STRIDE = 9
-"""Every so many-th line in the suite; the fuzz takes all of them."""
+"""Every so many-th line: all of them take minutes."""
 
 
 def tracer(do):
