@@ -48,7 +48,7 @@ fuzz: venv ## random histories, threads, streams, cancels, interrupts, damaged s
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid" 2>/dev/null; then \
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m llamahybrid.harness.blob_fuzz --native --seconds $(TIME); \
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
-	$(BIN)/python -m llamahybrid.harness.disk_fuzz --kills $(KILLS) --seconds 60
+	$(BIN)/python -m llamahybrid.harness.disk_fuzz --kills $(KILLS) --seconds 60 --faults $(KILLS)
 	$(BIN)/python -m llamahybrid.harness.draft_fuzz --seconds $(TIME)
 
 soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget

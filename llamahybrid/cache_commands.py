@@ -46,29 +46,30 @@ def list_(
     from rich.table import Table
 
     store = _opened(folder)
-    heads = [head for _, head in _heads(store)]
-    rows = [[head] for head in heads] if records else _conversations(heads)
+    found = [(head, tokens) for _, head, tokens in _heads(store)]
+    rows = [[one] for one in found] if records else _conversations(found)
     spell = _speller(preview) if preview else None
-    table = Table("model", title=str(store.folder))
+    table = Table("model", title=str(store.folder.parent))
     for name in ("tokens", "checkpoints" if not records else "state", "MiB", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     if spell:
         table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=PREVIEW_WIDTH)
-    for row in sorted(rows, key=lambda row: max(h.written for h in row)):
-        deepest = max(row, key=lambda h: h.end)
-        states = sum(h.kind == 0 for h in row)
+    for row in sorted(rows, key=lambda row: max(h.written for h, _ in row)):
+        deepest, tokens = max(row, key=lambda one: one[0].end)
+        states = sum(h.kind == 0 for h, _ in row)
         what = f"[{deepest.start:,}, {deepest.end:,})" if deepest.kind else "snapshot"
         cells = [
             deepest.namespace[:8],
             f"{deepest.end:,}",
             what if records else str(states),
-            f"{sum(h.nbytes for h in row) / 2**20:.1f}",
-            _age(max(h.written for h in row)),
+            f"{sum(h.nbytes for h, _ in row) / 2**20:.1f}",
+            _age(max(h.written for h, _ in row)),
         ]
-        table.add_row(*cells, *([escape(spell(deepest.tokens))] if spell else []))
+        table.add_row(*cells, *([escape(spell(tokens))] if spell else []))
     console = Console()
     console.print(table)
-    console.print(f"{len(heads)} records, {store.nbytes / 2**20:,.1f} MiB with the index")
+    console.print(f"{len(found)} records, {store.nbytes / 2**20:,.1f} MiB")
+    _tell_old(store.folder.parent)
 
 
 @cache.command()
@@ -77,13 +78,18 @@ def verify(
     remove: Annotated[bool, typer.Option(help="remove what is damaged")] = False,
 ) -> None:
     """Read every record and check it; exit status 1 if any is damaged."""
-    from llamahybrid.errors import RecordError
+    from llamahybrid.errors import RecordError, RecordGone
 
-    store, sound, damaged = _opened(folder), 0, 0
-    for key in list(store.keys()):
+    store, sound, damaged, unread = _opened(folder), 0, 0, 0
+    for key in sorted(store.keys()):
         try:
             store.load(key)
             sound += 1
+        except OSError as error:  # it may be sound
+            unread += 1
+            typer.echo(f"{key}: {error}")
+        except RecordGone:
+            continue
         except RecordError as error:
             damaged += 1
             typer.echo(f"{key}: {error}")
@@ -91,9 +97,11 @@ def verify(
                 store.delete(key)
     swept = store.sweep() if remove else 0
     typer.echo(
-        f"{sound} records are sound, {damaged} damaged" + (f", {swept} stray files removed" if swept else "")
+        f"{sound} records are sound, {damaged} damaged"
+        + (f", {unread} could not be read" if unread else "")
+        + (f", {swept} stray files removed" if swept else "")
     )
-    if damaged and not remove:
+    if (damaged and not remove) or unread:
         raise typer.Exit(1)
 
 
@@ -107,55 +115,78 @@ def prune(
     model: Annotated[
         str | None, typer.Option(help="remove what is of this model, as `list` names it")
     ] = None,
+    old_formats: Annotated[
+        bool,
+        typer.Option("--old-formats", help="remove what an older llamahybrid wrote, ignored now"),
+    ] = False,
 ) -> None:
     """Remove records: by size, by age, by model; several together remove what any of them names."""
-    if max_mib is None and older_than is None and model is None:
-        raise typer.BadParameter("say what to remove: --max-mib, --older-than or --model")
+    from llamahybrid.prompt_cache.disk_folder import remove_old
+
+    named = max_mib is not None or older_than is not None or model is not None
+    if not named and not old_formats:
+        raise typer.BadParameter("say what to remove: --max-mib, --older-than, --model or --old-formats")
+    if old_formats:
+        count, size = remove_old(default_folder() if folder is None else folder.expanduser())
+        typer.echo(f"{count} records of an older format removed, {size / 2**20:,.1f} MiB")
+    if not named:
+        return
     store, before, removed = _opened(folder), time.time() - 86400 * (older_than or 0), 0
-    for key, head in sorted(_heads(store), key=lambda item: item[1].written):
+    size = store.nbytes
+    for key, head, _ in sorted(_heads(store), key=lambda item: item[1].written):
         old = older_than is not None and head.written < before
-        named = model is not None and head.namespace.startswith(model)
-        if old or named or (max_mib is not None and store.nbytes > max_mib * 2**20):
+        of_model = model is not None and head.namespace.startswith(model)
+        if old or of_model or (max_mib is not None and size > max_mib * 2**20):
             store.delete(key)
-            removed += 1
+            removed, size = removed + 1, size - head.nbytes
     typer.echo(f"{removed} records removed, {store.nbytes / 2**20:,.1f} MiB left")
 
 
 def _opened(folder: Path | None) -> RecordStore:
-    from llamahybrid.prompt_cache.disk import DISK_ERRORS, RecordStore
+    from llamahybrid.prompt_cache.disk import RecordStore
+    from llamahybrid.prompt_cache.disk_folder import FOLDER
 
     folder = default_folder() if folder is None else folder.expanduser()
-    if not (folder / "cache.db").is_file():
+    if not (folder / FOLDER).is_dir():
         typer.echo(f"error: nothing is stored in {folder}", err=True)
+        _tell_old(folder)
         raise typer.Exit(1)
     try:
         return RecordStore(folder)
-    except DISK_ERRORS as error:
+    except OSError as error:
         typer.echo(f"error: {folder} cannot be used: {error}", err=True)
         raise typer.Exit(1) from error
 
 
-def _heads(store: RecordStore) -> Iterator[tuple[str, Head]]:
+def _tell_old(folder: Path) -> None:
+    from llamahybrid.prompt_cache.disk_folder import old_files
+
+    count = sum(1 for _ in old_files(folder))
+    if count:
+        typer.echo(f"{count} records of an older format lie there: `cache prune --old-formats` removes them")
+
+
+def _heads(store: RecordStore) -> Iterator[tuple[str, Head, Tokens]]:
     from llamahybrid.errors import RecordError
 
-    for key in list(store.keys()):
+    for key in sorted(store.keys()):
         try:
-            yield key, store.head(key)
-        except RecordError as error:
+            yield (key, *store.head(key))
+        except (RecordError, OSError) as error:
             typer.echo(f"{key}: {error}", err=True)
 
 
-def _conversations(heads: list[Head]) -> list[list[Head]]:
+def _conversations(found: list[tuple[Head, Tokens]]) -> list[list[tuple[Head, Tokens]]]:
     """Records by the longest path they belong to; what several share counts for the first."""
-    groups: list[list[Head]] = []
-    for head in sorted(heads, key=lambda h: -h.end):
+    groups: list[list[tuple[Head, Tokens]]] = []
+    for head, tokens in sorted(found, key=lambda one: -one[0].end):
         for group in groups:
-            first = group[0]
-            if first.namespace == head.namespace and (first.tokens[: head.end] == head.tokens).all():
-                group.append(head)
+            first, path = group[0]
+            if first.namespace == head.namespace and (path[: head.end] == tokens).all():
+                group.append((head, tokens))
                 break
         else:
-            groups.append([head])
+            groups.append([(head, tokens)])
     return groups
 
 

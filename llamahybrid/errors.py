@@ -56,3 +56,7 @@ class UnknownArchitecture(LlamaHybridError, ValueError):
 
 class EngineError(LlamaHybridError, RuntimeError):
     """The sdist, the build or the installed engine is not what was expected."""
+
+
+class FolderRefused(LlamaHybridError, OSError):
+    """A folder is not fit for a disk cache: not yours alone to write to, or another program's."""

@@ -1,6 +1,6 @@
-"""What a folder of the disk tier must live through: writers killed at any moment, and several at once.
+"""What a folder of the disk tier must live through: killed writers, several at once, and a disk that fails.
 
-``python -m llamahybrid.harness.disk_fuzz --kills 200 --seconds 60 --processes 2 [--seed 1]``
+``python -m llamahybrid.harness.disk_fuzz --kills 200 --seconds 60 --processes 2 --faults 100 [--seed 1]``
 
 State is made up: bytes that only follow from their tokens, so that any record can be told right from wrong.
 Every record that a killed process had reported written must be there, whole; what is there must be right.
@@ -105,20 +105,28 @@ def turn(cache: PromptCache, rng: random.Random) -> str:
 
 def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
     """A process of its own: turns for so long; prints each record once it is written, and its counts."""
-    written = RecordStore.write
+    commit = RecordStore.commit
 
-    def write(store: RecordStore, key: str, parts: tuple[bytes, memoryview]) -> None:
-        written(store, key, parts)
+    def report(store: RecordStore, part: str, key: str) -> None:
+        commit(store, part, key)
         os.write(1, f"{key}\n".encode())
 
-    RecordStore.write = write  # type: ignore[method-assign,assignment]
-    cache, rng, sources = PromptCache(RAM_BYTES, folder, disk_bytes), random.Random(seed), Counter[str]()
+    RecordStore.commit = report  # type: ignore[method-assign,assignment]
+    cache, rng, sources = hasty(folder, disk_bytes), random.Random(seed), Counter[str]()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sources[turn(cache, rng)] += 1
     cache.close()
     cache.check_integrity()
     os.write(1, json.dumps({"sources": sources, **cache.stats().extra}).encode() + b"\n")
+
+
+def hasty(folder: str | Path, disk_bytes: int) -> PromptCache:
+    """A cache that writes everything, at once."""
+    cache = PromptCache(RAM_BYTES, folder, disk_bytes, 1 << 50)
+    assert cache._disk is not None, "the folder cannot be used"
+    cache._disk.writer.settle_seconds = 0.0
+    return cache
 
 
 def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subprocess.Popen[str]:
@@ -133,9 +141,9 @@ def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subproces
 
 def check_record(store: RecordStore, key: str) -> None:
     """Raise AssertionError unless a record's payload is what its tokens say, RecordError if it is damaged."""
-    head, payload = store.load(key)
-    kind = "attention" if head.kind == SEGMENT else "state"
-    assert np.array_equal(payload, content(kind, head.start, head.tokens)), (
+    record = store.load(key)
+    kind = "attention" if record.head.kind == SEGMENT else "state"
+    assert np.array_equal(record.payload, content(kind, record.head.start, record.tokens)), (
         f"{key} was accepted, and is wrong"
     )
 
@@ -165,8 +173,7 @@ def kill_one(folder: Path, seed: int) -> tuple[int, int]:
             check_record(store, key)
         except RecordError:
             damaged += 1
-    store.close()
-    cache = PromptCache(RAM_BYTES, folder, 1 << 40)  # and it goes on without repair
+    cache = hasty(folder, 1 << 40)  # and it goes on without repair
     turn(cache, rng)
     cache.close()
     cache.check_integrity()
@@ -206,13 +213,18 @@ def main(
     kill: Annotated[int, typer.Option("--kills", help="Writers to kill.")] = 20,
     seconds: Annotated[float, typer.Option(help="How long several share a folder.")] = 20,
     processes: Annotated[int, typer.Option(help="How many.")] = 2,
+    faults: Annotated[int, typer.Option(help="Histories of what a disk may do, of 40 steps each.")] = 5,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
 ) -> None:
-    """Kill writers, then let several share a folder."""
+    """Kill writers, then let several share a folder, then let the disk fail."""
+    from llamahybrid.harness.disk_faults import histories
+
     console = Console()
     try:
         kills(kill, seed, console)
         hammer(processes, seconds, seed, console)
+        done = histories(faults, seed, 40)
+        console.print(f"faults: {faults} histories, nothing lost, nothing outside touched; {dict(done)}")
     except AssertionError as error:
         console.print(f"failed: {error}", style="red", markup=False)
         raise typer.Exit(1) from error

@@ -22,14 +22,14 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
     part_of,
 )
-from llamahybrid.prompt_cache.disk import DISK_ERRORS
 from llamahybrid.prompt_cache.disk_index import Range, clipped
 from llamahybrid.prompt_cache.disk_tier import DiskTier, Loaded
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded, nothing
-from llamahybrid.prompt_cache.nodes import Entry, common_prefix
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram import Expected
 from llamahybrid.prompt_cache.ram_cache import RamCache
+from llamahybrid.prompt_cache.write_policy import restart_points
 
 logger = logging.getLogger("llamahybrid")
 
@@ -42,9 +42,10 @@ class PromptCache(RamCache):
     """Checkpoints and attention segments of many conversations, indexed by a radix tree of tokens.
 
     `ram_bytes`: see `RamCache`. `disk_dir`: a folder that keeps them for later processes; several may share
-    it. `disk_bytes`: its budget; None: a quarter of what is free, at most 32 GiB. A folder that cannot be
-    used costs a warning and the disk, nothing else. `eviction`: another order in which things go from RAM.
-    May be shared by threads and by several models.
+    it. `disk_bytes`: its budget; None: a quarter of what is free, at most 32 GiB. `disk_write_bytes`: what
+    this process may write to it in an hour (0: nothing); None: 8 GiB. A folder that cannot be used costs a
+    warning and the disk, nothing else. `eviction`: another order in which things go from RAM. May be shared
+    by threads and by several models.
 
     >>> cache = PromptCache(ram_bytes=1 << 20)
     >>> cache.stats().entries
@@ -56,19 +57,20 @@ class PromptCache(RamCache):
         ram_bytes: int | None = None,
         disk_dir: str | os.PathLike[str] | None = None,
         disk_bytes: int | None = None,
+        disk_write_bytes: int | None = None,
         *,
         eviction: Eviction | None = None,
     ) -> None:
         super().__init__(ram_bytes, eviction)
-        self._disk_arguments = (disk_dir, disk_bytes)
+        self._disk_arguments = (disk_dir, disk_bytes, disk_write_bytes)
         self._disk: DiskTier | None = None
         if disk_dir is None:
             return
         folder = Path(disk_dir).expanduser()
         try:
             limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
-            self._disk = DiskTier(folder, limit, self)
-        except DISK_ERRORS as error:
+            self._disk = DiskTier(folder, limit, self, disk_write_bytes)
+        except OSError as error:
             logger.warning("the disk cache in %s cannot be used: %s", folder, error)
 
     def __reduce__(self) -> tuple[type[PromptCache], tuple[object, ...]]:
@@ -88,13 +90,12 @@ class PromptCache(RamCache):
             return
         path = view.tokens.copy()
         if not view.forgotten:
-            self._disk.later(view.namespace, path, *self._on_path(view.namespace, path))
+            self._disk.later(view, path, self._restart_points(view.namespace, path))
 
-    @guarded(lambda *_: ([], []), changes=False)
-    def _on_path(self, namespace: str, path: Tokens) -> tuple[list[Entry], list[Segment]]:
-        """What is stored of a path."""
-        match = self._tree.match(namespace, path)
-        return match.entries(), [s for s in match.segments() if s.end <= len(path)]
+    @guarded(lambda *_: [], changes=False)
+    def _restart_points(self, namespace: str, path: Tokens) -> list[tuple[int, bool]]:
+        """What of a path is worth writing, see `write_policy.restart_points`."""
+        return restart_points(self._tree.match(namespace, path))
 
     @property
     def leaves_process(self) -> bool:
@@ -102,13 +103,12 @@ class PromptCache(RamCache):
         return self._disk is not None
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until all that was queued for the disk is written, at most so long; False if it is not."""
+        """Write what is queued for the disk, within so long (None: a minute); False if not all of it is."""
         return self._disk is None or self._disk.flush(seconds)
 
-    def close(self) -> None:
-        """Write what is queued for the disk and let go of its folder; RAM stays as it is."""
-        if self._disk is not None:
-            self._disk.close()
+    def close(self) -> bool:
+        """`flush`, and a warning where not all was written; RAM stays, and the cache may be used again."""
+        return self._disk is None or self._disk.close()
 
     def pin(self, prefix: Sequence[int] | Tokens) -> int:
         """See `RamCache.pin`; records of this path stay on disk, too."""
@@ -125,14 +125,10 @@ class PromptCache(RamCache):
         """See `RamCache.forget`; from the disk, too, and from what is queued for it."""
         freed = super().forget(prefix)  # first, so that nothing can be queued again
         if self._disk is not None:
-            self._forget_on_disk(self._disk, np.array(prefix, dtype=np.int32))
+            if not self._disk.forget(np.array(prefix, dtype=np.int32)):
+                logger.warning("not all that was to be forgotten is gone from the disk; forget it again")
             self._tell_pins()
         return freed
-
-    def _forget_on_disk(self, disk: DiskTier, tokens: Tokens) -> None:
-        """Records of a path, and what waits to be written of it: RAM has given it up, so that is nothing."""
-        disk.flush()  # what is being written just now is a record after that
-        disk.forget(tokens)
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """See `BasePromptCache.drop`; from the disk, too."""
@@ -149,7 +145,6 @@ class PromptCache(RamCache):
 
     def clear(self) -> None:
         """See `BasePromptCache.clear`; the disk is emptied, too."""
-        self.flush()
         if self._disk is not None:
             self._disk.clear()
         super().clear()
@@ -195,7 +190,7 @@ class PromptCache(RamCache):
                 self._take_in(view, path, loaded, expected, forgets)
                 return
             del expected
-            limit = offer.position
+            limit = offer.position - 1  # never the same again, whatever the disk says
 
     def _recall(self, disk: DiskTier, tokens: Tokens, view: LiveView) -> None:
         """Know what the disk knows of a prompt's path: where to cut depends on it."""

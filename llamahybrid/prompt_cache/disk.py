@@ -1,178 +1,227 @@
-"""Records in a folder: diskcache keeps the index (SQLite) and the files, and nothing is ever unpickled.
+"""Records in a folder: one file each, whose name says what it is. The folder itself is the index.
 
-Several processes may share a folder. A record is written to a file of its own first and indexed afterwards,
-so that a killed process leaves whole records and, at most, a file that nobody knows, swept up later.
+Several processes may share it and none waits for another: a record is written under another name first and
+renamed when it is whole, removed as a file is, and noticed by looking again into the folders that changed. A
+killed process leaves whole records and, at most, a part that is swept up later. Only regular files with a
+name of ours, in a folder that only this user may write to, are ever opened or removed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sqlite3
+import re
+import secrets
+import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import diskcache
-from diskcache.core import MODE_BINARY, UNKNOWN
+from typing import BinaryIO
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.base import Bytes
-from llamahybrid.prompt_cache.records import Head, read_head, read_payload
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.disk_folder import SHARDS, check_owner, claim, opened
+from llamahybrid.prompt_cache.records import (
+    KEY,
+    Head,
+    Record,
+    read_head,
+    read_ids,
+    read_record,
+    tokens_of,
+)
 
+SUFFIX = ".record"
 ORPHAN_SECONDS = 3600
-"""A file that no index knows is left alone for so long: another process may be about to index it."""
+"""A part that nobody finished is left alone for so long: another process may be writing it."""
 
-BUSY_SECONDS = 10
-"""How long SQLite waits for another process."""
+RACY_NS = 2_000_000_000
+"""A folder that was changed less than so long ago may change again without its time telling."""
 
 MOST_ATTEMPTS = 20
 """How often a file is tried to be made in a folder that others remove when it is empty."""
 
-DISK_ERRORS = (OSError, sqlite3.Error, diskcache.Timeout)
-"""What a disk that is full, read-only, broken or busy raises."""
-
-
-class BytesDisk(diskcache.Disk):  # type: ignore[misc]
-    """Stores sequences of buffers in files under text keys. Cache files are data, never code."""
-
-    def put(self, key: Any) -> tuple[str, bool]:
-        """The key as the index holds it. Raises TypeError for anything but text."""
-        if not isinstance(key, str):
-            raise TypeError("a record's key is text")
-        return key, True
-
-    def get(self, key: Any, raw: Any) -> str:
-        """A key of the index; what is no text, somebody else put there, becomes a key that nothing has."""
-        return key if raw and isinstance(key, str) else ""
-
-    def store(
-        self, value: Sequence[bytes | memoryview], read: bool, key: Any = UNKNOWN
-    ) -> tuple[int, int, str, None]:
-        """Write buffers, one after the other, to a new file that only its owner may read."""
-        name, path = self.filename(key, value)
-        file = _create(Path(path))
-        try:
-            with open(file, "wb") as out:
-                size = sum(int(out.write(part)) for part in value)
-        except BaseException:
-            self.remove(name)
-            raise
-        return size, MODE_BINARY, name, None
-
-    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> BinaryIO:
-        """Open a record's file. Raises OSError, which reads as a miss, for a row that names none in here."""
-        root = os.path.realpath(self._directory)
-        path = os.path.realpath(os.path.join(root, filename or ""))
-        if mode != MODE_BINARY or not path.startswith(root + os.sep):
-            raise OSError("not a record")
-        return open(path, "rb")
-
-
-def _create(path: Path) -> int:
-    """A new file's descriptor; its folders are made, again if another process removes them as empty."""
-    attempt = 0
-    while True:
-        try:
-            for above in (path.parent.parent, path.parent):
-                above.mkdir(mode=0o700, exist_ok=True)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileNotFoundError:
-            attempt += 1
-            if attempt == MOST_ATTEMPTS:
-                raise
+_PART = re.compile(r"[0-9a-f]{16}\.part")
 
 
 class RecordStore:
-    """The records in one folder, by key; methods raise `DISK_ERRORS`."""
+    """The records in one folder, by key; methods raise OSError for what the disk refuses."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder).expanduser()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Raises FolderRefused, see `claim`."""
+        self.folder = claim(folder)
+        self._seen: dict[str, int] = {}  # what `changed` saw: a folder's time, by shard
+
+    def keys(self) -> list[str]:
+        """All keys, in no order."""
+        return [key for shard in SHARDS for key in self.listed(shard) if lies_in(key, shard)]
+
+    def changed(self) -> Iterator[str]:
+        """Shards that may have changed since this was asked. Raises OSError where that cannot be told."""
+        for shard in SHARDS:
+            try:
+                changed = os.lstat(self.folder / shard).st_mtime_ns
+            except FileNotFoundError:
+                changed = 0
+            if self._seen.get(shard) != changed:
+                yield shard
+                if abs(time.time_ns() - changed) > RACY_NS:
+                    self._seen[shard] = changed
+
+    def look_again(self, shard: str) -> None:
+        """What `listed` told of a shard was not all of use: it counts as changed."""
+        self._seen.pop(shard, None)
+
+    def listed(self, shard: str) -> set[str]:
+        """What may be keys in a shard (see `lies_in`); none if it is gone. Raises OSError where untold."""
         try:
-            self._cache = self._open()
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            for path in self.folder.glob("cache.db*"):  # damaged: the records it named become orphans
-                path.unlink()
-            self._cache = self._open()
-        with contextlib.suppress(OSError):  # another user's: theirs to decide
-            for path in self.folder.glob("cache.db*"):
-                path.chmod(0o600)
-        self._mark = ""
+            with os.scandir(self._shard(shard)) as entries:
+                return {
+                    entry.name[: -len(SUFFIX)]
+                    for entry in entries
+                    if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
+                }
+        except FileNotFoundError:
+            return set()
 
-    def _open(self) -> diskcache.Cache:
-        # Eviction is ours: the library's would tear segments away from what needs them.
-        return diskcache.Cache(
-            str(self.folder), timeout=BUSY_SECONDS, disk=BytesDisk, eviction_policy="none", cull_limit=0
-        )
+    @contextmanager
+    def opened(self, key: str) -> Iterator[tuple[BinaryIO, Head, float]]:
+        """A record's file, read up to its ids, what the record says of itself, and when it was used last.
 
-    def keys(self) -> Iterator[str]:
-        """All keys, the oldest first."""
-        return (key for key in self._cache if key)
+        Raises RecordError when it is damaged, RecordGone when it is gone, OSError when that cannot be told.
+        """
+        with self._file(key, buffered=False) as (file, status):
+            yield file, _named(key, read_head(file, status.st_size)), status.st_mtime
 
-    def fresh(self) -> list[str]:
-        """Keys added since the last call, by anybody, the oldest first."""
-        new = []
-        for key in reversed(self._cache):
-            if key == self._mark:
-                break
-            new.append(key)
-        if new:
-            self._mark = new[0]
-        return [key for key in reversed(new) if key]
+    def head(self, key: str) -> tuple[Head, Tokens]:
+        """What a record says of itself, and its whole prefix. Raises as `opened` does."""
+        with self.opened(key) as (file, head, _):
+            return head, tokens_of(read_ids(file, head))
 
-    def head(self, key: str) -> Head:
-        """A record without its payload. Raises RecordError when it is damaged, RecordGone when it is gone."""
-        with self._file(key) as file:
-            return replace(read_head(file), used=os.fstat(file.fileno()).st_mtime)
-
-    def load(self, key: str) -> tuple[Head, Bytes]:
-        """A whole record, checked, then marked as used. Raises RecordError if damaged, RecordGone if gone."""
-        with self._file(key) as file:
-            head = read_head(file)
-            if head.payload_bytes > os.fstat(file.fileno()).st_size:
-                raise RecordError("a record is truncated")
-            payload = read_payload(file, head)
-            with contextlib.suppress(OSError):  # on a read-only disk nothing is evicted either
-                os.utime(file.fileno())
-            return head, payload
+    def load(self, key: str) -> Record:
+        """A whole record, checked, then marked as used. Raises as `opened` does."""
+        with self._file(key) as (file, status):
+            record = read_record(file, status.st_size)
+            _named(key, record.head)
+            with suppress(OSError):  # on a read-only disk nothing is evicted either
+                os.utime(file.fileno() if os.utime in os.supports_fd else self._path(key))
+            return record
 
     def write(self, key: str, parts: Sequence[bytes | memoryview]) -> None:
         """Write a record; it is there for everybody, whole, once this returns."""
-        self._cache.set(key, parts, retry=True)
+        part = self.prepare(key, parts)
+        try:
+            self.commit(part, key)
+        except BaseException:
+            self.abandon(part)
+            raise
+
+    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
+        """Write a record to a file that is none yet, for `commit` or `abandon`; only its owner reads it."""
+        part = os.path.join(os.path.dirname(self._path(key)), f"{secrets.token_hex(8)}.part")
+        file = self._create(part)
+        try:
+            with open(file, "wb", buffering=0) as out:
+                for piece in parts:
+                    view = memoryview(piece).cast("B")
+                    while len(view):
+                        view = view[out.write(view) :]
+        except BaseException:
+            self.abandon(part)
+            raise
+        return part
+
+    def commit(self, part: str, key: str) -> None:
+        """What was prepared is the record of this key from now on, for everybody."""
+        os.replace(part, self._path(key))
+
+    def abandon(self, part: str) -> None:
+        """Remove what was prepared."""
+        with suppress(OSError):
+            os.unlink(part)
 
     def delete(self, key: str) -> None:
         """Remove a record; harmless if it is gone."""
-        self._cache.delete(key, retry=True)
+        path = self._path(key)
+        with suppress(FileNotFoundError):
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                os.unlink(path)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all records and the index."""
-        return int(self._cache.volume())
+        """Bytes of all records."""
+        size = 0
+        for key in self.keys():
+            with suppress(FileNotFoundError):
+                size += os.lstat(self._path(key)).st_size
+        return size
 
     def sweep(self) -> int:
-        """Remove files that a killed process never got to index; how many there were."""
-        before, known, swept = time.time() - ORPHAN_SECONDS, set(), 0
-        for key in self.keys():
-            with contextlib.suppress(RecordError), self._file(key) as file:
-                known.add(os.path.realpath(file.name))
-        for path in self.folder.glob("*/*/*.val"):
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.realpath(path) not in known and path.stat().st_mtime < before:
-                    path.unlink()
-                    swept += 1
+        """Remove parts that a killed process never got to finish; how many there were."""
+        before, swept = time.time() - ORPHAN_SECONDS, 0
+        for shard in SHARDS:
+            with suppress(OSError), os.scandir(self._shard(shard)) as entries:
+                for entry in list(entries):
+                    part = _PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+                    if part and entry.stat(follow_symlinks=False).st_mtime < before:
+                        os.unlink(entry.path)
+                        swept += 1
         return swept
 
-    def close(self) -> None:
-        """Let go of the index; it opens again by itself when used."""
-        self._cache.close()
+    def _shard(self, shard: str) -> str:
+        """A shard's folder; what somebody put in its place is not followed."""
+        path = os.path.join(self.folder, shard)
+        with suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise OSError(f"{path} is no folder")
+        return path
 
-    def _file(self, key: str) -> BinaryIO:
-        file: BinaryIO | None = self._cache.get(key, read=True, retry=True)
-        if file is None:
-            raise RecordGone("the record is gone")
-        return file
+    def _path(self, key: str) -> str:
+        """A record's file. Raises RecordError for what is no key."""
+        if not lies_in(key, key[:1]):
+            raise RecordError("not a key of a record")
+        return os.path.join(self._shard(key[0]), key + SUFFIX)
+
+    def _create(self, path: str) -> int:
+        """A new file's descriptor; its folders are made, again if somebody removes them."""
+        flags = (
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        )
+        attempt = 0
+        while True:
+            try:
+                return os.open(path, flags, 0o600)
+            except FileNotFoundError:
+                attempt += 1
+                if attempt == MOST_ATTEMPTS:
+                    raise
+                if not os.path.lexists(self.folder):  # all of it was removed: whose is what is there now?
+                    claim(self.folder.parent)
+                parent = Path(path).parent
+                parent.mkdir(mode=0o700, exist_ok=True)
+                check_owner(parent)
+
+    @contextmanager
+    def _file(self, key: str, *, buffered: bool = True) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+        """A record's file, opened. Raises RecordGone where there is none."""
+        try:
+            file = opened(self._path(key), buffered=buffered)
+        except FileNotFoundError:
+            raise RecordGone("the record is gone") from None
+        with file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("a record is no file")
+            yield file, status
+
+
+def lies_in(key: str, shard: str) -> bool:
+    """Text is a key, and of this shard."""
+    return bool(shard) and key.startswith(shard) and KEY.fullmatch(key) is not None
+
+
+def _named(key: str, head: Head) -> Head:
+    """A record's head, if it lies under its own name. Raises RecordError otherwise."""
+    if head.key != key:
+        raise RecordError("a record has another's name")
+    return head

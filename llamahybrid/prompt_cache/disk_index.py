@@ -1,285 +1,413 @@
-"""What lies on disk: a tree like the RAM tier's, of stand-ins that have a size and take no memory.
+"""What lies on disk, by token path: what of it could serve a prompt, and what goes first.
 
-Records are never changed. Where a path parts inside a segment, its stand-in is cut in two, and the record
-goes when the last of its stand-ins has gone.
+Lean (under 1 KiB a record and 8 bytes a token), and nothing takes longer for there being more records: a
+folder may have tens of thousands. Records are never changed; attention that a path leaves in its middle
+serves up to there.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Tokens
-from llamahybrid.prompt_cache.nodes import Entry, Node
-from llamahybrid.prompt_cache.records import SEGMENT, Head
-from llamahybrid.prompt_cache.tree import Tree
+from llamahybrid.errors import RecordError
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.disk_trie import ID_BYTES, MOST_THROUGH, Found, Node, grow, match, tidy
+from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, parse_key
+
+MOST_FOLLOWERS = 2
+"""Enough to know that paths part."""
 
 Range = tuple[int, int]
 """Tokens [start, end)."""
 
 
-@dataclass(frozen=True, eq=False)
-class StoredCheckpoint(Checkpoint):
-    """A checkpoint on disk; `snapshot` and `logits` only have its size."""
+class Stored:
+    """A record as the index knows it."""
 
-    key: str = ""
+    __slots__ = ("key", "kind", "logits", "nbytes", "node", "start")
+
+    def __init__(self, key: str, kind: int, start: int, logits: bool, nbytes: int, node: Node) -> None:
+        self.key = key
+        self.kind = kind
+        self.start = start
+        self.logits = logits
+        self.nbytes = nbytes
+        self.node = node
+        """Its prefix ends where this node ends."""
+
+    @property
+    def end(self) -> int:
+        """Tokens the state belongs to."""
+        return self.node.end
 
 
-@dataclass(frozen=True, eq=False)
-class StoredSegment(Segment):
-    """The part [start, end) of a segment on disk; `record` only has its size."""
+@dataclass(frozen=True)
+class Piece:
+    """The attention [start, end) that a record has."""
 
-    key: str = ""
+    key: str
+    start: int
+    end: int
+    nbytes: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Offer:
     """A restore point on disk for a prompt, with the attention that it needs from there."""
 
     position: int
-    checkpoint: StoredCheckpoint
-    segments: tuple[StoredSegment, ...]
+    checkpoint: str
+    """The key of its record."""
+    nbytes: int
+    """Bytes it takes in memory, about."""
+    pieces: tuple[Piece, ...]
+    """Ascending."""
 
     @property
     def keys(self) -> list[str]:
         """The records to read."""
-        return list(dict.fromkeys([self.checkpoint.key, *(s.key for s in self.segments)]))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it takes in memory, about."""
-        logits = self.checkpoint.logits
-        row = 0 if logits is None else logits.nbytes
-        return self.checkpoint.snapshot.nbytes + row + sum(s.nbytes for s in self.segments)
+        return list(dict.fromkeys([self.checkpoint, *(p.key for p in self.pieces)]))
 
 
 class DiskIndex:
     """Records by token path. Not locked: that is its owner's."""
 
     def __init__(self) -> None:
-        self._tree = Tree()
-        self._parts: Counter[str] = Counter()  # stand-ins of a record, by key
-        self.dead: list[str] = []
-        """Keys of records that nothing names any more: to be erased by the owner."""
+        self._roots: dict[str, Node] = {}
+        self._anchors: dict[bytes, Node] = {}  # prefixes where records end, by digest
+        self._shards: dict[str, dict[str, Stored]] = {}  # by the first letter of the key, then by key
+        self._checkpoints: OrderedDict[Stored, None] = OrderedDict()  # the longest unused first
+        self._bare: OrderedDict[Stored, None] = OrderedDict()  # segments that no checkpoint is behind
+        self.nbytes = 0
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return sum(map(len, self._shards.values()))
 
     def __contains__(self, key: str) -> bool:
-        return key in self._parts
+        return key in self._shards.get(key[:1], ())
 
-    def add(self, key: str, head: Head) -> None:
-        """Take note of a record; one that adds nothing is dead at once."""
-        self._tree.splitters.setdefault(head.namespace, self._split)
-        match = self._tree.insert(head.namespace, head.tokens)
-        if head.kind == SEGMENT:
-            for start, end in clipped(match.missing(head.end), head.end, head.start):
-                size = head.nbytes * (end - start) // (head.end - head.start)
-                self._parts[key] += self._tree.store(match, StoredSegment(start, end, _sized(size), key))
-            if not self._parts[key]:
-                del self._parts[key]
-                self.dead.append(key)
+    def keys(self, shard: str) -> Iterable[str]:
+        """Keys that begin with this letter."""
+        return self._shards.get(shard, {}).keys()
+
+    # -- what comes --------------------------------------------------------------------------------
+
+    def knows(self, head: Head) -> bool:
+        """A record's ids from its base on say it all: the prefix before is known."""
+        return not head.base or head.base_digest in self._anchors
+
+    def add(self, head: Head, ids: bytes, base: int) -> None:
+        """Take note of a record; `ids`: those of [base, end), `base`: 0, or the head's where it `knows` it.
+
+        Raises RecordError for one that contradicts what is known.
+        """
+        if base:
+            root = self._anchors[head.base_digest]
+            if root.end != base:
+                raise RecordError("a record's prefix is not what it says")
+        else:
+            root = self._roots.setdefault(head.namespace, Node(None, 0, b""))
+        node = grow(root, ids)
+        if self._anchors.get(head.digest, node) is not node or node.digest not in (None, head.digest):
+            tidy(node)
+            raise RecordError("a record's prefix is not what it says")
+        record = Stored(head.key, head.kind, head.start, head.n_logits > 0, head.nbytes, node)
+        if node.digest is None:
+            node.digest = head.digest
+            self._anchors[head.digest] = node
+        node.records.append(record)
+        self._shards.setdefault(record.key[0], {})[record.key] = record
+        self.nbytes += record.nbytes
+        if record.kind == SNAPSHOT:
+            self._checkpoints[record] = None
+            self._weigh(node, 1)
             return
-        old = next((e for e in match.entries() if e.position == head.end), None)
-        if old is not None and has_logits(old):
-            self.dead.append(key)
-            return
-        if old is not None:
-            self._tree.detach(old)
-            self._gone(old.checkpoint)
-        row: Logits | None = None
-        if head.logits is not None:
-            row = np.broadcast_to(np.zeros(1, np.float32), head.logits.shape)
-        size = head.nbytes - (0 if row is None else row.nbytes)
-        self._tree.attach(match, StoredCheckpoint(head.namespace, head.end, _sized(size), row, key))
-        self._parts[key] += 1
+        top = node
+        for above in node.up():
+            if above.end <= record.start:
+                break
+            if len(above.through) < MOST_THROUGH:
+                above.through.append(record)
+            top = above
+        top.begun[record] = None
+        if not top.weight:
+            self._bare[record] = None
+
+    def base_of(self, namespace: str, ids: bytes) -> int:
+        """Up to where ids are the prefix of some record: a new one need not be read from before there."""
+        found = self._match(namespace, ids)
+        return next((n.end for n in reversed(found.nodes) if n.digest and n.end * ID_BYTES < len(ids)), 0)
+
+    def in_order_of_use(self, used: dict[str, float]) -> None:
+        """These were used at these times, and behind all others."""
+        for key in sorted(used, key=lambda key: used[key]):
+            record = self._shards.get(key[:1], {}).get(key)
+            if record is not None and record in self._checkpoints:
+                self._touch(record)
+
+    # -- what serves -------------------------------------------------------------------------------
 
     def offer(
         self, namespace: str, tokens: Tokens, above: int, limit: int, missing: Sequence[Range]
     ) -> Offer | None:
-        """The deepest restore point for a prompt at a position in (above, limit], and mark its path as used.
+        """The deepest restore point for a prompt at a position in (above, limit], and mark it as used.
 
         `missing`: ascending ranges of the prompt whose attention would have to come from disk.
         """
-        match = self._tree.match(namespace, tokens)
-        self._tree.touch(match)
-        stored = [s for s in match.segments() if isinstance(s, StoredSegment)]
-        entries = [e for e in match.entries() if e.position <= limit]
-        entries = [e for e in entries if e.position < len(tokens) or has_logits(e)]
-        if entries:  # wherever it is restored from, it is of use
-            self._tree.touch_entry(entries[-1])
-        for entry in reversed(entries):
-            if entry.position <= above:
+        found = self._match(namespace, ids_of(tokens))
+        points = [r for r in map(_best, found.nodes) if r is not None and r.end <= limit]
+        points = [r for r in points if r.end < len(tokens) or r.logits]
+        if points:  # wherever it is restored from, it is of use
+            self._touch(points[-1])
+        for point in reversed(points):
+            if point.end <= above:
                 break
-            needed = clipped(missing, entry.position)
-            chosen = tuple(s for s in stored if any(s.start < b and a < s.end for a, b in needed))
-            if all(_covered(a, b, chosen) for a, b in needed):
-                self._tree.touch_entry(entry)
-                assert isinstance(entry.checkpoint, StoredCheckpoint)
-                return Offer(entry.position, entry.checkpoint, chosen)
+            pieces = self._pieces(found, clipped(missing, point.end), point.end)
+            if pieces is not None:
+                self._touch(point)
+                size = point.nbytes + sum(p.nbytes for p in pieces)
+                return Offer(point.end, point.key, size, tuple(pieces))
         return None
 
     def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
-        """How much of a prompt any record begins with, and the tokens that follow there in records."""
-        match = self._tree.match(namespace, tokens)
-        if not match.path:
-            return 0, []
-        node = match.path[-1]
-        if match.length < node.end:
-            return match.length, [int(node.tokens[match.length - node.start])]
-        return match.length, list(node.children)
+        """How much of a prompt any record begins with, and the tokens that follow there, two at most."""
+        found = self._match(namespace, ids_of(tokens))
+        if found.rest is not None:
+            edge = np.frombuffer(found.rest.edge, "<i4")
+            return found.length, [int(edge[found.length - found.rest.start])]
+        return found.length, list(islice(found.nodes[-1].children, MOST_FOLLOWERS)) if found.nodes else []
 
-    def lacks(
-        self, namespace: str, path: Tokens, entries: Iterable[Entry], segments: Iterable[Segment]
-    ) -> list[Entry | Segment]:
-        """Which checkpoints and segments of a path are not here; segments first, as checkpoints need them."""
-        match = self._tree.match(namespace, path)
-        known = {e.position: has_logits(e) for e in match.entries()}
-        bare = match.missing(match.length)
-        new: list[Entry | Segment] = [
-            s for s in segments if s.end > match.length or clipped(bare, s.end, s.start)
-        ]
-        return new + [e for e in entries if e.position not in known or known[e.position] < has_logits(e)]
-
-    def adds(self, namespace: str, kind: int, start: int, path: Tokens, *, logits: bool) -> bool:
-        """Whether a record of this path would hold anything that is not here."""
-        match = self._tree.match(namespace, path)
-        if kind == SEGMENT:
-            known = clipped(match.missing(match.length), len(path), start)
-            return match.length < len(path) or bool(known)
-        there = [has_logits(e) for e in match.entries() if e.position == len(path)]
-        return not there or there[0] < logits
-
-    def remove_record(self, key: str) -> None:
-        """Forget a record that does not prove right."""
-        nodes = list(self._tree.oldest_nodes())
-        self._cut([s for n in nodes for s in n.segments if _key(s) == key], nodes)
-        for entry in [e for e in self._tree.oldest_entries() if _key(e.checkpoint) == key]:
-            self._remove(entry)
-        if key not in self.dead:
-            self.dead.append(key)
-
-    def remove_checkpoint(self, namespace: str, tokens: Tokens) -> bool:
-        """Forget the checkpoint at the end of these tokens; False if there is none."""
-        entries = self._tree.match(namespace, tokens).entries()
-        if not entries or entries[-1].position != len(tokens):
+    def serves(self, namespace: str, path: Tokens, *, logits: bool, attention: bool) -> bool:
+        """Whether the end of a path can be restored; with `logits`, with all its `attention`, if asked."""
+        found = self._match(namespace, ids_of(path))
+        if found.length < len(path) or found.rest is not None or not found.nodes:
             return False
-        self._remove(entries[-1])
-        return True
+        point = _best(found.nodes[-1])
+        if point is None or point.logits < logits:
+            return False
+        return not attention or self._pieces(found, [(0, len(path))], len(path)) is not None
 
-    def remove_path(self, tokens: Tokens) -> None:
-        """Forget a path, of any model, and all that goes on from it."""
-        for name in self._tree.namespaces():
-            while (match := self._tree.match(name, tokens)).path and match.length == len(tokens):
-                leaf = match.path[-1].leaf()  # one at a time: the tree closes up behind it
-                entries = list(leaf.entries.values())
-                self._cut(list(leaf.segments), [leaf])
-                for entry in entries:
-                    self._remove(entry)
-                if not entries:
-                    self._tree.trim(leaf)
+    def uncovered(self, namespace: str, path: Tokens) -> list[Range]:
+        """Ranges of a path, ascending, whose attention is in no record."""
+        found = self._match(namespace, ids_of(path))
+        ranges, at = [], 0
+        for piece in self._cover(found, 0, found.length):
+            if at < piece.start:
+                ranges.append((at, piece.start))
+            at = piece.end
+        return [*ranges, (at, len(path))] if at < len(path) else ranges
 
-    def evict(self, spared: Iterable[tuple[str | None, Tokens]]) -> bool:
-        """Forget what was longest unused, except on the spared paths; False if there is nothing.
+    def _pieces(self, found: Found, ranges: Sequence[Range], limit: int) -> list[Piece] | None:
+        """Attention for ascending ranges of what was found; None if there is a hole."""
+        pieces: list[Piece] = []
+        for start, end in ranges:
+            at = max(start, pieces[-1].end if pieces else 0)
+            for piece in self._cover(found, at, min(end, limit)):
+                if piece.start > at:
+                    return None
+                low = piece.start if not pieces else max(piece.start, pieces[-1].end)
+                pieces.append(Piece(piece.key, low, min(piece.end, limit), piece.nbytes))
+                at = piece.end
+            if at < end:
+                return None
+        return pieces
 
-        `spared`: (namespace, or None for any; tokens).
+    def _cover(self, found: Found, start: int, end: int) -> Iterator[Piece]:
+        """Records' attention of what was found that overlaps [start, end), whole, the fewest, ascending."""
+        at, path = start, set(found.touched())
+        for node in found.touched():
+            while at < min(node.end, end):
+                here = [s for s in node.through if s.start <= at]
+                if not here:
+                    first = min((s.start for s in node.through if at < s.start < end), default=end)
+                    here = [s for s in node.through if s.start == first]
+                reach, best = max(
+                    ((_shared(s, found, path), s) for s in here), key=_reach, default=(at, None)
+                )
+                if best is None or reach <= at:
+                    at = max(at, min(node.end, end))
+                    break
+                size = best.nbytes * (reach - best.start) // (best.end - best.start)
+                yield Piece(best.key, best.start, reach, size)
+                at = reach
+
+    # -- what goes ---------------------------------------------------------------------------------
+
+    def remove(self, key: str) -> bool:
+        """Forget a record; False if it is not known."""
+        record = self._shards.get(key[:1], {}).get(key)
+        if record is not None:
+            self._remove(record)
+        return record is not None
+
+    def at(self, namespace: str, tokens: Tokens) -> list[str]:
+        """Keys of the checkpoints at the end of these tokens."""
+        found = self._match(namespace, ids_of(tokens))
+        if found.rest is not None or found.length < len(tokens) or not found.nodes:
+            return []
+        return [r.key for r in found.nodes[-1].records if r.kind == SNAPSHOT]
+
+    def on_path(self, tokens: Tokens) -> list[str]:
+        """Keys of what belongs to a path, of any model: all that goes on from it, and what leads only there.
+
+        What other paths share of it is not among them, but for attention that reaches into the path.
         """
-        matches = [
-            self._tree.match(name, tokens)
-            for namespace, tokens in spared
-            for name in ([namespace] if namespace is not None else self._tree.namespaces())
-        ]
-        nodes = {node for match in matches for node in match.path}
-        entries = {entry for match in matches for entry in match.entries()}
-        bare = next((n for n in self._tree.oldest_nodes() if n.bare() and n not in nodes), None)
-        if bare is not None:  # its checkpoints were never written, or were damaged
-            self._cut(bare.segments[-bare.bare() :], [bare])
-            return True
-        oldest = next((e for e in self._tree.oldest_entries() if e not in entries), None)
-        if oldest is not None:
-            self._remove(oldest)
-        return oldest is not None
+        ids, keys = ids_of(tokens), []
+        for root in self._roots.values():
+            found = match(root, ids)
+            if found.length < len(tokens) or not found.touched():
+                continue
+            top = found.touched()[-1]
+            nodes = list(top.below())
+            while (
+                (parent := top.parent) is not None and parent.parent is not None and len(parent.children) == 1
+            ):
+                nodes.append(parent)
+                top = parent
+            keys += [r.key for node in nodes for r in node.records]
+        return keys
+
+    def victim(self, spared: Iterable[tuple[str | None, Tokens]]) -> str | None:
+        """The key of what goes first: attention that nothing needs, then what was longest unused.
+
+        `spared`: (namespace, or None for any; tokens) of paths whose records stay. None if all is spared.
+        """
+        nodes: set[Node] = set()
+        segments: set[Stored] = set()
+        for namespace, tokens in spared:
+            for name in [namespace] if namespace is not None else list(self._roots):
+                found = self._match(name, ids_of(tokens))
+                nodes.update(found.nodes)
+                segments.update(s for node in found.touched() for s in node.through)
+        bare = next((s for s in self._bare if s not in segments), None)
+        if bare is not None:
+            return bare.key
+        return next((r.key for r in self._checkpoints if r.node not in nodes), None)
+
+    def _remove(self, record: Stored) -> None:
+        node = record.node
+        del self._shards[record.key[0]][record.key]
+        self.nbytes -= record.nbytes
+        node.records.remove(record)
+        if record.kind == SNAPSHOT:
+            del self._checkpoints[record]
+            self._weigh(node, -1)
+        else:
+            self._bare.pop(record, None)
+            for above in node.up():
+                if above.end <= record.start:
+                    break
+                if record in above.through:
+                    above.through.remove(record)
+                above.begun.pop(record, None)
+        if not node.records and node.digest is not None:
+            del self._anchors[node.digest]
+            node.digest = None
+        tidy(node)
+
+    def _weigh(self, node: Node, change: int) -> None:
+        """A checkpoint came or went: what attention nothing is behind any more, or is again?"""
+        for above in node.up():
+            above.weight += change
+            if above.weight == max(change, 0):
+                for segment in above.begun:
+                    if change > 0:
+                        self._bare.pop(segment, None)
+                    else:
+                        self._bare[segment] = None
+
+    def _touch(self, record: Stored) -> None:
+        self._checkpoints.move_to_end(record)
+
+    def _match(self, namespace: str, ids: bytes) -> Found:
+        root = self._roots.get(namespace)
+        return Found(0, [], None) if root is None else match(root, ids)
+
+    # -- its own soundness -------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the tree is whole and every record is named as often as counted."""
-        self._tree.check_integrity()
-        found = Counter(_key(e.checkpoint) for e in self._tree.oldest_entries())
-        for node in self._tree.oldest_nodes():
-            found.update(_key(s) for s in node.segments)
-        assert found == self._parts, "records and stand-ins disagree"
+        """Raise AssertionError unless the tree is whole and every list names the same records."""
+        records: list[Stored] = []
+        for root in self._roots.values():
+            own = (root.edge, root.records, root.through)
+            assert own == (b"", [], []), "a root has something of its own"
+            for node in root.below():
+                records += node.records
+                self._check_node(node)
+        listed = {r.key: r for shard in self._shards.values() for r in shard.values()}
+        assert {r.key: r for r in records} == listed, "keys and records disagree"
+        assert len(records) == len(listed), "a record is there twice"
+        assert self.nbytes == sum(r.nbytes for r in records), "bytes miscounted"
+        assert set(self._checkpoints) == {r for r in records if r.kind == SNAPSHOT}, "checkpoints disagree"
+        assert set(self._bare) == {r for r in records if r.kind == SEGMENT and not _needed(r)}, "bare ones"
+        anchors = {r.node.digest: r.node for r in records}
+        assert anchors == self._anchors, "anchors disagree"
 
-    def _split(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-        """Cut a stand-in in two; the record stays one."""
-        key = _key(segment)
-        self._parts[key] += 1
-        size = segment.nbytes * (at - segment.start) // (segment.end - segment.start)
-        return (
-            StoredSegment(segment.start, at, _sized(size), key),
-            StoredSegment(at, segment.end, _sized(segment.nbytes - size), key),
+    def _check_node(self, node: Node) -> None:
+        for first, child in node.children.items():
+            assert child.parent is node, "a child does not know its parent"
+            assert child.start == node.end, "an edge does not start where its parent ends"
+            assert child.edge, "an edge is empty"
+            assert child.first() == first, "an edge is filed wrongly"
+            assert child.records or len(child.children) > 1, "a joint joins nothing"
+        own = sum(r.kind == SNAPSHOT for r in node.records)
+        assert node.parent is None or node.weight == own + sum(c.weight for c in node.children.values()), (
+            "checkpoints miscounted"
         )
-
-    def _gone(self, what: Checkpoint | Segment) -> None:
-        """A stand-in has left the tree."""
-        key = _key(what)
-        self._parts[key] -= 1
-        if not self._parts[key]:
-            del self._parts[key]
-            self.dead.append(key)
-
-    def _cut(self, segments: Sequence[Segment], nodes: Iterable[Node]) -> None:
-        """Take segments out of the nodes they lie on."""
-        for node in nodes:
-            for segment in [s for s in node.segments if s in segments]:
-                node.segments.remove(segment)
-                self._tree.segment_bytes -= segment.nbytes
-                self._gone(segment)
-
-    def _remove(self, entry: Entry) -> None:
-        """Take a checkpoint out, with the attention that only it needed and the tokens left over."""
-        node = entry.node
-        assert node is not None
-        above = list(node.path())
-        before = [s for n in above for s in n.segments]
-        self._tree.detach(entry)
-        self._gone(entry.checkpoint)
-        self._tree.prune(node)
-        left = {id(s) for n in above for s in n.segments}
-        for segment in before:
-            if id(segment) not in left:
-                self._gone(segment)
-        while node.parent is not None and node.tail():
-            parent = node.parent
-            self._tree.trim(node)
-            node = parent
+        for record in node.records:
+            assert record.node is node, "a record does not know its node"
+            name = parse_key(record.key)
+            assert name is not None, "no key"
+            assert (name.digest, name.end) == (node.digest, node.end), "a foreign key"
+            if record.kind == SEGMENT:
+                crossed = [n for n in node.up() if n.end > record.start]
+                assert record in crossed[-1].begun, "attention does not begin where it starts"
+                lies = [n.through.count(record) for n in crossed if len(n.through) < MOST_THROUGH]
+                assert max(lies, default=1) == 1, "attention lies somewhere twice"
+        for record in (*node.through, *node.begun):
+            above = list(record.node.up())
+            assert node in above, "attention lies where its path does not"
+            assert record.key in self._shards[record.key[0]], "attention without a record"
+        assert all(node.start <= s.start < node.end for s in node.begun), "attention begins elsewhere"
+        assert all(s.start < node.end for s in node.through), "attention lies where it does not reach"
+        assert len(node.through) <= MOST_THROUGH, "more attention than is of use"
 
 
-def has_logits(entry: Entry) -> bool:
-    """The checkpoint has the logits of its last token."""
-    return entry.checkpoint.logits is not None
+def _best(node: Node) -> Stored | None:
+    """The checkpoint at a node's end; the one with logits, if there is one."""
+    points = [r for r in node.records if r.kind == SNAPSHOT]
+    return max(points, key=lambda r: r.logits, default=None)
+
+
+def _shared(segment: Stored, found: Found, path: set[Node]) -> int:
+    """Up to where a segment's prefix is that of what was found."""
+    last = next((node for node in segment.node.up() if node in path), None)
+    return 0 if last is None else min(last.end, found.length)
+
+
+def _reach(one: tuple[int, Stored]) -> int:
+    return one[0]
+
+
+def _needed(segment: Stored) -> bool:
+    """A checkpoint lies behind the start of a segment."""
+    top = segment.node
+    for above in segment.node.up():
+        if above.end > segment.start:
+            top = above
+    return top.weight > 0
+
+
+def ids_of(tokens: Tokens) -> bytes:
+    """Tokens as the index has them."""
+    return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
 
 
 def clipped(ranges: Iterable[Range], end: int, start: int = 0) -> list[Range]:
     """What of ascending ranges lies in [start, end)."""
     return [(max(a, start), min(b, end)) for a, b in ranges if a < end and start < b]
-
-
-def _key(what: Checkpoint | Segment) -> str:
-    assert isinstance(what, StoredCheckpoint | StoredSegment)
-    return what.key
-
-
-def _sized(n_bytes: int) -> Bytes:
-    """An array that has a size and takes no memory."""
-    zeros: Bytes = np.broadcast_to(np.zeros(1, np.uint8), (n_bytes,))
-    return zeros
-
-
-def _covered(start: int, end: int, segments: Sequence[Segment]) -> bool:
-    """Ascending segments have all of [start, end)."""
-    for segment in segments:
-        if segment.start <= start < segment.end:
-            start = segment.end
-    return start >= end

@@ -1,65 +1,177 @@
-"""Work that is done later, on a thread of its own that comes and goes: the disk tier's writes."""
+"""Work that is done later, on a thread of its own that comes and goes: the disk tier's writes.
+
+An interrupt between any two lines, an exception of a job, or a fork leaves a queue that works: what waits is
+a list under a plain lock, the thread is made anew when it is not there, and nothing waits without a bound.
+"""
 
 from __future__ import annotations
 
 import atexit
+import logging
+import os
+import queue
 import threading
+import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+logger = logging.getLogger("llamahybrid")
 
 IDLE_SECONDS = 1.0
 """The thread ends when nothing came for so long."""
 
-EXIT_SECONDS = 60.0
-"""How long the interpreter's end waits for what is queued."""
+FLUSH_SECONDS = 60.0
+"""How long is waited for what is queued, unless somebody says otherwise; the interpreter's end, too."""
 
-Job = TypeVar("Job")
+POLL_SECONDS = 0.002
+"""How often who waits looks. A condition variable would stay locked after an interrupt at the wrong line."""
+
+
+class Work(Protocol):
+    """What a job says of itself."""
+
+    due: float
+    """`time.monotonic` from which on it is done."""
+    cancelled: bool
+    """It is not to be done, or to leave nothing behind."""
+
+
+Job = TypeVar("Job", bound=Work)
 
 
 class WriteBehind(Generic[Job]):
-    """A queue and its thread. Jobs should name their data by weak references: the queue has no limit."""
+    """A queue and its thread. Jobs should name their data by place: the queue has no limit."""
 
     def __init__(self, do: Callable[[Job], None]) -> None:
-        """`do(job)` runs on the thread and must not raise."""
+        """`do(job)` runs on the thread; what it raises is counted, logged once, and ends nothing."""
         self._do = do
-        self._jobs: deque[Job] = deque()
-        self._changed = threading.Condition()
-        self._busy = False
-        self._thread: threading.Thread | None = None
+        self.failures = 0
+        """Exceptions of jobs."""
+        self.start_anew()
         _open.add(self)
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        """Have jobs done, in this order, behind those that wait."""
-        with self._changed:
-            self._jobs.extend(jobs)
-            self._changed.notify_all()
-            if self._jobs and (self._thread is None or not self._thread.is_alive()):
-                self._thread = threading.Thread(target=self._run, name="llamahybrid-disk", daemon=True)
-                self._thread.start()
+    def start_anew(self) -> None:
+        """Nothing waits and nothing runs: in a process that was forked, whatever its parent had to do."""
+        self._jobs: list[Job] = []
+        self._running: Job | None = None
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()  # held by the thread that works
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def change(self, change: Callable[[list[Job]], Iterable[Job]]) -> None:
+        """Have `change(jobs that wait)` say which jobs wait from now on; what runs is not among them."""
+        with self._lock:
+            self._jobs = list(change(self._jobs))
+        self._go_on()
+
+    def cancel(self, which: Callable[[Job], bool], seconds: float) -> bool:
+        """Take jobs out, and wait for one of them that runs, at most so long; False if it still does.
+
+        That one is marked as cancelled: it is for the job to leave nothing behind.
+        """
+        with self._lock:
+            self._jobs = [job for job in self._jobs if not which(job)]
+            running = self._running
+            if running is None or not which(running):
+                return True
+            running.cancelled = True
+        return _waited(lambda: self._running is not running, seconds)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until everything is done, at most so long; False if it is not."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs and not self._busy, seconds)
+        """Have everything done now and wait for it, at most so long; False if it is not done.
+
+        None: `FLUSH_SECONDS`.
+        """
+        with self._lock:
+            for job in self._jobs:
+                job.due = 0.0
+        self._go_on()
+        return _waited(self._is_idle, FLUSH_SECONDS if seconds is None else seconds)
+
+    def __len__(self) -> int:
+        """Jobs that are not done."""
+        with self._lock:
+            return len(self._jobs) + (self._running is not None)
+
+    def _is_idle(self) -> bool:
+        with self._lock:
+            return not self._jobs and self._running is None
+
+    def _go_on(self) -> None:
+        """Wake the thread; make one if there is none."""
+        with self._lock:
+            if not self._jobs:
+                return
+            if self._thread is not None and self._thread.is_alive():
+                self._wake.put(None)
+                return
+            self._thread = threading.Thread(target=self._run, name="llamahybrid-disk", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # the interpreter is ending, or there are too many threads
+                self._failed(error)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                if not self._changed.wait_for(lambda: bool(self._jobs), IDLE_SECONDS):
-                    self._thread = None
-                    return
-                job, self._busy = self._jobs.popleft(), True
-            self._do(job)
+        with self._turn:  # an interrupt may have left two threads: one after the other
+            while True:
+                job, wait = self._next()
+                if job is not None:
+                    try:
+                        self._do(job)
+                    except BaseException as error:  # nobody would ever write again
+                        self._failed(error)
+                    self._running = None
+                    continue
+                try:
+                    self._wake.get(timeout=min(wait, IDLE_SECONDS))
+                except queue.Empty:
+                    with self._lock:
+                        if not self._jobs:
+                            self._thread = None
+                            return
+
+    def _next(self) -> tuple[Job | None, float]:
+        """The first job that is due, which runs from now on; or how long none is."""
+        with self._lock:
+            now = time.monotonic()
+            for at, job in enumerate(self._jobs):
+                if job.due <= now:
+                    self._running = job
+                    del self._jobs[at]
+                    return job, 0.0
+            return None, min((job.due - now for job in self._jobs), default=IDLE_SECONDS)
+
+    def _failed(self, error: BaseException) -> None:
+        self.failures += 1
+        if self.failures == 1:
+            logger.warning("a write to the disk cache failed: %s: %s", type(error).__name__, error)
+
+
+def _waited(done: Callable[[], bool], seconds: float) -> bool:
+    """Wait until it is so, at most so long; whether it is."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def _flush_all() -> None:
-    for queue in list(_open):
-        queue.flush(EXIT_SECONDS)
+    end = time.monotonic() + FLUSH_SECONDS
+    for writer in list(_open):
+        if not writer.flush(max(0.0, end - time.monotonic())):
+            logger.warning("%d states were not written to the disk cache in time", len(writer))
+
+
+def _in_child() -> None:
+    for writer in list(_open):
+        writer.start_anew()
 
 
 _open: weakref.WeakSet[WriteBehind[Any]] = weakref.WeakSet()
 atexit.register(_flush_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -5,26 +5,31 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import sqlite3
 import stat
 import time
 from pathlib import Path
 
-import diskcache
 import numpy as np
 import pytest
 
-from llamahybrid.errors import RecordError, RecordGone
+from llamahybrid.errors import FolderRefused, RecordError, RecordGone
 from llamahybrid.prompt_cache import disk
 from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK
+from llamahybrid.prompt_cache.disk_shelf import Shelf
 from llamahybrid.prompt_cache.records import (
     HEAD_BYTES,
     SEGMENT,
     SNAPSHOT,
+    Record,
+    head_of,
     key_of,
     pack,
+    parse_key,
+    path_digest,
     read_head,
-    read_payload,
+    read_ids,
+    read_record,
 )
 
 TOKENS = np.arange(40, dtype=np.int32)
@@ -32,14 +37,12 @@ LOGITS = np.linspace(-3, 3, 17, dtype=np.float32)
 PAYLOAD = (np.arange(5000) % 251).astype(np.uint8)
 
 
-def packed(logits: object = LOGITS) -> bytes:
-    return b"".join(pack("model", SNAPSHOT, 40, TOKENS, logits, PAYLOAD))  # type: ignore[arg-type]
+def packed(logits: object = LOGITS, base: int = 0) -> bytes:
+    return b"".join(pack("model", SNAPSHOT, 40, TOKENS, logits, PAYLOAD, base))  # type: ignore[arg-type]
 
 
-def read(raw: bytes) -> object:
-    file = io.BytesIO(raw)
-    head = read_head(file)
-    return head, read_payload(file, head)
+def read(raw: bytes) -> Record:
+    return read_record(io.BytesIO(raw), len(raw))
 
 
 def put(store: RecordStore, tokens: np.ndarray = TOKENS) -> str:
@@ -48,14 +51,31 @@ def put(store: RecordStore, tokens: np.ndarray = TOKENS) -> str:
     return key
 
 
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*/*.record"))
+
+
 def test_a_record_comes_back_as_it_was() -> None:
-    file = io.BytesIO(packed())
-    head = read_head(file)
+    record = read(packed())
+    head = record.head
     assert (head.namespace, head.kind, head.start, head.end) == ("model", SNAPSHOT, 40, 40)
-    assert np.array_equal(head.tokens, TOKENS)
-    assert np.array_equal(head.logits, LOGITS)
     assert head.nbytes == len(packed())
-    assert np.array_equal(read_payload(file, head), PAYLOAD)
+    assert head.key == key_of("model", SNAPSHOT, 40, TOKENS, logits=True)
+    for found, given in ((record.tokens, TOKENS), (record.logits, LOGITS), (record.payload, PAYLOAD)):
+        assert np.array_equal(found, given)  # type: ignore[arg-type]
+
+
+def test_only_the_own_range_of_ids_need_be_read() -> None:
+    raw = packed(base=30)
+    file = io.BytesIO(raw)
+    head = read_head(file, len(raw))
+    assert (head.base, head.base_digest) == (30, path_digest("model", TOKENS[:30]))
+    assert read_ids(file, head, head.base) == TOKENS[30:].tobytes()
+    damaged = bytearray(raw)
+    damaged[HEAD_BYTES + 4 * 35] ^= 1
+    file = io.BytesIO(bytes(damaged))
+    with pytest.raises(RecordError, match="ids"):
+        read_ids(file, read_head(file, len(raw)), 30)
 
 
 @pytest.mark.parametrize("logits", [LOGITS, None])
@@ -64,6 +84,16 @@ def test_no_damaged_byte_goes_unseen(logits: object) -> None:
     for at in range(0, len(raw), 7):
         damaged = bytearray(raw)
         damaged[at] ^= 0x10
+        with pytest.raises(RecordError):
+            read(bytes(damaged))
+
+
+@pytest.mark.parametrize("base", [0, 30])
+def test_no_damaged_byte_of_a_head_or_a_prefix_goes_unseen(base: int) -> None:
+    raw = packed(base=base)
+    for at in range(HEAD_BYTES + 4 * len(TOKENS)):
+        damaged = bytearray(raw)
+        damaged[at] ^= 0x01
         with pytest.raises(RecordError):
             read(bytes(damaged))
 
@@ -100,28 +130,39 @@ def test_a_long_namespace_is_refused_and_not_cut() -> None:
 def test_a_store_gives_what_it_was_given(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "cache")
     key = put(store)
-    head, payload = store.load(key)
-    assert np.array_equal(head.tokens, TOKENS)
-    assert np.array_equal(payload, PAYLOAD)
+    record = store.load(key)
+    assert np.array_equal(record.tokens, TOKENS)
+    assert np.array_equal(record.payload, PAYLOAD)
     assert list(store.keys()) == [key]
-    assert store.nbytes > len(packed())
+    assert store.nbytes == len(packed())
     store.delete(key)
     store.delete(key)
     with pytest.raises(RecordGone):
         store.load(key)
 
 
-def test_what_others_add_is_noticed_once_and_in_order(tmp_path: Path) -> None:
-    store, other = RecordStore(tmp_path), RecordStore(tmp_path)
-    first = put(store)
-    assert other.fresh() == [first]
-    assert other.fresh() == []
-    second, third = put(store, TOKENS[:5]), put(other, TOKENS[:6])
-    assert other.fresh() == [second, third]
-    assert store.fresh() == [first, second, third]
-    store.delete(third)  # the newest it knew is gone
-    fourth = put(store, TOKENS[:7])
-    assert fourth in other.fresh()
+def test_what_others_add_and_remove_is_noticed(tmp_path: Path) -> None:
+    store, shelf = RecordStore(tmp_path), Shelf(tmp_path, 1 << 30)
+    keys = [put(store, TOKENS[:n]) for n in range(1, 20)]
+    shelf.refresh()
+    assert all(map(shelf.has, keys))
+    store.delete(keys[3])
+    shelf.refresh()
+    assert [shelf.has(key) for key in keys] == [key != keys[3] for key in keys]
+    assert shelf.counts.gone == 1
+    shelf.check_integrity()
+
+
+def test_a_folder_that_did_not_change_is_not_listed_again(tmp_path: Path, monkeypatch) -> None:
+    store = RecordStore(tmp_path)
+    put(store)
+    assert set(store.changed()) == set(disk.SHARDS)
+    now = time.time_ns()
+    monkeypatch.setattr(disk.time, "time_ns", lambda: now + 10 * disk.RACY_NS)
+    assert len(list(store.changed())) == 1  # it had changed a moment before
+    assert not list(store.changed())
+    key = put(store, TOKENS[:5])
+    assert list(store.changed()) == [key[0]]
 
 
 def test_only_the_owner_may_read(tmp_path: Path) -> None:
@@ -132,108 +173,110 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     modes = {p: stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.rglob("*"))}
+    assert len(modes) == 5
     assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items()), modes
 
 
-class Boom:
-    def __reduce__(self) -> tuple[object, ...]:
-        return (pytest.fail, ("something was unpickled",))
-
-
-@pytest.mark.parametrize("as_key", [True, False])
-def test_nothing_is_ever_unpickled(tmp_path: Path, as_key: bool) -> None:
-    put(RecordStore(tmp_path))
-    plain = diskcache.Cache(str(tmp_path))  # as another program would, with the library's own serializer
-    key = key_of("model", SNAPSHOT, 3, TOKENS[:3])
-    plain[Boom() if as_key else key] = Boom()
-    plain.close()
+@pytest.mark.parametrize("key", ["", "k", "../outside", "0" * 32 + "-state-05-5", pickle.dumps(1).hex()])
+def test_only_keys_name_files(tmp_path: Path, key: str) -> None:
     store = RecordStore(tmp_path)
-    for found in (*store.keys(), *store.fresh(), key):
-        if found != put(store):
-            with pytest.raises(RecordError):
-                store.load(found)
+    for use in (lambda: store.write(key, [b""]), lambda: store.load(key), lambda: store.delete(key)):
+        with pytest.raises(RecordError):
+            use()
+    assert parse_key(key) is None
 
 
-def test_only_data_goes_in(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
-        RecordStore(tmp_path).write(pickle.dumps(1), [b""])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["../outside.val", "/etc/hostname", "", "a/missing.val"])
-def test_a_row_that_names_no_file_in_the_folder_is_a_miss(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "cache"
-    (tmp_path / "outside.val").write_bytes(packed())
-    store = RecordStore(folder)
-    key = put(store)
-    with sqlite3.connect(folder / "cache.db") as rows:
-        rows.execute("UPDATE Cache SET filename = ?", (name,))
-    with pytest.raises(RecordGone):
-        store.load(key)
-
-
-def test_a_damaged_index_starts_anew(tmp_path: Path) -> None:
-    store = RecordStore(tmp_path)
-    put(store)
-    store.close()
-    for path in tmp_path.glob("cache.db*"):
-        path.write_bytes(b"nonsense" * 4096)
-    store = RecordStore(tmp_path)
-    assert list(store.keys()) == []
-    assert np.array_equal(store.load(put(store))[1], PAYLOAD)
-
-
-def test_files_that_no_index_knows_are_swept_when_they_are_old(tmp_path: Path) -> None:
+def test_a_record_under_another_name_is_damaged(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     key = put(store)
-    (tmp_path / "aa" / "bb").mkdir(parents=True)
-    fresh, old = tmp_path / "aa" / "bb" / "fresh.val", tmp_path / "aa" / "bb" / "old.val"
-    for path in (fresh, old):
-        path.write_bytes(b"half a reco")
+    other = key_of("model", SNAPSHOT, 5, TOKENS[:5], logits=True)
+    store.write(other, pack("model", SNAPSHOT, 40, TOKENS, LOGITS, PAYLOAD))
+    with pytest.raises(RecordError, match="name"):
+        store.load(other)
+    assert np.array_equal(store.load(key).tokens, TOKENS)
+
+
+def test_parts_that_nobody_finished_are_swept_when_they_are_old(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    key = put(store)
+    shard = files(tmp_path)[0].parent
+    fresh, old, theirs = shard / f"{'a' * 16}.part", shard / f"{'b' * 16}.part", shard / "notes.part"
     past = time.time() - 2 * disk.ORPHAN_SECONDS
-    for path in (old, *tmp_path.glob("*/*/*.val")):
-        if path != fresh:
-            os.utime(path, (past, past))
+    for path in (fresh, old, theirs):
+        path.write_bytes(b"half a reco")
+    for path in (old, theirs, *files(tmp_path)):
+        os.utime(path, (past, past))
     assert store.sweep() == 1
-    assert fresh.exists()
-    assert not old.exists()
-    assert np.array_equal(store.load(key)[1], PAYLOAD)
+    assert [p.exists() for p in (fresh, old, theirs)] == [True, False, True]
+    assert np.array_equal(store.load(key).payload, PAYLOAD)
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
+    key = key_of("model", SNAPSHOT, 40, TOKENS)
+    with pytest.raises(TypeError):
+        store.write(key, [b"begun", "no bytes"])  # type: ignore[list-item]
+    (store.folder / key[0] / f"{key}.record").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        store.write(key, [b"whole"])
+    assert not list(tmp_path.glob("*/*/*.part"))
+    assert store.keys() == []
 
-    class Half:
-        def __len__(self) -> int:
-            raise OSError("no space left")
 
-    with pytest.raises((OSError, TypeError)):
-        store.write("k", [b"begun", Half()])  # type: ignore[list-item]
-    assert not list(tmp_path.glob("*/*/*.val"))
-    assert list(store.keys()) == []
-
-
-def test_a_folder_that_another_process_removes_as_empty_is_made_again(tmp_path: Path, monkeypatch) -> None:
-    store, made = RecordStore(tmp_path), os.open
-    removed: list[object] = []
-
-    def removing(path: object, *rest: object) -> int:
-        if len(removed) < 3:
-            removed.append(path)
-            os.rmdir(os.path.dirname(path))  # type: ignore[call-overload]
-        return made(path, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(disk.os, "open", removing)
-    key = put(store)
-    monkeypatch.undo()
-    assert len(removed) == 3
-    assert np.array_equal(store.load(key)[1], PAYLOAD)
+def test_a_folder_that_somebody_removes_is_made_again(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    for remove in (lambda: store.folder / put(store)[0], lambda: store.folder):
+        path = remove()
+        put(store)
+        for file in sorted(path.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        path.rmdir()
+        assert np.array_equal(store.load(put(store)).payload, PAYLOAD)
+    assert (store.folder / MARK).is_file()
 
 
 def test_reading_a_record_marks_it_as_used(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     key = put(store)
-    (path,) = tmp_path.glob("*/*/*.val")
+    (path,) = files(tmp_path)
     os.utime(path, (1000, 1000))
-    assert store.head(key).used == 1000
+    with store.opened(key) as (_, _, used):
+        assert used == 1000
     store.load(key)
-    assert store.head(key).used > 1000
+    with store.opened(key) as (_, _, used):
+        assert used > 1000
+
+
+def test_a_record_that_is_gone_is_told_from_one_that_cannot_be_read(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    key = put(store)
+    (path,) = files(tmp_path)
+    path.rename(path.with_suffix(".moved"))
+    with pytest.raises(RecordGone):
+        store.load(key)
+    for place in (lambda: path.symlink_to(path.with_suffix(".moved")), lambda: os.mkfifo(path)):
+        place()
+        with pytest.raises(OSError, match=r"symbolic|no file"):
+            store.load(key)
+        assert store.keys() == []
+        store.delete(key)
+        assert os.path.lexists(path)  # what is no file is not ours to remove
+        path.unlink()
+
+
+def test_a_record_says_what_its_head_says() -> None:
+    assert head_of(packed()[:HEAD_BYTES]).end == 40
+    with pytest.raises(RecordError):
+        head_of(packed()[: HEAD_BYTES - 1])
+
+
+def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / FOLDER
+    own.mkdir(mode=0o700)
+    (own / "thesis.tex").write_text("mine")
+    with pytest.raises(FolderRefused):
+        RecordStore(tmp_path)
+    (own / MARK).write_text("something else\n")
+    with pytest.raises(FolderRefused):
+        RecordStore(tmp_path)
+    assert sorted(p.name for p in own.iterdir()) == [MARK, "thesis.tex"]

@@ -6,8 +6,7 @@ import errno
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamahybrid.harness import disk_fuzz
-from llamahybrid.harness.fake_engine import CHEAP, FakeEngine, Kind
-from llamahybrid.prompt_cache import Costs, Plan, PromptCache
+from llamahybrid.harness.fake_engine import FakeEngine, Kind
+from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.records import read_head
 
-SLOW = replace(CHEAP, token_seconds=100.0, prefill_seconds=10.0)
-"""Decoding costs so much that reading is always worth it."""
+from .asking import SLOW, A, B, C, ask, files
 
 KINDS: tuple[Kind, ...] = ("recurrent", "hybrid", "window")
-A = list(range(100, 400))
-B = [*A[:150], *range(1000, 1150)]
-C = list(range(5000, 5200))
 
 
 @pytest.fixture
@@ -53,18 +48,6 @@ def opened(folder: Path) -> Iterator[object]:
         cache.check_integrity()
 
 
-def ask(cache: PromptCache, prompt: Sequence[int], kind: Kind = "hybrid", costs: Costs = SLOW) -> Plan:
-    """A request in a new context, with an answer."""
-    engine = FakeEngine(cache, kind, costs=costs)
-    plan = engine.prefill(prompt)
-    engine.generate(range(7000, 7100))
-    return plan
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/*/*.val"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversations_outlive_the_process(opened, kind: Kind) -> None:
     cache = opened()
@@ -78,16 +61,29 @@ def test_conversations_outlive_the_process(opened, kind: Kind) -> None:
     assert cache.stats().extra["disk_damaged"] == 0
 
 
-def test_a_restart_costs_nothing(opened) -> None:
-    turns = [A, B, [*A, 1, 2, 3], [*B[:200], 5], C, [*A[:250], 9]]
-    decoded = {}
+def decoded_with_and_without_restarts(opened, turns: list[list[int]]) -> tuple[list[int], list[int]]:
+    decoded: dict[bool, list[int]] = {}
     for restarting in (False, True):
         cache = PromptCache(1 << 24) if not restarting else opened()
         decoded[restarting] = []
         for turn in turns:
             decoded[restarting].append(ask(cache, turn).left)
             cache = opened() if restarting else cache
-    assert decoded[True] == decoded[False]
+    return decoded[False], decoded[True]
+
+
+def test_a_restart_costs_nothing_where_conversations_go_on(opened) -> None:
+    turns = [A, [*A, 1, 2, 3], [*A, 1, 2, 4], C, [*A, *range(7000, 7100), 5, 6], [*C, 9], A]
+    stayed, restarted = decoded_with_and_without_restarts(opened, turns)
+    assert restarted == stayed
+
+
+def test_where_paths_part_a_restart_costs_the_way_from_there_once(opened) -> None:
+    turns = [A, B, [*B[:150], 5], [*A[:150], 6, 7], [*A[:150], 6, 8]]
+    stayed, restarted = decoded_with_and_without_restarts(opened, turns)
+    assert restarted[1] == 300  # not every checkpoint is written: no conversation had gone on from there
+    assert max(restarted[2:]) <= 2  # but now they have
+    assert sum(restarted) <= sum(stayed) + 150
 
 
 def test_another_process_finds_what_this_one_wrote(folder: Path) -> None:
@@ -134,6 +130,7 @@ def test_a_missing_file_is_a_miss(opened, folder: Path) -> None:
 def test_the_next_best_serves_where_the_deepest_is_damaged(opened, folder: Path) -> None:
     engine = FakeEngine(opened(), costs=SLOW)
     engine.prefill(A[:200])
+    engine.cache.flush()  # type: ignore[attr-defined]
     engine.prefill(A)
     opened()
     deepest = max(files(folder), key=depth)
@@ -146,7 +143,7 @@ def test_the_next_best_serves_where_the_deepest_is_damaged(opened, folder: Path)
 
 def depth(path: Path) -> int:
     with path.open("rb") as file:
-        return read_head(file).end
+        return read_head(file, path.stat().st_size).end
 
 
 def test_the_disk_budget_is_kept_and_what_was_used_stays(opened, folder: Path) -> None:
@@ -214,15 +211,16 @@ def test_ram_is_kept_in_budget_by_what_comes_from_disk(opened) -> None:
 
 
 def test_the_disk_is_left_alone_where_decoding_is_faster(opened) -> None:
-    ask(opened(), A)
+    for prompt in (A, C):
+        ask(opened(), prompt)
     cache = opened()
-    ask(cache, A[:200])  # reads, and so knows what reading takes
+    ask(cache, C)  # reads, and so knows what reading takes
     assert cache._disk is not None
     fast = Costs(token_seconds=1e-12, prefill_seconds=1e-12)
     assert cache._disk.seconds(1000) > 1e-9
-    assert FakeEngine(cache, costs=fast).prefill(A[:280]).source != "disk"
+    assert FakeEngine(cache, costs=fast).prefill(A).source != "disk"
     slow = Costs(token_seconds=1.0, prefill_seconds=1.0)
-    assert FakeEngine(cache, costs=slow).prefill(A).source == "disk"
+    assert FakeEngine(PromptCache(1 << 24, cache._disk_arguments[0]), costs=slow).prefill(A).source == "disk"
 
 
 def test_a_folder_that_cannot_be_used_costs_a_warning(tmp_path: Path, caplog) -> None:
@@ -243,12 +241,12 @@ def test_a_disk_that_refuses_costs_one_warning(opened, monkeypatch, caplog, code
     def refuse(*_: object) -> None:
         raise OSError(code, "no")
 
-    monkeypatch.setattr(RecordStore, "write", refuse)
+    monkeypatch.setattr(RecordStore, "prepare", refuse)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             ask(cache, A)
             assert ask(cache, B).source in ("ram", "none")
-            assert cache.flush(10)
+            assert not cache.flush(10)
     assert len([r for r in caplog.records if "disk" in r.message]) == 1
     assert cache.stats().extra["disk_failed"] == 1
 
@@ -282,13 +280,13 @@ print(cache.stats().extra["disk_failed"])
 def test_what_was_evicted_before_it_could_be_written_is_counted(opened, monkeypatch) -> None:
     import threading
 
-    gate, write = threading.Event(), RecordStore.write
+    gate, prepare = threading.Event(), RecordStore.prepare
 
-    def slowly(store: RecordStore, key: str, parts: tuple[bytes, memoryview]) -> None:
+    def slowly(store: RecordStore, key: str, parts: tuple[bytes, memoryview]) -> str:
         gate.wait(10)
-        write(store, key, parts)
+        return prepare(store, key, parts)
 
-    monkeypatch.setattr(RecordStore, "write", slowly)
+    monkeypatch.setattr(RecordStore, "prepare", slowly)
     cache = opened(12_000)
     for prompt in (A, B, C):
         ask(cache, prompt)

@@ -1,0 +1,373 @@
+"""A folder and its index under one lock: always agreeing, or read again.
+
+A change of the index that an exception or an interrupt ends half-way leaves it in doubt, and the next call
+reads the folder again. An error that may pass (too many open files, a network disk that is away) never
+removes anything: only that a file is not there says that it is gone, only reading twice that it is damaged.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar
+
+from llamahybrid.errors import RecordError, RecordGone
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.disk import RecordStore, lies_in
+from llamahybrid.prompt_cache.disk_folder import SHARDS
+from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, Range, ids_of
+from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
+
+logger = logging.getLogger("llamahybrid")
+
+FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 1.0, 60.0
+"""How long a disk that refused is left alone; twice as long each time it refuses again."""
+
+READ, WRITE = "reading from", "writing to"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass
+class DiskCounts:
+    """What happened between this process and the folder."""
+
+    written: int = 0
+    written_bytes: int = 0
+    loaded: int = 0
+    damaged: int = 0
+    """Records that did not prove right, twice; they are removed."""
+    gone: int = 0
+    """Records that another process has removed."""
+    dropped: int = 0
+    """Evicted from RAM before they could be written."""
+    superseded: int = 0
+    """States that waited to be written until the conversation had gone on: they never were."""
+    deferred: int = 0
+    """Not written because the hour's `disk_write_bytes` were used up."""
+    evicted: int = 0
+    errors: int = 0
+    """Times that the disk refused something; it is left alone for a while then."""
+    failed: int = 0
+    """1: the disk refused the last write; it is tried again later."""
+
+
+class Rest:
+    """How long a disk that refused is left alone."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._seconds = 0.0
+
+    def over(self) -> bool:
+        """It may be tried."""
+        return time.monotonic() >= self._until
+
+    def failed(self) -> None:
+        """It refused: leave it alone, longer each time."""
+        self._seconds = min(LONGEST_REST_SECONDS, max(FIRST_REST_SECONDS, 2 * self._seconds))
+        self._until = time.monotonic() + self._seconds
+
+    def worked(self) -> None:
+        """It did what was asked."""
+        self._seconds = 0.0
+
+
+def _sound(method: Callable[Concatenate[Shelf, P], T]) -> Callable[Concatenate[Shelf, P], T]:
+    """The method runs under the lock, on an index that agrees with itself. Not to be nested."""
+
+    @functools.wraps(method)
+    def locked(self: Shelf, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._lock:
+            if not self._agrees:
+                self._start_anew()
+            self._agrees = False
+            result = method(self, *args, **kwargs)
+            self._agrees = True
+            return result
+
+    return locked
+
+
+class Shelf:
+    """Records of one folder and their index, at most `limit` bytes, shared with other processes."""
+
+    def __init__(self, folder: str | os.PathLike[str], limit: int) -> None:
+        """Open a folder, making it if need be. Raises OSError when it cannot be used."""
+        self.limit = limit
+        self.counts = DiskCounts()
+        self.pinned: Sequence[Tokens] = ()
+        """Paths whose records are never evicted."""
+        self._store = RecordStore(folder)
+        self._warned: set[str] = set()
+        self._unfit: set[str] = set()  # keys of what is no record and cannot be removed
+        self._rests = {READ: Rest(), WRITE: Rest()}
+        self._lock = threading.Lock()
+        self._index = DiskIndex()
+        self._agrees = False
+        self._store.sweep()
+        self.refresh()
+        _open.add(self)
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    @_sound
+    def refresh(self) -> None:
+        """Take note of what was added and removed, by this process or another."""
+        self._refresh()
+
+    @_sound
+    def offer(
+        self, namespace: str, tokens: Tokens, above: int, limit: int, missing: Sequence[Range]
+    ) -> Offer | None:
+        """See `DiskIndex.offer`; knows what other processes have added."""
+        self._refresh()
+        if not self._rests[READ].over():
+            return None
+        return self._index.offer(namespace, tokens, above, limit, missing)
+
+    @_sound
+    def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
+        """See `DiskIndex.known`."""
+        return self._index.known(namespace, tokens)
+
+    @_sound
+    def lacks(
+        self, namespace: str, path: Tokens, points: Sequence[tuple[int, bool]], *, attention: bool
+    ) -> list[tuple[int, bool]]:
+        """Which restore points of a path (position, with logits) are not here; see `DiskIndex.serves`."""
+        self._refresh()
+        return [
+            (end, logits)
+            for end, logits in points
+            if not self._index.serves(namespace, path[:end], logits=logits, attention=attention)
+        ]
+
+    @_sound
+    def has(self, key: str) -> bool:
+        """A record of this key is known."""
+        return key in self._index
+
+    @_sound
+    def uncovered(self, namespace: str, path: Tokens) -> list[Range]:
+        """See `DiskIndex.uncovered`."""
+        return self._index.uncovered(namespace, path)
+
+    @_sound
+    def base_of(self, namespace: str, path: Tokens) -> int:
+        """See `DiskIndex.base_of`."""
+        return self._index.base_of(namespace, ids_of(path))
+
+    def load(self, key: str) -> Record | None:
+        """Read and check a record; None, with a record that is damaged removed, if that fails."""
+        try:
+            try:
+                record = self._store.load(key)
+            except RecordGone:
+                raise
+            except RecordError:
+                record = self._store.load(key)  # once more: what was read wrong may have been written right
+            self._rests[READ].worked()
+            return record
+        except RecordError as error:
+            self.damaged(key, error)
+        except (OSError, MemoryError) as error:
+            self.refused(READ, error)
+        return None
+
+    def may_write(self) -> bool:
+        """The disk did not refuse just now."""
+        return self._rests[WRITE].over()
+
+    @_sound
+    def stats(self) -> dict[str, int]:
+        """Records, bytes and counts."""
+        counts = {f"disk_{name}": value for name, value in vars(self.counts).items()}
+        return {"disk_records": len(self._index), "disk_bytes": self._index.nbytes, **counts}
+
+    @_sound
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the index is whole."""
+        self._index.check_integrity()
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
+        """See `RecordStore.prepare`."""
+        return self._store.prepare(key, parts)
+
+    def abandon(self, part: str) -> None:
+        """See `RecordStore.abandon`."""
+        self._store.abandon(part)
+
+    @_sound
+    def commit(self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
+        """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not."""
+        if not wanted():
+            return False
+        self._store.commit(part, head.key)
+        if head.key not in self._index:
+            self._index.add(head, ids_of(path), 0)
+        if head.kind == SNAPSHOT:  # the one with logits says what the one without does
+            for key in self._index.at(head.namespace, path):
+                if key != head.key:
+                    self._erase(key)
+        self.counts.written += 1
+        self.counts.written_bytes += head.nbytes
+        self.counts.failed = 0
+        self._rests[WRITE].worked()
+        return True
+
+    @_sound
+    def room(self, n_bytes: int, namespace: str, path: Tokens) -> bool:
+        """Make room for a record of this path; False if that cannot be."""
+        spared = [(namespace, path), *((None, p) for p in self.pinned)]
+        while self._index.nbytes + n_bytes > self.limit:
+            key = self._index.victim(spared)
+            if key is None:
+                return False
+            self._erase(key)
+            self.counts.evicted += 1
+        return True
+
+    @_sound
+    def discard(self, namespace: str, tokens: Tokens) -> None:
+        """Remove the checkpoint at the end of these tokens: it did not prove right."""
+        keys = self._index.at(namespace, tokens)
+        self.counts.damaged += len(keys)
+        self._erase_all(keys)
+
+    @_sound
+    def remove_path(self, tokens: Tokens) -> bool:
+        """Remove every record of a path and of all that goes on from it; False if not all could be."""
+        self._refresh()
+        return self._erase_all(self._index.on_path(tokens))
+
+    @_sound
+    def clear(self) -> bool:
+        """Remove every record; False if not all could be."""
+        self._refresh()
+        return self._erase_all([key for shard in SHARDS for key in self._index.keys(shard)])
+
+    @_sound
+    def damaged(self, key: str, error: Exception) -> None:
+        """A record is not what it should be, or not there: it goes."""
+        self._damaged(key, error)
+
+    @_sound
+    def misplaced(self, key: str) -> None:
+        """A sound record is not what the index took it for: it is left alone from now on."""
+        self._index.remove(key)
+        self._unfit.add(key)
+
+    def refused(self, what: str, error: BaseException) -> None:
+        """The disk refused: say so once, and leave it alone for a while."""
+        self.counts.errors += 1
+        self._rests[what].failed()
+        if what == WRITE:
+            self.counts.failed = 1
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s the disk cache failed, and is tried again later: %s", what, error)
+
+    def in_child(self) -> None:
+        """A process was forked: whatever its parent was just doing, it has a lock and an index of its own."""
+        self._lock = threading.Lock()
+        self._agrees = False
+
+    # -- with the lock held ------------------------------------------------------------------------
+
+    def _start_anew(self) -> None:
+        """Whatever became of the index: it is read again."""
+        self._index = DiskIndex()
+        for shard in SHARDS:
+            self._store.look_again(shard)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if not self._rests[READ].over():
+            return
+        try:
+            fresh: list[str] = []
+            for shard in self._store.changed():
+                there, known = self._store.listed(shard), self._index.keys(shard)
+                for key in [key for key in known if key not in there]:
+                    self._index.remove(key)
+                    self.counts.gone += 1
+                new = [key for key in there if key not in self._index and key not in self._unfit]
+                fresh += [key for key in new if lies_in(key, shard)]
+            if fresh:
+                self._take_in(fresh)
+        except (OSError, MemoryError) as error:
+            for shard in SHARDS:
+                self._store.look_again(shard)
+            self.refused(READ, error)
+
+    def _take_in(self, keys: Iterable[str]) -> None:
+        """Take note of records, those with the shorter prefixes first: others are read from there on."""
+        used: dict[str, float] = {}
+        for key in sorted(keys, key=_end):
+            try:
+                try:
+                    used[key] = self._note(key)
+                except RecordGone:
+                    raise
+                except RecordError:
+                    used[key] = self._note(key)
+            except RecordGone:
+                continue
+            except RecordError as error:
+                self._damaged(key, error)
+        self._index.in_order_of_use(used)
+
+    def _note(self, key: str) -> float:
+        """Read a record's head and take note of it; when it was used last."""
+        with self._store.opened(key) as (file, head, used):
+            base = head.base if self._index.knows(head) else 0
+            self._index.add(head, read_ids(file, head, base), base)
+        return used
+
+    def _damaged(self, key: str, error: Exception) -> None:
+        gone = isinstance(error, RecordGone)
+        if not gone:
+            logger.warning("a record of the disk cache is dropped: %s", error)
+        self.counts.gone += gone
+        self.counts.damaged += not gone
+        self._index.remove(key)
+        self._erase(key)
+
+    def _erase_all(self, keys: list[str]) -> bool:
+        return all([self._erase(key) for key in keys])
+
+    def _erase(self, key: str) -> bool:
+        """A record goes, from the index and from the folder; False if it stays in the folder."""
+        self._index.remove(key)
+        try:
+            self._store.delete(key)
+        except OSError as error:
+            self._unfit.add(key)
+            self.refused(WRITE, error)
+            return False
+        return True
+
+
+def _end(key: str) -> int:
+    """Tokens of a record's prefix."""
+    return int(key.rpartition("-")[2])
+
+
+def _in_child() -> None:
+    for shelf in list(_open):
+        shelf.in_child()
+
+
+_open: weakref.WeakSet[Shelf] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,38 @@
+"""Requests that tests of the disk tier make, as one process after the other would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llamahybrid.harness.fake_engine import CHEAP, FakeEngine, Kind
+from llamahybrid.prompt_cache import Costs, Plan, PromptCache
+
+SLOW = replace(CHEAP, token_seconds=100.0, prefill_seconds=10.0)
+"""Decoding costs so much that reading is always worth it."""
+
+A = list(range(100, 400))
+B = [*A[:150], *range(1000, 1150)]
+C = list(range(5000, 5200))
+
+
+def ask(cache: PromptCache, prompt: Sequence[int], kind: Kind = "hybrid", costs: Costs = SLOW) -> Plan:
+    """A request in a new context, with an answer."""
+    engine = FakeEngine(cache, kind, costs=costs)
+    plan = engine.prefill(prompt)
+    engine.generate(range(7000, 7100))
+    return plan
+
+
+def files(folder: Path) -> list[Path]:
+    """Its records."""
+    return sorted(folder.glob("*/*/*.record"))
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    """All that lies in a folder, with what is in it."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }

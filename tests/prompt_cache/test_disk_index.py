@@ -1,0 +1,269 @@
+"""The index of a folder: against a list of records, and lean: in memory, in what is read and gone through."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamahybrid.errors import RecordError
+from llamahybrid.prompt_cache import disk_shelf
+from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.disk_index import DiskIndex, ids_of
+from llamahybrid.prompt_cache.disk_shelf import Shelf
+from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
+
+LETTERS = 2
+
+
+def head(kind: int, start: int, tokens: list[int], base: int = 0, *, logits: bool = False) -> Head:
+    row = np.zeros(3, np.float32) if logits else None
+    path = np.array(tokens, np.int32)
+    return head_of(pack("m", kind, start, path, row, np.zeros(10, np.uint8), base)[0])
+
+
+def add(index: DiskIndex, one: Head, tokens: list[int]) -> None:
+    base = one.base if index.knows(one) else 0
+    index.add(one, ids_of(np.array(tokens, np.int32))[4 * base :], base)
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)
+
+
+class Naive:
+    """The same records in a list."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, tuple[Head, list[int]]] = {}
+
+    def fitting(self, tokens: list[int]) -> list[tuple[Head, list[int]]]:
+        return [(h, t) for h, t in self.records.values() if t[: h.end] == tokens[: h.end]]
+
+    def covered(self, tokens: list[int], end: int) -> bool:
+        """Attention of [0, end) of a prompt is in records, as far as those agree with the prompt."""
+        have: set[int] = set()
+        for h, t in self.records.values():
+            if h.kind == SEGMENT:
+                have |= set(range(h.start, shared(t, tokens)))
+        return have >= set(range(end))
+
+    def offer(self, tokens: list[int], *, attention: bool) -> int:
+        ends = [
+            h.end
+            for h, _ in self.fitting(tokens)
+            if h.kind == SNAPSHOT and h.end <= len(tokens) and (h.end < len(tokens) or h.n_logits)
+        ]
+        return max((e for e in ends if not attention or self.covered(tokens, e)), default=0)
+
+    def known(self, tokens: list[int]) -> int:
+        shared = [
+            next(
+                (i for i, (a, b) in enumerate(zip(t, tokens, strict=False)) if a != b),
+                min(len(t), len(tokens)),
+            )
+            for _, t in self.records.values()
+        ]
+        return max(shared, default=0)
+
+
+PATHS = st.lists(st.integers(0, LETTERS - 1), min_size=1, max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None:
+    index, naive = DiskIndex(), Naive()
+    for _ in range(data.draw(st.integers(1, 25))):
+        step = data.draw(st.sampled_from(["add", "add", "add", "remove", "forget", "evict"]))
+        tokens = data.draw(PATHS)
+        if step == "add":
+            kind = data.draw(st.sampled_from([SNAPSHOT, SEGMENT]))
+            start = data.draw(st.integers(0, len(tokens) - 1)) if kind == SEGMENT else len(tokens)
+            base = index.base_of("m", ids_of(np.array(tokens, np.int32)))
+            one = head(kind, start, tokens, base, logits=kind == SNAPSHOT and data.draw(st.booleans()))
+            if one.key not in index:
+                add(index, one, tokens)
+                naive.records[one.key] = (one, tokens)
+        elif step == "remove" and naive.records:
+            key = data.draw(st.sampled_from(sorted(naive.records)))
+            assert index.remove(key)
+            del naive.records[key]
+        elif step == "forget":
+            gone = index.on_path(np.array(tokens, np.int32))
+            beyond = {k for k, (_, t) in naive.records.items() if t[: len(tokens)] == tokens}
+            assert beyond <= set(gone)
+            for key in gone:
+                assert index.remove(key)
+                end = naive.records.pop(key)[0].end
+                assert key in beyond or end < len(tokens)
+        elif step == "evict":
+            spared = data.draw(PATHS)
+            key = index.victim([("m", np.array(spared, np.int32))])
+            if key is not None:
+                victim, path = naive.records.pop(key)
+                assert victim.kind == SEGMENT or path != spared[: len(path)]
+                index.remove(key)
+        index.check_integrity()
+        prompt = data.draw(PATHS)
+        asked = np.array(prompt, np.int32)
+        assert index.known("m", asked)[0] == naive.known(prompt)
+        for attention in (False, True):
+            missing = [(0, len(prompt))] if attention else []
+            offer = index.offer("m", asked, 0, len(prompt), missing)
+            assert (0 if offer is None else offer.position) == naive.offer(prompt, attention=attention)
+            if offer is not None and attention:
+                reach = 0
+                for piece in offer.pieces:
+                    assert piece.start <= reach < piece.end
+                    reach = piece.end
+                assert reach == offer.position
+        assert index.nbytes == sum(h.nbytes for h, _ in naive.records.values())
+
+
+def test_what_was_longest_unused_goes_first() -> None:
+    index = DiskIndex()
+    paths = [[n, 1, 2] for n in range(5)]
+    for path in paths:
+        add(index, head(SNAPSHOT, 3, path, logits=True), path)
+    index.offer("m", np.array(paths[0], np.int32), 0, 3, [])
+    order = []
+    while (key := index.victim([("m", np.array(paths[2], np.int32))])) is not None:
+        order.append(key)
+        index.remove(key)
+    assert order == [head(SNAPSHOT, 3, paths[n], logits=True).key for n in (1, 3, 4, 0)]
+
+
+def test_attention_that_nothing_is_behind_goes_before_anything_else() -> None:
+    index = DiskIndex()
+    path = [1, 2, 3, 4, 5, 6]
+    point, segment = head(SNAPSHOT, 6, path), head(SEGMENT, 0, path)
+    other, bare = head(SNAPSHOT, 2, [7, 8]), head(SEGMENT, 1, [9, 9, 9])
+    for one, tokens in ((point, path), (segment, path), (other, [7, 8]), (bare, [9, 9, 9])):
+        add(index, one, tokens)
+    order = []
+    while (key := index.victim([])) is not None:
+        order.append(key)
+        index.remove(key)
+    assert order == [bare.key, point.key, segment.key, other.key]
+
+
+def test_attention_serves_only_as_far_as_its_path_goes_along() -> None:
+    index = DiskIndex()
+    here, there = [1, 2, 3, 3, 3], [1, 2, 4, 4, 4]
+    for one, tokens in ((head(SEGMENT, 0, there), there), (head(SNAPSHOT, 5, there), there)):
+        add(index, one, tokens)
+    add(index, head(SNAPSHOT, 5, here, logits=True), here)
+    asked = np.array(here, np.int32)
+    assert index.offer("m", asked, 0, 5, [(0, 5)]) is None
+    assert index.uncovered("m", asked) == [(2, 5)]
+    add(index, head(SEGMENT, 2, here), here)
+    offer = index.offer("m", asked, 0, 5, [(0, 5)])
+    assert offer is not None
+    assert [(p.start, p.end) for p in offer.pieces] == [(0, 2), (2, 5)]
+    index.check_integrity()
+
+
+@pytest.mark.parametrize("twist", ["position", "digest"])
+def test_records_that_contradict_each_other_are_refused(twist: str) -> None:
+    index = DiskIndex()
+    sound = head(SNAPSHOT, 4, [1, 2, 3, 4])
+    add(index, sound, [1, 2, 3, 4])
+    liar = head(SNAPSHOT, 6, [1, 2, 3, 4, 5, 6], 4)
+    change = {"base": 3} if twist == "position" else {"digest": sound.digest}
+    liar = Head(**{**vars(liar), **change})
+    with pytest.raises(RecordError):
+        index.add(liar, ids_of(np.array([5, 6], np.int32)), liar.base)
+    index.check_integrity()
+    assert len(index) == 1
+
+
+# -- how much of it ------------------------------------------------------------------------------------
+
+
+def fill(folder: Path, chats: int, row: np.ndarray | None = None) -> int:
+    """Chats of 1,000 tokens on 200 in common, four turns each; how many ids they have of their own."""
+    store, rng = RecordStore(folder), np.random.default_rng(0)
+    system, own = rng.integers(0, 1000, 200), 0
+    for _ in range(chats):
+        tokens = np.concatenate([system, rng.integers(0, 1000, 800)]).astype(np.int32)
+        for start, end in ((0, 250), (250, 500), (500, 750), (750, 1000)):
+            for kind in (SEGMENT, SNAPSHOT):
+                row_here = row if kind == SNAPSHOT else None
+                at = start if kind == SEGMENT else end
+                parts = pack("m", kind, at, tokens[:end], row_here, np.zeros(10, np.uint8), start)
+                store.write(head_of(parts[0]).key, parts)
+                own += end - start
+    return own
+
+
+def test_a_start_reads_ids_once_and_no_logits(tmp_path: Path, monkeypatch) -> None:
+    own = fill(tmp_path, 20, np.zeros(50_000, np.float32))
+    read: list[int] = []
+    reading = disk_shelf.read_ids
+
+    def count(*arguments: object) -> bytes:
+        ids = reading(*arguments)  # type: ignore[arg-type]
+        read.append(len(ids))
+        return ids
+
+    monkeypatch.setattr(disk_shelf, "read_ids", count)
+    Shelf(tmp_path, 1 << 30)
+    assert (len(read), sum(read)) == (160, 4 * own)
+
+
+def test_an_index_takes_a_kibibyte_a_record_and_8_bytes_a_token_while_it_is_read_too(tmp_path: Path) -> None:
+    fill(tmp_path, 40, np.zeros(50_000, np.float32))
+    Shelf(tmp_path, 1 << 30)  # what is made once
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    shelf = Shelf(tmp_path, 1 << 30)
+    most = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert shelf.stats()["disk_records"] == 320
+    assert most <= 320 * 1024 + 8 * (200 + 40 * 800)
+
+
+def calls(do: Callable[[], object]) -> int:
+    """Python and C functions called by it."""
+    count = 0
+
+    def step(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(step)
+    try:
+        do()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_nothing_takes_longer_for_there_being_more_records() -> None:
+    def steps(chats: int) -> list[int]:
+        index, rng = DiskIndex(), np.random.default_rng(0)
+        heads = []
+        for _ in range(chats):
+            tokens = [*range(50), *rng.integers(100, 900, 50).tolist()]
+            for one in (head(SEGMENT, 0, tokens), head(SNAPSHOT, 100, tokens)):
+                add(index, one, tokens)
+                heads.append(one)
+        path = np.array(tokens, np.int32)
+        return [
+            calls(lambda: index.remove(index.victim([("m", path)]) or "")),
+            calls(lambda: index.remove(heads[-1].key)),
+            calls(lambda: index.offer("m", path, 0, 100, [])),
+            calls(lambda: index.on_path(path)),
+            calls(lambda: index.uncovered("m", path)),
+        ]
+
+    few, many = steps(30), steps(300)
+    assert all(b <= 1.3 * a + 10 for a, b in zip(few, many, strict=True)), (few, many)
