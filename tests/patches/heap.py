@@ -20,9 +20,11 @@ _HEADER = 16  # magic, sequence, streams, cells
 
 
 class _Info(ctypes.Structure):
+    """struct mallinfo2 of malloc.h."""
+
     _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")),
+        *((name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")),
     ]
 
 
@@ -51,7 +53,7 @@ def growth(operation: Callable[[], object]) -> int | None:
 
 
 def filled(path: str, **params: object) -> tuple[Context, Callable[[int], bytes]]:
-    """A context with CELLS - 256 cells in sequence 0 and none in 1, and a state of 64 cells from a position on.
+    """A context with CELLS - 256 cells in sequence 0 and none in 1, and a state of 64 cells at any position.
 
     The model must be one whose cells are saved as position, count and sequence, 12 bytes.
     """

@@ -84,7 +84,7 @@ def whole_file(path):
 
 
 def shrinking_file(path, whole):
-    """A file loses its end when it has been parsed and its data is read: what is replaced cannot be had back."""
+    """A file loses its end when it is parsed and its data is read: what is replaced cannot be had back."""
     tokens, count = (lib.llama_token * 64)(), ctypes.c_size_t()
     donor, context = Context(path, **TWO), Context(path, **TWO)
     donor.feed(0, 200, text=3)
