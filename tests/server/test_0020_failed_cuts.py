@@ -1,4 +1,8 @@
-"""A draft model that cannot drop its last tokens: the stock server dies of it, the patched one answers."""
+"""A draft model that cannot drop its last tokens: the stock server dies of it, the patched one answers.
+
+The target may be one that has no such trouble, or one with rollback planes: these do not reach back to before
+a batch, which is where a rejected draft starts again.
+"""
 
 from __future__ import annotations
 
@@ -41,3 +45,23 @@ def test_a_prompt_that_leaves_the_cached_one_costs_the_slot_its_cache(servers: S
             answer = patched.complete(prompt, 1)
             assert answer.text == plain.complete(prompt, 1).text
             assert answer.cached == cached
+
+
+PREDICTED = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--verbosity", "4")
+
+
+def test_a_target_with_planes_starts_again_from_its_checkpoint(servers: Servers, tiny_model):
+    """Its own prediction layer drafts, in a context whose memory is a hybrid's, and without planes."""
+    model = tiny_model("nemotron_h", predictors=1)
+    with (
+        LlamaServer(servers.stock, model, *PREDICTED) as stock,
+        pytest.raises(ServerDied, match="failed to remove sequence"),
+    ):
+        stock.complete(LEFT, 32)
+    with (
+        LlamaServer(servers.patched, model) as plain,
+        LlamaServer(servers.patched, model, *PREDICTED) as patched,
+    ):
+        for prompt in (LEFT, RIGHT, LEFT):
+            assert patched.complete(prompt, 32).text == plain.complete(prompt, 32, cache_prompt=False).text
+        assert "restore checkpoint" in patched.log() or "restoring speculative checkpoint" in patched.log()
