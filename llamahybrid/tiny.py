@@ -166,7 +166,10 @@ def _shapes(gguf: Gguf, arch: str, dims: Dims, words: Vocabulary) -> list[Shape]
     shapes, reason = gguf.tensors()
     if not shapes:
         raise UnknownArchitecture(f"llama.cpp cannot make this {arch}: {reason}")
-    return [shape for shape in shapes if not any(part in shape.name for part in ABSENT.get(arch, ()))]
+    # a loader that leaves prediction layers out (load_mtp) does not expect their scales
+    predict = range(dims.layers - dims.predictors, dims.layers)
+    absent = [*ABSENT.get(arch, ()), *(rf"blk\.{i}\..*scale$" for i in predict)]
+    return [shape for shape in shapes if not any(re.search(part, shape.name) for part in absent)]
 
 
 def _grown(
