@@ -47,7 +47,8 @@ def test_a_prompt_that_leaves_the_cached_one_costs_the_slot_its_cache(servers: S
             assert answer.cached == cached
 
 
-PREDICTED = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--verbosity", "4")
+PREDICTED = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3")
+DRAWN = {"temperature": 1.0, "seed": 7}  # this layer's greedy drafts are all right: no other is ever rejected
 
 
 def test_a_target_with_planes_starts_again_from_its_checkpoint(servers: Servers, tiny_model):
@@ -57,11 +58,12 @@ def test_a_target_with_planes_starts_again_from_its_checkpoint(servers: Servers,
         LlamaServer(servers.stock, model, *PREDICTED) as stock,
         pytest.raises(ServerDied, match="failed to remove sequence"),
     ):
-        stock.complete(LEFT, 32)
+        stock.complete(LEFT, 32, **DRAWN)
     with (
         LlamaServer(servers.patched, model) as plain,
         LlamaServer(servers.patched, model, *PREDICTED) as patched,
     ):
         for prompt in (LEFT, RIGHT, LEFT):
-            assert patched.complete(prompt, 32).text == plain.complete(prompt, 32, cache_prompt=False).text
-        assert "restore checkpoint" in patched.log() or "restoring speculative checkpoint" in patched.log()
+            expected = plain.complete(prompt, 32, cache_prompt=False, **DRAWN)
+            assert patched.complete(prompt, 32, **DRAWN).text == expected.text
+        assert "draft acceptance = 0." in patched.log()  # some were rejected
