@@ -59,7 +59,13 @@ NOT_RUN = -2000
 """A `Call` that never reached native code."""
 
 NO_MEMORY = -1000
-"""Result of `Library.decode` when the batch could not be allocated; the context was not touched."""
+"""Result of `Library.decode` when the batch could not be allocated; `llama_decode` was not called."""
+
+THREW = -1001
+"""Result of a decode that libllama threw out of (memory ran out, mostly): nobody knows what memory holds."""
+
+BATCH = ("n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits")
+"""Fields of ``struct llama_batch`` (include/llama.h)."""
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -90,10 +96,9 @@ class Library:
         self.optional = frozenset(name for name in OPTIONAL if self._address(name) is not None)
         """Those of `OPTIONAL` that this library has."""
         addresses = [self._address(name) for name in REQUIRED]
-        size = ctypes.sizeof(llama_cpp.llama_batch)
-        if _shim is not None and not _shim.lib.llh_bind(*addresses, size):
+        if _shim is not None and not _shim.lib.llh_bind(*addresses, _layout(llama_cpp.llama_batch)):
             raise EngineError(
-                f"struct llama_batch has {size} bytes here, another size than the shim was compiled for; "
+                "struct llama_batch has another layout here than the shim was compiled for; "
                 "install a llamahybrid that knows this llama-cpp-python"
             )
         self.one_pass = self._bind_pieces()
@@ -102,7 +107,7 @@ class Library:
     def decode(self, ctx: int, tokens: Tokens, pos: int, seq: int = 0, outputs: Outputs = "last") -> int:
         """`llama_decode` of tokens, shape (n,), at positions [pos, pos + n) of a sequence; its own result.
 
-        0 is success, 1 no room, 2 aborted, negative an error (`NO_MEMORY` among them).
+        0 is success, 1 no room, 2 aborted, negative an error (`NO_MEMORY` and `THREW` among them).
         """
         if _shim is not None:
             mode = getattr(_shim.lib, f"LLH_OUTPUTS_{outputs.upper()}")
@@ -337,6 +342,13 @@ def _hash(functions: Sequence[int], data: bytes) -> int:
 
 
 _SAMPLE = bytes(range(256)) * 17
+
+
+def _layout(struct: Any) -> list[int]:
+    """Offset and size of each field of `BATCH`, then the size of the struct; 0 for a field that it lacks."""
+    fields = [getattr(struct, name, None) for name in BATCH]
+    places = [(field.offset, field.size) if field is not None else (0, 0) for field in fields]
+    return [*itertools.chain.from_iterable(places), ctypes.sizeof(struct)]
 
 
 def _address(library: Any, name: str) -> int | None:

@@ -106,10 +106,12 @@ def make(
     window: int | None = None,
     context: int = 65536,
     seed: int = 0,
+    predictors: int = 0,
 ) -> Path:
     """Write a random model of architecture `arch` to `out` and return that path.
 
     `embd` is the model's width, `window` a sliding window in tokens where the architecture can have one.
+    `predictors` more layers predict further tokens, where it has such (`--spec-type draft-mtp`).
     `params` asks for about that many weights, chosen by width and depth; matrices are f16 then, else f32.
     Raises UnknownArchitecture with the library's reason if there is no such model, ValueError for sizes that
     do not go together. With f16 matrices, logits of one prompt cut in different batches differ by about 1e-3
@@ -119,6 +121,8 @@ def make(
         raise UnknownArchitecture(f"{arch!r} is none of the architectures tiny can make: {', '.join(SPECS)}")
     words = vocabulary(vocab)
     dims = _dims(words, layers, embd, heads, window, context)
+    if predictors:
+        dims = replace(dims, layers=dims.layers + predictors, predictors=predictors)
     if params is not None:
         dims = _grown(arch, dims, words, params, layers, embd, heads)
     if dims.layers < 2:
@@ -157,10 +161,15 @@ def _shapes(gguf: Gguf, arch: str, dims: Dims, words: Vocabulary) -> list[Shape]
     gguf.set(words.metadata)
     gguf.set({"general.architecture": arch, "general.name": f"tiny {arch}"})
     gguf.set({f"{arch}.{key}": value for key, value in SPECS[arch](dims).items()})
+    if dims.predictors:
+        gguf.set({f"{arch}.nextn_predict_layers": dims.predictors})
     shapes, reason = gguf.tensors()
     if not shapes:
         raise UnknownArchitecture(f"llama.cpp cannot make this {arch}: {reason}")
-    return [shape for shape in shapes if not any(part in shape.name for part in ABSENT.get(arch, ()))]
+    # a loader that leaves prediction layers out (load_mtp) does not expect their scales
+    predict = range(dims.layers - dims.predictors, dims.layers)
+    absent = [*ABSENT.get(arch, ()), *(rf"blk\.{i}\..*scale$" for i in predict)]
+    return [shape for shape in shapes if not any(re.search(part, shape.name) for part in absent)]
 
 
 def _grown(

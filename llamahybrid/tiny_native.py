@@ -207,6 +207,7 @@ class Gguf:
 
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
+        params.load_mtp = True  # prediction layers are tensors, too
         init = _native("llama_model_init_from_user", _p, _p, _TensorCallback, _p, type(params))
         llama_cpp.llama_backend_init()
         with quiet() as log:

@@ -30,6 +30,8 @@ class Dims:
     window: int | None
     """Sliding window in tokens; None: the architecture's default here (16), or none where it is optional."""
     context: int
+    predictors: int = 0
+    """How many of the layers predict further tokens (multi-token prediction): the last ones."""
 
     @property
     def ff(self) -> int:
@@ -47,8 +49,11 @@ class Dims:
         return 2 if self.layers < 8 else 4
 
     def attention(self, yes: int, no: int = 0) -> list[int]:
-        """One number per layer: `yes` on full-attention layers, `no` on the others."""
-        return [yes if i % self.interval == self.interval - 1 else no for i in range(self.layers)]
+        """One number per layer: `yes` on full-attention layers (and those that predict), `no` on others."""
+        trunk = self.layers - self.predictors
+        return [
+            yes if i >= trunk or i % self.interval == self.interval - 1 else no for i in range(self.layers)
+        ]
 
 
 def _plain(d: Dims) -> Hparams:
@@ -160,13 +165,14 @@ def _indexer(d: Dims) -> Hparams:
 
 
 def _nemotron(d: Dims) -> Hparams:
-    """A layer is one of three things here: recurrent, attention, feed-forward."""
+    """A layer is one of three things: recurrent, attention, feed-forward; one that predicts has experts."""
     kinds = [i % 3 for i in range(d.layers)]
     return {
         **_plain(d),
         **_ssm(d),
         "attention.head_count_kv": [d.heads if kind == 1 else 0 for kind in kinds],
         "feed_forward_length": [d.ff if kind == 2 else 0 for kind in kinds],
+        **(_moe(d) if d.predictors else {}),
     }
 
 

@@ -3,9 +3,10 @@
  * The shim links against no libllama. llh_bind() is handed the addresses of the functions in the library
  * that llama_cpp has loaded, so one compiled shim serves every engine. */
 
-/* Take over the function addresses; `batch_size` is sizeof(struct llama_batch) as the caller knows it.
+/* Take over the function addresses; `layout` is struct llama_batch as the caller knows it: offset and size of
+ * n_tokens, token, embd, pos, n_seq_id, seq_id and logits, in this order, and the size of all.
  * Returns false, and binds nothing, if the shim was compiled for another layout. */
-bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, size_t batch_size);
+bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, const size_t layout[15]);
 
 /* Which tokens of a batch get logits. */
 #define LLH_OUTPUTS_NONE 0
@@ -13,15 +14,18 @@ bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, size_t
 #define LLH_OUTPUTS_ALL 2
 
 /* llama_decode() of `n` tokens at positions pos .. pos + n - 1 of sequence `seq`; its own result, or
- * LLH_NO_MEMORY when the batch could not be allocated (the context was not touched). */
+ * LLH_NO_MEMORY when the batch could not be allocated (llama_decode() was not called), or
+ * LLH_THREW when llama_decode() threw (memory ran out inside, mostly): what the context holds is not known. */
 #define LLH_NO_MEMORY -1000
+#define LLH_THREW -1001
 int32_t llh_decode(uintptr_t ctx, const int32_t *tokens, int32_t n, int32_t pos, int32_t seq, int32_t outputs);
 
-/* llama_decode() of a struct llama_batch. Its result is in `*result` as soon as native code is done: a signal
+/* llama_decode() of a struct llama_batch. Its result (LLH_THREW among them) is in `*result` as soon as native code is done: a signal
  * that interrupts the caller right afterwards cannot lose it. */
 void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result);
 
-/* llama_state_seq_get_data_ext() and llama_state_seq_set_data_ext(): bytes written or read, 0 on failure. */
+/* llama_state_seq_get_data_ext() and llama_state_seq_set_data_ext(): bytes written or read, 0 on failure, after which
+ * the sequence that was to be set holds anything. */
 size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags);
 size_t llh_state_set(uintptr_t ctx, const uint8_t *data, size_t size, int32_t seq, uint32_t flags);
 

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <iterator>
 #include <new>
 #include <vector>
 
@@ -18,7 +20,7 @@ extern "C" {
 
 namespace {
 
-// llama_batch of include/llama.h; llh_bind() compares its size with what llama_cpp declares.
+// llama_batch of include/llama.h; llh_bind() compares it with what llama_cpp declares.
 struct Batch {
     int32_t n_tokens;
     int32_t *token;
@@ -28,6 +30,12 @@ struct Batch {
     int32_t **seq_id;
     int8_t *logits;
 };
+
+// A struct of the same size may have its fields in another order.
+#define FIELD(name) offsetof(Batch, name), sizeof(Batch::name)
+constexpr size_t LAYOUT[] = {FIELD(n_tokens), FIELD(token),  FIELD(embd),   FIELD(pos),
+                             FIELD(n_seq_id), FIELD(seq_id), FIELD(logits), sizeof(Batch)};
+#undef FIELD
 
 using Decode = int32_t (*)(void *ctx, Batch batch);
 using StateGet = size_t (*)(void *ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags);
@@ -139,8 +147,15 @@ size_t save(uint8_t *out, size_t size, uint64_t *digest, Write write) try {
     const size_t written = write(&sink);
     *digest = sink.digest();
     return written;
-} catch (const std::bad_alloc &) {
+} catch (const std::exception &) {
     return 0;
+}
+
+// No exception may reach C or Python. One from libllama leaves the context in a state nobody knows.
+int32_t decode(uintptr_t ctx, const Batch &batch) try {
+    return llama.decode(context(ctx), batch);
+} catch (const std::exception &) {
+    return LLH_THREW;
 }
 
 }  // namespace
@@ -151,38 +166,49 @@ struct llh_stop {
     std::atomic<bool> armed{false};
 };
 
-bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, size_t batch_size) {
-    if (batch_size != sizeof(Batch)) return false;
+bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, const size_t layout[15]) {
+    static_assert(std::size(LAYOUT) == 15);
+    if (!std::equal(std::begin(LAYOUT), std::end(LAYOUT), layout)) return false;
     bind(llama.decode, decode);
     bind(llama.state_get, state_get);
     bind(llama.state_set, state_set);
     return true;
 }
 
-int32_t llh_decode(uintptr_t ctx, const int32_t *tokens, int32_t n, int32_t pos, int32_t seq, int32_t outputs) try {
-    std::vector<int32_t> positions(n), n_seq_id(n, 1);
-    std::vector<int32_t *> seq_id(n, &seq);
-    std::vector<int8_t> logits(n, outputs == LLH_OUTPUTS_ALL);
+int32_t llh_decode(uintptr_t ctx, const int32_t *tokens, int32_t n, int32_t pos, int32_t seq, int32_t outputs) {
+    std::vector<int32_t> positions, n_seq_id;
+    std::vector<int32_t *> seq_id;
+    std::vector<int8_t> logits;
+    try {
+        positions.resize(n);
+        n_seq_id.resize(n, 1);
+        seq_id.resize(n, &seq);
+        logits.resize(n, outputs == LLH_OUTPUTS_ALL);
+    } catch (const std::exception &) {
+        return LLH_NO_MEMORY;
+    }
     for (int32_t i = 0; i < n; ++i) positions[i] = pos + i;
     if (n > 0 && outputs == LLH_OUTPUTS_LAST) logits[n - 1] = 1;
     // libllama only reads the tokens; its struct is shared with callers that fill it in.
     Batch batch{n,               const_cast<int32_t *>(tokens), nullptr,      positions.data(),
                 n_seq_id.data(), seq_id.data(),                 logits.data()};
-    return llama.decode(context(ctx), batch);
-} catch (const std::bad_alloc &) {
-    return LLH_NO_MEMORY;
+    return decode(ctx, batch);
 }
 
 void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result) {
-    *result = llama.decode(context(ctx), *reinterpret_cast<const Batch *>(batch));
+    *result = decode(ctx, *reinterpret_cast<const Batch *>(batch));
 }
 
-size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags) {
+size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags) try {
     return llama.state_get(context(ctx), out, size, seq, flags);
+} catch (const std::exception &) {
+    return 0;
 }
 
-size_t llh_state_set(uintptr_t ctx, const uint8_t *data, size_t size, int32_t seq, uint32_t flags) {
+size_t llh_state_set(uintptr_t ctx, const uint8_t *data, size_t size, int32_t seq, uint32_t flags) try {
     return llama.state_set(context(ctx), data, size, seq, flags);
+} catch (const std::exception &) {
+    return 0;
 }
 
 void llh_bind_pieces(uintptr_t write_state, uintptr_t write_range, const uintptr_t hash[5]) {

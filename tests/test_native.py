@@ -19,6 +19,7 @@ from llama_cpp import llama_cpp
 
 from llamahybrid import native
 from llamahybrid.errors import EngineError
+from llamahybrid.live.sequence import UNCHANGED_BY_FAILURE
 
 BYTES = ctypes.POINTER(ctypes.c_uint8)
 TOKENS = np.arange(5, 35, dtype=np.int32)
@@ -230,13 +231,78 @@ def test_a_library_that_lacks_a_function_is_named(monkeypatch: pytest.MonkeyPatc
         native.Library()
 
 
-def test_another_batch_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Grown(llama_cpp.llama_batch):
-        _fields_ = (("more", ctypes.c_void_p),)
+def swapped(one: str, other: str) -> type[ctypes.Structure]:
+    """struct llama_batch with two fields at each other's place."""
+    fields = dict(llama_cpp.llama_batch._fields_)
+    names = [{one: other, other: one}.get(name, name) for name in fields]
+    return type("Swapped", (ctypes.Structure,), {"_fields_": [(name, fields[name]) for name in names]})
 
-    monkeypatch.setattr(llama_cpp, "llama_batch", Grown)
+
+def replaced(name: str, *instead: tuple[str, object]) -> type[ctypes.Structure]:
+    """struct llama_batch with other fields in place of one."""
+    fields = [(field, kind) for field, kind in llama_cpp.llama_batch._fields_]
+    at = [field for field, _ in fields].index(name)
+    return type("Replaced", (ctypes.Structure,), {"_fields_": [*fields[:at], *instead, *fields[at + 1 :]]})
+
+
+LAYOUTS = {
+    "a field more": replaced("logits", ("logits", BYTES), ("more", ctypes.c_void_p)),
+    "two pointers in another order": swapped("pos", "n_seq_id"),
+    "the last two in another order": swapped("seq_id", "logits"),
+    "a number in the place of a pointer": swapped("n_tokens", "token"),
+    "a field of another name": replaced("logits", ("output", BYTES)),
+    "a longer number where there was room": replaced("n_tokens", ("n_tokens", ctypes.c_int64)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_another_batch_layout_is_refused(
+    monkeypatch: pytest.MonkeyPatch, layout: type[ctypes.Structure]
+) -> None:
+    monkeypatch.setattr(llama_cpp, "llama_batch", layout)
     with pytest.raises(EngineError, match="llama_batch"):
         native.Library()
+
+
+@pytest.fixture
+def throwing() -> Iterator[native.Library]:
+    """A library all of whose functions throw std::bad_alloc."""
+    try:
+        throw = ctypes.CDLL("libstdc++.so.6")["_ZSt17__throw_bad_allocv"]
+    except (OSError, AttributeError):
+        pytest.skip("no function here that is known to throw")
+    native.library.cache_clear()
+    library, lib, hashing = native.library(), native._shim.lib, native._hashing()
+    address = ctypes.cast(throw, ctypes.c_void_p).value
+    assert lib.llh_bind(address, address, address, native._layout(llama_cpp.llama_batch))
+    if hashing is not None:
+        lib.llh_bind_pieces(address, address, hashing)
+    yield library
+    native.library.cache_clear()
+    native.library()
+
+
+def test_what_libllama_throws_is_not_called_harmless(throwing: native.Library) -> None:
+    """After an allocation failed inside, the context may hold anything; nor may an exception reach Python."""
+    assert throwing.decode(0, TOKENS, 0) == native.THREW
+    call, tokens = throwing.call(), (ctypes.c_int32 * len(TOKENS))(*TOKENS)
+    assert call is not None
+    assert call.decode(0, llama_cpp.llama_batch_get_one(tokens, len(tokens))) == native.THREW
+    assert call.result == native.THREW
+    assert native.THREW not in UNCHANGED_BY_FAILURE
+    state = np.empty(64, np.uint8)
+    assert not throwing.load_state(0, state, 0, 0)
+    assert throwing.save_state(0, state, 0, 0) is None
+    if throwing.one_pass:
+        assert throwing.save_range(0, state, 0, 0, 8) is None
+        throwing.one_pass = False
+        assert throwing.save_state(0, state, 0, 0) is None
+
+
+def test_a_batch_that_cannot_be_allocated_is_not_decoded(throwing: native.Library) -> None:
+    lib, ffi = native._shim.lib, native._shim.ffi
+    for impossible in (-1, -(2**31)):
+        assert lib.llh_decode(0, ffi.NULL, impossible, 0, 0, lib.LLH_OUTPUTS_LAST) == native.NO_MEMORY
 
 
 def poll(stop: native.Stop) -> bool:

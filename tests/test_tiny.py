@@ -259,6 +259,16 @@ def test_the_window_is_set(arch: str, window: int | None, tiny_model: TinyModel)
     llm.close()
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "nemotron_h"])
+def test_layers_that_predict_are_added_behind_the_others(arch: str, tiny_model: TinyModel) -> None:
+    path = tiny_model(arch, predictors=1)
+    assert b"blk.4.nextn.eh_proj.weight" in path.read_bytes()
+    assert b"nextn" not in tiny_model(arch).read_bytes()
+    llm = load(path)
+    llm.eval(range(20))
+    assert np.isfinite(llm.scores[: llm.n_tokens]).all()
+
+
 def test_gemma3_has_windowed_and_full_layers(tiny_model: TinyModel) -> None:
     llm = load(tiny_model("gemma3", window=8), swa_full=False)
     llm.eval(np.random.default_rng(0).integers(ord(" "), ord("~"), 200).tolist())

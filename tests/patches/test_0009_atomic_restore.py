@@ -6,8 +6,9 @@ import ctypes
 import os
 import tempfile
 
+import heap
 import pytest
-from capi import EXACT, FULL, PARTIAL, Context, continued, lib
+from capi import EXACT, FULL, PARTIAL, Context, continued, difference, fresh, lib
 
 CUTS = (4, 8, 12, 16, 40, 200, -2000, -100, -8, -1)
 TWO = {"n_seq_max": 2, "kv_unified": True}
@@ -82,6 +83,61 @@ def whole_file(path):
         return read == os.path.getsize(name), continued(context, path, 30)
 
 
+def shrinking_file(path, whole):
+    """A file loses its end when it is parsed and its data is read: what is replaced cannot be had back."""
+    tokens, count = (lib.llama_token * 64)(), ctypes.c_size_t()
+    donor, context = Context(path, **TWO), Context(path, **TWO)
+    donor.feed(0, 200, text=3)
+    context.feed(0, 20)
+    context.feed(0, 15, 1)
+    other = context.save(1)
+    with tempfile.TemporaryDirectory() as folder:
+        name = os.path.join(folder, "state")
+        saved = (name.encode(), tokens, 4) if whole else (name.encode(), 0, tokens, 4)
+        loaded = (*saved[:-1], 64, ctypes.byref(count))
+        kind = "state" if whole else "state_seq"
+        assert getattr(lib, f"llama_{kind}_save_file")(donor.ctx, *saved)
+        end = os.path.getsize(name) - 256  # data of the last tensor: the rest can be parsed
+        said = []
+
+        def log(_level, text, _data):
+            said.append(text.decode(errors="replace"))
+            if "cell_count" in said[-1] or "reading memory" in said[-1]:
+                os.truncate(name, end)
+
+        callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(log)
+        lib.llama_log_set(callback, None)
+        read = getattr(lib, f"llama_{kind}_load_file")(context.ctx, *loaded)
+        assert os.path.getsize(name) == end, said
+    unharmed = context.last(1) == -1 if whole else context.save(1) == other
+    left = context.last()
+    begun = context.feed(0, 20, text=2)
+    return read, left, unharmed, begun, continued_text(context, path, 20, 2)
+
+
+def shrinking_sequence(path):
+    return shrinking_file(path, whole=False)
+
+
+def shrinking_context(path):
+    return shrinking_file(path, whole=True)
+
+
+def continued_text(context, path, length, text):
+    """As `continued`, of another text."""
+    assert context.feed(length, length + 1, text=text) == 0
+    return difference(context.logits(), fresh(path, length, text=text, **TWO))
+
+
+def beside_many(path):
+    """A small state over a small one, beside many cells of another sequence."""
+    context, at = heap.filled(path)
+    state = at(heap.CELLS)
+
+    assert context.load(state, 1)
+    return heap.growth(lambda: context.load(state, 1)), context.last(1) - heap.CELLS
+
+
 def check(outcomes):
     for read, same, off in outcomes:
         assert read == 0
@@ -108,3 +164,31 @@ def test_a_sound_file_is_restored(run_both, tiny_model):
     read, off = run_both(whole_file, tiny_model("qwen35"))
     assert read
     assert off < EXACT
+
+
+def dropped(outcome):
+    read, left, unharmed, begun, off = outcome
+    assert not read
+    assert left == -1
+    assert unharmed
+    assert begun == 0
+    assert off < EXACT
+
+
+@pytest.mark.parametrize("probe", [shrinking_sequence, shrinking_context])
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_what_is_half_replaced_is_dropped(run_both, tiny_model, probe, arch):
+    dropped(run_both(probe, tiny_model(arch)))
+
+
+@pytest.mark.parametrize("probe", [shrinking_sequence, shrinking_context])
+def test_so_it_is_beside_a_window(run, tiny_model, probe):
+    dropped(run(probe, tiny_model("gemma3")))
+
+
+def test_a_restore_does_not_copy_what_it_leaves_alone(run_both, tiny_model):
+    grown, last = run_both(beside_many, tiny_model("llama"))
+    if grown is None:
+        pytest.skip("the heap cannot be measured here")
+    assert grown < heap.LEAST_COPY
+    assert last == 63

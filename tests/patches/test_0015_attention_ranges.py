@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import heap
 import pytest
 from capi import EXACT, PARTIAL, Context, continued, lib
 
@@ -102,3 +103,27 @@ def test_a_recurrent_memory_has_no_ranges(run, tiny_model):
     assert answer, "no such function"
     assert answer[0] == 0
     assert answer[1] < EXACT
+
+
+def beside_many(path):
+    if not supported():
+        return None
+    context, _ = heap.filled(path)
+    ranges = Ranges(context)
+    blob = ranges.save(128, 192)
+    assert ranges.load(blob, 128, 192) == len(blob)
+    before = context.save()
+    grown = heap.growth(lambda: ranges.load(blob, 128, 192))
+    refused = ranges.load(blob[:-1], 128, 192) + ranges.load(blob, 128, 160)
+    return grown, refused, context.save() == before
+
+
+def test_a_range_is_set_without_copying_what_it_leaves_alone(run, tiny_model):
+    answer = run(beside_many, tiny_model("llama"))
+    assert answer, "no such function"
+    grown, refused, same = answer
+    if grown is None:
+        pytest.skip("the heap cannot be measured here")
+    assert grown < heap.LEAST_COPY
+    assert refused == 0
+    assert same

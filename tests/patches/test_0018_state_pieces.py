@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from copy import copy
+from pathlib import Path
 
 import pytest
-from capi import PARTIAL, Context, lib
+from capi import FULL, PARTIAL, Context, lib
 
 ON_DEVICE = 2
 TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -85,6 +87,44 @@ def refused(path):
     return results, context.save() == before
 
 
+def split_over_two_devices(path: str) -> int:
+    """The model again, each of its tensors in two parts: the CPU serves as two devices."""
+    ggml = ctypes.CDLL(str(next(Path(lib._lib._name).parent.glob("libggml.*"))))
+    ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
+    cpu = ggml.ggml_backend_dev_by_type(0)
+    devices = (ctypes.c_void_p * 3)(cpu, cpu, None)
+    params = lib.llama_model_default_params()
+    params.devices = ctypes.cast(devices, ctypes.c_void_p)
+    params.split_mode = 3  # LLAMA_SPLIT_MODE_TENSOR
+    params.n_gpu_layers = 99
+    split = lib.llama_model_load_from_file(path.encode(), params)
+    assert split
+    return int(split)
+
+
+def tensor_parallel(path):
+    """The state comes from one device, since the CPU cannot compute as two."""
+    if not supported():
+        return None
+    shape = {"n_ctx": 4096, "n_ubatch": 256, "flash_attn_type": 1}
+    donor = Context(path, **shape)
+    assert donor.feed(0, 3000) == 0
+    split = copy(donor.bench)
+    split.model = split_over_two_devices(path)
+    context = split.context(**shape)
+    seen = []
+    for flags in (FULL, PARTIAL):
+        whole = donor.save(flags=flags)
+        assert context.load(whole, flags=flags)
+        pieces = Pieces(context)
+        written = pieces.state(flags)
+        seen.append(written == len(whole) and pieces.data == whole == context.save(flags=flags))
+    pieces = Pieces(context)
+    whole = ranges(context, 10, 2900)
+    seen.append(pieces.range(10, 2900) == len(whole) and pieces.data == whole)
+    return seen, max(pieces.lengths)
+
+
 @pytest.mark.parametrize("arch", ["qwen35", "jamba", "mamba", "gemma3", "llama"])
 def test_the_pieces_are_the_state(run, tiny_model, arch):
     answer = run(same, tiny_model(arch))
@@ -98,3 +138,13 @@ def test_a_state_that_cannot_be_written_is_none(run, tiny_model):
     results, unchanged = answer
     assert set(results) == {0}
     assert unchanged
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_tensors_split_over_devices_are_asked_for_whole_rows(run, tiny_model, arch):
+    """Rows of 384 bytes or so do not fill 1 MiB, and more than that is asked for."""
+    answer = run(tensor_parallel, tiny_model(arch, embd=192))
+    assert answer, "no such function"
+    same, longest = answer
+    assert same == [True, True, True]
+    assert (1 << 20) - 4096 < longest < 1 << 20

@@ -1,4 +1,8 @@
-"""A draft model that cannot drop its last tokens: the stock server dies of it, the patched one answers."""
+"""A draft model that cannot drop its last tokens: the stock server dies of it, the patched one answers.
+
+The target may be one that has no such trouble, or one with rollback planes: these do not reach back to before
+a batch, which is where a rejected draft starts again.
+"""
 
 from __future__ import annotations
 
@@ -41,3 +45,25 @@ def test_a_prompt_that_leaves_the_cached_one_costs_the_slot_its_cache(servers: S
             answer = patched.complete(prompt, 1)
             assert answer.text == plain.complete(prompt, 1).text
             assert answer.cached == cached
+
+
+PREDICTED = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3")
+DRAWN = {"temperature": 1.0, "seed": 7}  # this layer's greedy drafts are all right: no other is ever rejected
+
+
+def test_a_target_with_planes_starts_again_from_its_checkpoint(servers: Servers, tiny_model):
+    """Its own prediction layer drafts, in a context whose memory is a hybrid's, and without planes."""
+    model = tiny_model("nemotron_h", predictors=1)
+    with (
+        LlamaServer(servers.stock, model, *PREDICTED) as stock,
+        pytest.raises(ServerDied, match="failed to remove sequence"),
+    ):
+        stock.complete(LEFT, 32, **DRAWN)
+    with (
+        LlamaServer(servers.patched, model) as plain,
+        LlamaServer(servers.patched, model, *PREDICTED) as patched,
+    ):
+        for prompt in (LEFT, RIGHT, LEFT):
+            expected = plain.complete(prompt, 32, cache_prompt=False, **DRAWN)
+            assert patched.complete(prompt, 32, **DRAWN).text == expected.text
+        assert "draft acceptance = 0." in patched.log()  # some were rejected
