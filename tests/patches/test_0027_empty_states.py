@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 from capi import EXACT, PARTIAL, Context, continued, lib
 
@@ -36,8 +38,8 @@ def emptied_from_file(path):
     context.feed(0, 12)
     name = f"{path}.empty".encode()
     assert lib.llama_state_seq_save_file(context.ctx, name, 1, None, 0)
-    count = lib.ctypes.c_size_t()
-    assert lib.llama_state_seq_load_file(context.ctx, name, 0, None, 0, count)
+    count, tokens = ctypes.c_size_t(), (ctypes.c_int32 * 1)()
+    assert lib.llama_state_seq_load_file(context.ctx, name, 0, tokens, 1, count)
     return context.ends()
 
 
@@ -65,13 +67,22 @@ def recurrent_part_dropped(path):
     return context.save() == whole, continued(context, path, 12)
 
 
-ARCHS = ["llama", "gemma3", "qwen35", "lfm2", "qwen4exp"]
+ARCHS = ["llama", "gemma3", "qwen35", "lfm2", "qwen4exp", "deepseek4"]
 
 
 @pytest.mark.parametrize("probe", [emptied, emptied_stream], ids=["unified", "streams"])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_sequence_is_empty(run, tiny_model, arch, probe):
     ends, status, off, beside = run(probe, tiny_model(arch))
+    assert ends == [-1, -1]
+    assert status == 0
+    assert off < EXACT
+    assert beside < EXACT
+
+
+@pytest.mark.parametrize("arch", ["deepseek32", "minimax-m3", "dots3note"])
+def test_with_an_indexer_too(run, more_model, arch):
+    ends, status, off, beside = run(emptied, more_model(arch))
     assert ends == [-1, -1]
     assert status == 0
     assert off < EXACT

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import more_models
 import numpy as np
 import pytest
 from capi import EXACT, PARTIAL, Context, continued, difference, fresh, lib
 
 SHARED = {"n_seq_max": 2, "kv_unified": True}
 SPLIT = {"n_seq_max": 2, "kv_unified": False}
+
+
+def _with_nan(context: Context, seq: int, length: int) -> bytes:
+    """The state of a sequence with NaN where the state of another text first has other values for long."""
+    state = context.save(seq)
+    other = Context(context.path, **context.params)
+    other.feed(0, length, seq, text=9)
+    apart = np.frombuffer(state, np.uint8) != np.frombuffer(other.save(seq), np.uint8)
+    share = np.convolve(apart, np.ones(256), "valid")
+    place = int(np.argmax(share > 200)) + 64
+    return state[:place] + b"\xff" * 128 + state[place + 128 :]
 
 
 def _poison(context: Context, seq: int = 0, length: int = 40) -> None:
@@ -18,8 +30,7 @@ def _poison(context: Context, seq: int = 0, length: int = 40) -> None:
         state = context.save(seq, PARTIAL)
         assert context.load(state[:-4000] + b"\xff" * 4000, seq, PARTIAL)
     else:
-        state = context.save(seq)
-        assert context.load(state[:-64] + b"\xff" * 64, seq)
+        assert context.load(_with_nan(context, seq, length - 1), seq)
     context.feed(length - 1, length, seq)
     assert not np.isfinite(context.logits()).all()
 
@@ -105,6 +116,11 @@ ARCHS = ["llama", "gemma3", "qwen35", "jamba", "qwen4exp"]
 @pytest.mark.parametrize("probe", [removed, cleared, all_removed, kept_the_other, replaced, in_view_later])
 def test_nan_is_gone(run, tiny_model, probe, arch):
     assert run(probe, tiny_model(arch)) < EXACT
+
+
+@pytest.mark.parametrize("arch", list(more_models.SPECS))
+def test_and_with_an_indexer(run, more_model, arch):
+    assert run(removed, more_model(arch)) < EXACT
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
