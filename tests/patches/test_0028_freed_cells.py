@@ -60,7 +60,8 @@ def cleared(path):
 def all_removed(path):
     context = Context(path, **SHARED)
     _poison(context)
-    assert context.rm(-1, -1, -1)
+    if not context.rm(-1, -1, -1):
+        return float("inf")  # a hybrid before 0005
     context.feed(0, 12, text=1)
     return continued_text(context, path, 12, 1)
 
