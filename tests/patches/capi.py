@@ -30,6 +30,7 @@ class Context(bench.Context):
 
     def __init__(self, path: str, **params: Any) -> None:
         super().__init__(Bench(path), params)
+        self.path = path
 
     def feed(self, begin: int, end: int, seq: int = 0, *, text: int | None = None, chunk: int = 256) -> int:
         """As the harness does, by default with a text of its own for each sequence."""

@@ -11,9 +11,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import more_models
 import pytest
 
 HERE = Path(__file__).parent
@@ -47,6 +49,19 @@ def _run(folder: str, probe: Probe, model: Path) -> Any:
     if child.returncode:
         raise RuntimeError(f"{probe.__name__} failed: {child.stderr[-2000:]}")
     return json.loads(child.stdout)
+
+
+@pytest.fixture(scope="session")
+def more_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`more_model(arch)`: the path of one of `more_models.SPECS`, made once, beside a draft for gemma4."""
+    folder = tmp_path_factory.mktemp("more")
+    more_models.make_assistant(folder / "assistant.gguf")
+
+    @cache
+    def make(arch: str) -> Path:
+        return more_models.make(arch, folder / f"{arch}.gguf")
+
+    return make
 
 
 _STOCK = pytest.param(

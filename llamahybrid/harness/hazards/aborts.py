@@ -142,10 +142,58 @@ def eval_callback(bench: Bench) -> Outcome:
     return _after(context, f"the decode returned {status}")
 
 
-def _poisoned(bench: Bench) -> Context:
+@probe(
+    "abort-beside-free-cells",
+    "A decode of two sequences stopped where a third was removed",
+    site="llama-memory-recurrent.cpp:702",
+    sound="keeps what is exact or drops it; what starts afresh is exact",
+    stock=Verdict.WRONG,
+)
+def beside_free_cells(bench: Bench) -> Outcome:
+    """Three sequences; remove the second, stop a decode of the others, remove those, start all three again.
+
+    Stopped once after each tenth of the polls that the decode takes.
+    """
+    bench.need_recurrent()
+    exact = Outcome(Verdict.FAILED, "the decode was never stopped")
+    for part in range(1, 10):
+        context = _hole(bench)
+        _decode_around(context)
+        polls, context = context.polls, _hole(bench)
+        context.stop_at = max(2, polls * part // 10)
+        status = _decode_around(context)
+        context.stop_at = None
+        if status != ABORTED:
+            continue
+        for seq in (0, 2):
+            context.rm(seq, -1, -1)
+        for seq in (0, 2, 1):
+            context.grown(8, seq, text=seq)
+        for seq in (1, 0, 2):
+            exact = went_on(context.goes_on(8, seq, text=seq), f"stopped at {part}0 %, sequence {seq}")
+            if exact.verdict is not Verdict.EXACT:
+                return exact
+    return exact
+
+
+def _hole(bench: Bench) -> Context:
+    """Two sequences of eight tokens, and room between them for another."""
+    context = bench.context(n_seq_max=3, kv_unified=True)
+    for seq in range(3):
+        context.grown(8, seq, text=seq)
+    context.rm(1, -1, -1)
+    context.count_polls()
+    return context
+
+
+def _decode_around(context: Context) -> int:
+    return context.decode([(5, 8, (0,)), (6, 8, (2,))])
+
+
+def _poisoned(bench: Bench, flash: int = 1) -> Context:
     """A context whose recurrent row was made NaN through a snapshot, and whose logits show it."""
     bench.need_recurrent()
-    context = bench.context(flash_attn_type=1).grown(12)
+    context = bench.context(flash_attn_type=flash).grown(12)
     snapshot = bytearray(context.save(flags=PARTIAL))
     snapshot[-4000:] = np.full(1000, np.nan, np.float32).tobytes()
     if not context.load(bytes(snapshot), flags=PARTIAL):
@@ -205,6 +253,55 @@ def nan_after_clear_data(bench: Bench) -> Outcome:
     return went_on(context.goes_on(12), "cleared with data")
 
 
+def _poisoned_attention(bench: Bench) -> Context:
+    """A context without flash attention in whose attention KV a computation left NaN.
+
+    By way of the recurrent state; where there is none, NaN lies in the last values of a restored state.
+    """
+    if not lib.llama_model_is_recurrent(bench.model) and not lib.llama_model_is_hybrid(bench.model):
+        context = bench.context().grown(12)
+        state = context.save()
+        if not context.load(state[:-64] + b"\xff" * 64):
+            raise NotApplicable("the library refuses a state that holds NaN")
+        context.feed(12, 13)
+        if np.isfinite(context.logits()).all():
+            raise NotApplicable("NaN in the last values of the state does not reach the logits")
+        return context
+    bench.need_attention()
+    return _poisoned(bench, flash=0)
+
+
+@probe(
+    "nan-in-attention",
+    "NaN in attention KV after seq_rm",
+    site="llama-kv-cache.cpp:1260",
+    sound="starts the next prompt clean",
+    stock=Verdict.WRONG,
+)
+def nan_in_attention(bench: Bench) -> Outcome:
+    """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on."""
+    context = _poisoned_attention(bench)
+    if not context.rm(0, -1, -1):
+        return Outcome(Verdict.REFUSED, "seq_rm returned false")
+    context.feed(0, 8, text=1)
+    return went_on(context.goes_on(8, text=1), "seq_rm returned true")
+
+
+@probe(
+    "nan-in-attention-cleared",
+    "NaN in attention KV after clear without data",
+    site="llama-kv-cache.cpp:1260",
+    sound="starts the next prompt clean",
+    stock=Verdict.WRONG,
+)
+def nan_in_attention_cleared(bench: Bench) -> Outcome:
+    """The same with llama_memory_clear(false) in place of the removal."""
+    context = _poisoned_attention(bench)
+    lib.llama_memory_clear(context.memory, False)
+    context.feed(0, 8, text=1)
+    return went_on(context.goes_on(8, text=1), "cleared")
+
+
 PROBES = (
     in_token,
     in_token_planes,
@@ -212,7 +309,10 @@ PROBES = (
     first_ubatch,
     restored,
     eval_callback,
+    beside_free_cells,
     nan_after_removal,
     nan_after_clear,
     nan_after_clear_data,
+    nan_in_attention,
+    nan_in_attention_cleared,
 )

@@ -230,6 +230,32 @@ class Context:
         lib.llama_set_abort_callback(self.ctx, self._poll, None)
 
 
+def _range(name: str, *buffer: Any) -> Any:
+    """A function for ranges of attention; NotApplicable where the library has none."""
+    function = getattr(lib._lib, f"llama_state_seq_{name}_range", None)
+    if function is None:
+        raise NotApplicable("the library has no functions for ranges")
+    function.argtypes = [ctypes.c_void_p, *buffer, *[ctypes.c_int32] * 3]
+    function.restype = ctypes.c_size_t
+    return function
+
+
+def save_range(context: Context, begin: int, end: int) -> bytes:
+    """The attention of positions [begin, end) of sequence 0; NotApplicable where there are no ranges."""
+    size = _range("get_size")(context.ctx, 0, begin, end)
+    if not size:
+        raise NotApplicable("this memory has no ranges")
+    buffer = ctypes.create_string_buffer(size)
+    get = _range("get_data", ctypes.c_void_p, ctypes.c_size_t)
+    return ctypes.string_at(buffer, get(context.ctx, buffer, size, 0, begin, end))
+
+
+def load_range(context: Context, blob: bytes, begin: int, end: int) -> bool:
+    """Restore the attention of positions [begin, end) of sequence 0; whether all of `blob` was read."""
+    put = _range("set_data", ctypes.c_char_p, ctypes.c_size_t)
+    return bool(put(context.ctx, blob, len(blob), 0, begin, end) == len(blob))
+
+
 class Bench:
     """A model under test, and what it has to offer."""
 

@@ -206,6 +206,26 @@ def damaged_length(bench: Bench) -> Outcome:
     return _after_failure(context, 12, read)
 
 
+@probe(
+    "empty-state",
+    "The state of an empty sequence restored over a live one",
+    site="llama-kv-cache.cpp:2179",
+    sound="leaves the sequence empty",
+    stock=Verdict.WRONG,
+    model=Model("llama"),
+)
+def empty_state(bench: Bench) -> Outcome:
+    """Twelve live tokens; restore the full state of an empty sequence; decode another prompt of twelve."""
+    context = bench.context(**_SHARED).grown(12)
+    if not context.load(context.save(1)):
+        return _after_failure(context, 12, False)
+    if context.feed(0, 12, text=1):
+        held = context.last() + 1
+        said = f"the restore returned success, the next prompt was refused, {held} tokens are left"
+        return Outcome(Verdict.WRONG if held else Verdict.REFUSED, said)
+    return went_on(context.goes_on(12, text=1), "the restore returned success")
+
+
 PROBES = (
     failed_full,
     failed_partial,
@@ -217,4 +237,5 @@ PROBES = (
     on_device_newest,
     negative_position,
     damaged_length,
+    empty_state,
 )

@@ -1,0 +1,185 @@
+"""0025: a window and the attention beside it are decoded with only where they belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from capi import EXACT, PARTIAL, Context, continued, lib
+
+from llamahybrid.harness.hazards.bench import load_range, save_range
+from llamahybrid.harness.hazards.probe import NotApplicable
+
+SMALL = {"swa_full": False, "n_ubatch": 32}
+SHARED = {**SMALL, "n_seq_max": 2, "kv_unified": True}
+ROOMY = {**SHARED, "n_ctx": 1024}
+
+
+def _grown(path: str, length: int) -> Context:
+    context = Context(path, **SMALL)
+    assert context.feed(0, length, chunk=32) == 0
+    return context
+
+
+def _window_onto(path: str, held: int) -> int:
+    snapshot = _grown(path, 100).save(flags=PARTIAL)
+    context = _grown(path, held)
+    assert context.load(snapshot, flags=PARTIAL)
+    return context.feed(100, 101)
+
+
+def window_onto_nothing(path):
+    return _window_onto(path, 0)
+
+
+def window_onto_less(path):
+    return _window_onto(path, 50)
+
+
+def range_without_window(path):
+    """The statuses of going on and of starting again, then what a window and a removal make of it."""
+    if not hasattr(lib._lib, "llama_state_seq_set_data_range"):
+        return None
+    donor = _grown(path, 100)
+    part, snapshot = save_range(donor, 0, 100), donor.save(flags=PARTIAL)
+    context = Context(path, **SMALL)
+    assert load_range(context, part, 0, 100)
+    statuses = [context.feed(100, 101), context.feed(0, 8, text=1)]
+    assert context.load(snapshot, flags=PARTIAL)
+    off = continued(context, path, 100, **SMALL)
+    other = Context(path, **SMALL)
+    assert load_range(other, part, 0, 100)
+    assert other.rm(0, -1, -1)
+    return statuses, off, other.feed(0, 8), continued(other, path, 8, **SMALL)
+
+
+def range_over_window(path):
+    """50 tokens, then a range of 100 over them: going on behind the range, and behind the window."""
+    if not hasattr(lib._lib, "llama_state_seq_set_data_range"):
+        return None
+    donor = _grown(path, 100)
+    part = save_range(donor, 0, 100)
+    context = _grown(path, 50)
+    assert load_range(context, part, 0, 100)
+    return context.feed(100, 101), context.feed(50, 51)
+
+
+def copied(path):
+    context = Context(path, **SHARED)
+    context.feed(0, 400, chunk=32)
+    statuses = []
+    for end in (100, 150):  # the window cache holds [144, 400)
+        context.cp(0, 1, 0, end)
+        statuses.append(context.feed(end, end + 1, 1, text=0))
+        assert context.rm(1, -1, -1)
+    return statuses, continued(context, path, 400, **SHARED)
+
+
+def ordinary_use(path):
+    """Snapshots, cuts in the window, drops, two sequences in turn, a batch of both: nothing is refused."""
+    context = Context(path, **ROOMY)
+    for begin in range(0, 300, 30):
+        for seq in (0, 1):
+            assert context.feed(begin, begin + 30, seq) == 0
+    assert context.decode([(context.bench.token(300, s), 300, (s,)) for s in (0, 1)]) == 0
+    cut = context.rm(0, 299, -1)  # a hybrid refuses
+    assert context.feed(299 if cut else 301, 320, chunk=7) == 0
+    snapshot = context.save(0)
+    assert context.rm(0, -1, -1)
+    assert context.load(snapshot)
+    return continued(context, path, 320, **ROOMY), continued(context, path, 301, 1, **ROOMY)
+
+
+def behind_an_indexed_window(path):
+    """As 0012 has it: a cut of 400 tokens to 100, then on from where the sequence is."""
+    context = _grown(path, 400)
+    cut = context.rm(0, 100, -1)
+    return cut, continued(context, path, 100 if cut else 400, **SMALL)
+
+
+def draft_on_another_memory(path):
+    """Ranges asked of a draft context whose cells and tensors are those of its target."""
+    if not hasattr(lib._lib, "llama_state_seq_set_data_range"):
+        return None
+    folder = Path(path).parent
+    target = Context(path, **SMALL)
+    draft = Context(str(folder / "assistant.gguf"), **SMALL, ctx_other=target.ctx)
+    target.feed(0, 40, chunk=32)
+    part, before = save_range(target, 0, 20), target.save()
+    assert draft.ends()[1] == 39
+    try:
+        read = len(save_range(draft, 0, 20))
+    except NotApplicable:
+        read = 0
+    written = load_range(draft, part, 0, 20)
+    return read, written, target.save() == before, continued(target, path, 40, **SMALL)
+
+
+@pytest.mark.parametrize("probe", [window_onto_nothing, window_onto_less])
+def test_a_window_beside_indexed_attention_is_refused_too(run, more_model, probe):
+    assert run(probe, more_model("dots3note")) < 0
+
+
+def test_and_so_is_a_cut_behind_it(run, more_model):
+    cut, off = run(behind_an_indexed_window, more_model("dots3note"))
+    assert not cut
+    assert off < EXACT
+
+
+def test_a_copy_that_ends_behind_it_is_refused(run, more_model):
+    statuses, off = run(copied, more_model("dots3note"))
+    assert max(statuses) < 0
+    assert off < 10 * EXACT
+
+
+def test_a_range_is_not_written_into_another_context(run, more_model):
+    found = run(draft_on_another_memory, more_model("gemma4"))
+    assert found is not None
+    read, written, same, off = found
+    assert (read, written, same) == (0, False, True)
+    assert off < EXACT
+
+
+@pytest.mark.parametrize("arch", ["dots3note", "gemma4"])
+def test_ordinary_use_with_an_indexer_or_a_share_is_not(run_both, more_model, arch):
+    first, second = run_both(ordinary_use, more_model(arch))
+    assert first < 10 * EXACT
+    assert second < 10 * EXACT
+
+
+def test_a_window_restored_beside_no_attention_is_refused(run, tiny_model):
+    assert run(window_onto_nothing, tiny_model("gemma3", window=16)) < 0
+
+
+def test_a_window_ahead_of_the_attention_is_refused(run, tiny_model):
+    assert run(window_onto_less, tiny_model("gemma3", window=16)) < 0
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "gemma2"])
+def test_a_range_waits_for_its_window(run, tiny_model, arch):
+    found = run(range_without_window, tiny_model(arch, window=16))
+    assert found is not None
+    statuses, off, again, off_again = found
+    assert max(statuses) < 0
+    assert off < EXACT
+    assert again == 0
+    assert off_again < EXACT
+
+
+def test_a_range_ahead_of_its_window_is_refused(run, tiny_model):
+    found = run(range_over_window, tiny_model("gemma3", window=16))
+    assert found is not None
+    assert max(found) < 0
+
+
+def test_a_copy_that_ends_behind_the_window_is_refused(run, tiny_model):
+    statuses, off = run(copied, tiny_model("gemma3", window=16))
+    assert max(statuses) < 0
+    assert off < EXACT
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "gemma2", "cohere2", "lfm2"])
+def test_ordinary_use_is_not(run_both, tiny_model, arch):
+    first, second = run_both(ordinary_use, tiny_model(arch, window=16))
+    assert first < 10 * EXACT
+    assert second < 10 * EXACT

@@ -1,0 +1,131 @@
+"""0028: NaN in attention KV goes with the sequence that had it."""
+
+from __future__ import annotations
+
+import more_models
+import numpy as np
+import pytest
+from capi import EXACT, PARTIAL, Context, continued, difference, fresh, lib
+
+SHARED = {"n_seq_max": 2, "kv_unified": True}
+SPLIT = {"n_seq_max": 2, "kv_unified": False}
+
+
+def _with_nan(context: Context, seq: int, length: int) -> bytes:
+    """The state of a sequence with NaN where the state of another text first has other values for long."""
+    state = context.save(seq)
+    other = Context(context.path, **context.params)
+    other.feed(0, length, seq, text=9)
+    apart = np.frombuffer(state, np.uint8) != np.frombuffer(other.save(seq), np.uint8)
+    share = np.convolve(apart, np.ones(256), "valid")
+    place = int(np.argmax(share > 200)) + 64
+    return state[:place] + b"\xff" * 128 + state[place + 128 :]
+
+
+def _poison(context: Context, seq: int = 0, length: int = 40) -> None:
+    """Decode tokens of a sequence after which its attention KV and its logits hold NaN."""
+    context.feed(0, length - 1, seq)
+    model = context.bench.model
+    if lib.llama_model_is_hybrid(model):
+        state = context.save(seq, PARTIAL)
+        assert context.load(state[:-4000] + b"\xff" * 4000, seq, PARTIAL)
+    else:
+        assert context.load(_with_nan(context, seq, length - 1), seq)
+    context.feed(length - 1, length, seq)
+    assert not np.isfinite(context.logits()).all()
+
+
+def continued_text(context: Context, path: str, length: int, text: int) -> float:
+    """As `continued`, for sequence 0 with another text."""
+    assert context.feed(length, length + 1, text=text) == 0
+    return difference(context.logits(), fresh(path, length, text=text, **context.params))
+
+
+def removed(path):
+    context = Context(path, **SHARED)
+    _poison(context)
+    assert context.rm(0, -1, -1)
+    context.feed(0, 12, text=1)
+    return continued_text(context, path, 12, 1)
+
+
+def cleared(path):
+    context = Context(path, **SHARED)
+    _poison(context)
+    lib.llama_memory_clear(context.memory, False)
+    context.feed(0, 12, text=1)
+    return continued_text(context, path, 12, 1)
+
+
+def all_removed(path):
+    context = Context(path, **SHARED)
+    _poison(context)
+    if not context.rm(-1, -1, -1):
+        return float("inf")  # a hybrid before 0005
+    context.feed(0, 12, text=1)
+    return continued_text(context, path, 12, 1)
+
+
+def kept_the_other(path):
+    context = Context(path, **SHARED)
+    context.feed(0, 12, 1)
+    _poison(context)
+    lib.llama_memory_seq_keep(context.memory, 1)
+    return continued(context, path, 12, 1, **SHARED)
+
+
+def replaced(path):
+    """A shorter state restored over the poisoned one."""
+    context = Context(path, **SHARED)
+    state = Context(path, **SHARED)
+    state.feed(0, 12)
+    _poison(context)
+    assert context.load(state.save())
+    return continued(context, path, 12, **SHARED)
+
+
+def in_view_later(path):
+    """The freed cell lies beyond what the next prompt has in view at first."""
+    context = Context(path, **SHARED)
+    _poison(context, length=300)
+    assert context.rm(0, -1, -1)
+    context.feed(0, 250, text=1)
+    early = continued_text(context, path, 250, 1)
+    for position in range(251, 270):
+        assert context.feed(position, position + 1, text=1) == 0
+    return max(early, continued_text(context, path, 270, 1))
+
+
+def copied_stream(path):
+    """A stream that is copied brings what is left in the free cells of its source."""
+    context = Context(path, **SPLIT)
+    _poison(context)
+    assert context.rm(0, -1, -1)
+    context.feed(0, 12)
+    _poison(context, 1)
+    assert context.rm(1, -1, -1)
+    context.cp(0, 1)
+    off = continued(context, path, 12, **SPLIT)
+    assert context.feed(12, 13, 1, text=0) == 0
+    return off, bool(np.isfinite(context.logits()).all())
+
+
+ARCHS = ["llama", "gemma3", "qwen35", "jamba", "qwen4exp"]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("probe", [removed, cleared, all_removed, kept_the_other, replaced, in_view_later])
+def test_nan_is_gone(run, tiny_model, probe, arch):
+    assert run(probe, tiny_model(arch)) < EXACT
+
+
+@pytest.mark.parametrize("arch", list(more_models.SPECS))
+def test_and_with_an_indexer(run, more_model, arch):
+    assert run(removed, more_model(arch)) < EXACT
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_nan_does_not_come_with_a_copied_stream(run, tiny_model, arch):
+    off, finite = run(copied_stream, tiny_model(arch))
+    assert off < EXACT
+    assert finite
