@@ -48,10 +48,9 @@ def entries_of(cache: PromptCache, tokens: Sequence[int]) -> int:
 def records_of(folder: Path, tokens: Sequence[int]) -> int:
     """Records on disk that begin as the tokens do."""
     store = RecordStore(folder)
-    heads = [store.head(key) for key in list(store.keys())]
-    store.close()
-    ends = [min(len(tokens), len(head.tokens)) for head in heads]
-    return sum(np.array_equal(h.tokens[:n], tokens[:n]) for h, n in zip(heads, ends, strict=True))
+    paths = [store.load(key).tokens for key in store.keys()]  # noqa: SIM118 (no mapping)
+    ends = [min(len(tokens), len(path)) for path in paths]
+    return sum(np.array_equal(p[:n], tokens[:n]) for p, n in zip(paths, ends, strict=True))
 
 
 # -- forget ----------------------------------------------------------------------------------------

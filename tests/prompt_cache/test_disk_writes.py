@@ -271,7 +271,7 @@ cache._disk.writer._behind.flush(0)
 time.sleep(0.1)
 held = threading.Event()
 def hold():
-    with cache._lock, cache._disk.shelf._lock, cache._disk.writer._behind._lock:
+    with cache._guard.lock, cache._disk.shelf._lock, cache._disk.writer._behind._lock:
         held.set()
         time.sleep(1)
 if sys.argv[2] == "locked":

@@ -206,11 +206,7 @@ def test_pins_of_it_go_and_a_pinned_beginning_stays() -> None:
 def on_disk(folder: Path) -> int:
     """Records that hold any of the secret."""
     store = RecordStore(folder)
-    try:
-        heads = [store.head(key) for key in list(store.keys())]
-    finally:
-        store.close()
-    return sum(int(np.isin(head.tokens, SECRET).any()) for head in heads)
+    return sum(int(np.isin(store.load(key).tokens, SECRET).any()) for key in store.keys())  # noqa: SIM118
 
 
 def test_what_is_queued_for_the_disk_is_forgotten_too(tmp_path: Path) -> None:
@@ -232,14 +228,16 @@ def test_what_ends_meanwhile_is_not_queued_again(tmp_path: Path, monkeypatch: py
     cache = PromptCache(AMPLE, tmp_path)
     engine = FakeEngine(cache, "hybrid")
     engine.prefill(SECRET)
-    on_the_disk = cache._forget_on_disk
+    assert cache._disk is not None
+    on_the_disk = cache._disk.forget
 
-    def racing(*args: Any) -> None:
-        on_the_disk(*args)
+    def racing(*args: Any) -> bool:
+        done = on_the_disk(*args)
         engine.page_out()  # another thread's request is over
         cache.flush()
+        return done
 
-    monkeypatch.setattr(cache, "_forget_on_disk", racing)
+    monkeypatch.setattr(cache._disk, "forget", racing)
     cache.forget(SECRET[:20])
     cache.close()
     assert on_disk(tmp_path) == 0
