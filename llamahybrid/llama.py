@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp
@@ -23,13 +24,14 @@ from .live.context import GuardedContext
 from .live.cost import CostMeter
 from .live.fingerprint import fingerprint
 from .live.memory import probe
+from .live.remembered import RememberedCosts
 from .live.sequence import LiveSequence
 from .live.speculative import Drafts
 from .live.stop import RequestGate
 from .live.turn import Keeper, Turn
 from .native import library
 from .prompt_cache import PromptCache
-from .prompt_cache.base import Tokens
+from .prompt_cache.base import Costs, Tokens
 from .report import RequestReport
 from .upstream_state import UsefulStates, adopt_state, check_state, seal_state
 
@@ -99,8 +101,10 @@ class Llama(DecodingLlama):
         mark = fingerprint(self.model_path, self.context_params, self.lora_path, self.lora_scale)
         live = LiveSequence(guarded, profile, fingerprint=mark, capacity=self._n_ctx, n_vocab=self._n_vocab)
         boundaries = Boundaries(self._model.vocab, self._n_vocab)
-        meter = CostMeter(self.n_batch)
-        self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch)
+        remembered = RememberedCosts(mark, self._cost_context())
+        known = remembered.load() or Costs(token_seconds=profile.token_seconds)
+        meter = CostMeter(self.n_batch, replace(known, snapshot_bytes=profile.snapshot_bytes))
+        self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch, remembered)
         self._drafts = Drafts(live, meter, self.n_batch, int(self.context_params.n_ubatch))
         self._drafts.model = self._draft_model
         guarded.live = live
@@ -108,6 +112,12 @@ class Llama(DecodingLlama):
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self._make_scores()
+
+    def _cost_context(self) -> tuple[int, ...]:
+        """What costs depend on besides what is in the fingerprint."""
+        params = self.context_params
+        layers = int(self.model_params.n_gpu_layers)
+        return int(params.n_threads), int(params.n_threads_batch), self.n_batch, int(params.n_ubatch), layers
 
     def _make_scores(self) -> None:
         if len(self.scores) < self._n_ctx:

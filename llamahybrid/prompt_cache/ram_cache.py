@@ -16,6 +16,7 @@ from llamahybrid.prompt_cache.base import (
     Costs,
     LiveView,
     Logits,
+    Outline,
     Plan,
     Segment,
     Tokens,
@@ -58,6 +59,7 @@ class RamCache(BasePromptCache):
         self._tree = Tree()
         self._pool = BufferPool()
         self._live: list[Entry] = []  # checkpoints on the path last seen live, shallowest first
+        self._tails: dict[str, int] = {}  # see `Outline.tail`, by namespace
         self._boundaries: dict[str, frozenset[int]] = {}  # of the last prompt, by namespace
         self._plans: dict[int, tuple[Plan, Entry]] = {}  # by id(plan); holding the plan keeps the id its own
         self._pinned: list[Tokens] = []
@@ -101,10 +103,13 @@ class RamCache(BasePromptCache):
                 self._tree.divide(view.namespace, match, cached)
                 attention = reachable(live_lcp, match.segments())
             cuts: tuple[int, ...] = ()
+            outline = None
             if view.needs_checkpoints:
                 parted = match.length == matched and match.branches()
-                most = self._most_cuts(costs)
-                cuts = prefill_cuts(total, cached, matched, boundaries, costs, most, parted)
+                self._tails[view.namespace] = tail = match.tail() or self._tails.get(view.namespace, 0)
+                marks, most = tuple(boundaries), self._most_cuts(costs)
+                outline = Outline(total, cached, matched, marks, most, parted, tail)
+                cuts = prefill_cuts(outline, costs)
             plan = Plan(
                 total=total,
                 matched=matched,
@@ -113,6 +118,7 @@ class RamCache(BasePromptCache):
                 checkpoint=choice.entry.checkpoint if choice.entry and choice.source == "ram" else None,
                 logits=choice.logits,
                 cuts=cuts,
+                outline=outline,
                 reason=explain(choice, total, matched, len(view.tokens)),
                 differs=difference(tokens, view.tokens, live_lcp, match),
                 stored=any(e.position == cached for e in self._live),
