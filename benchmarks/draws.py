@@ -67,7 +67,7 @@ def on_model(path: Path, options: dict[str, Any], told: Costs | None) -> Runner:
 
 def simulated(told: Costs) -> Runner:
     """Plays conversations with tokens alone."""
-    scale = Scale(Sizes(snapshot=1536 << 10, token=4 << 10), told, 256, 64)
+    scale = Scale(Sizes(snapshot=1536 << 10, token=4 << 10), told, 256, 8)
 
     def run(start: Start) -> Sequence[Record]:
         speech = PretendSpeech(marked=False)

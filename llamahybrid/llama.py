@@ -26,6 +26,7 @@ from .live.fingerprint import fingerprint
 from .live.memory import probe
 from .live.remembered import RememberedCosts
 from .live.sequence import LiveSequence
+from .live.snapshot import HEADER_BYTES
 from .live.speculative import Drafts
 from .live.stop import RequestGate
 from .live.turn import Keeper, Turn
@@ -103,7 +104,8 @@ class Llama(DecodingLlama):
         boundaries = Boundaries(self._model.vocab, self._n_vocab)
         remembered = RememberedCosts(mark, self._cost_context())
         known = remembered.load() or Costs(token_seconds=profile.token_seconds)
-        meter = CostMeter(self.n_batch, replace(known, snapshot_bytes=profile.snapshot_bytes))
+        record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
+        meter = CostMeter(self.n_batch, replace(known, snapshot_bytes=record))
         self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch, remembered)
         self._drafts = Drafts(live, meter, self.n_batch, int(self.context_params.n_ubatch))
         self._drafts.model = self._draft_model

@@ -22,15 +22,20 @@ history often differs there."""
 RATIOS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
 """Few and far between, so that costs that were measured a little differently make the same cuts."""
 
-FREE_RATIO = 1.25
-"""The ratio of batch boundaries that are kept: they cost no batch, only their bytes."""
+MARKED = 4.0
+"""The finest ratio where message starts are known: most histories part there, and each rung takes bytes."""
+
+MARKED_ENDS = 2.0
+"""Likewise for batch boundaries."""
 
 
-def ladder(total: int, cached: int, most: int, taken: Sequence[int] = ()) -> tuple[int, ...]:
+def ladder(
+    total: int, cached: int, most: int, taken: Sequence[int] = (), finest: float = RATIOS[0]
+) -> tuple[int, ...]:
     """At most `most` cuts of tokens [cached, total) that make, with those `taken`, the finest ladder."""
     if most <= 0:
         return ()
-    ladders = (rungs(total, cached, ratio, taken) for ratio in RATIOS)
+    ladders = (rungs(total, cached, ratio, taken) for ratio in RATIOS if ratio >= finest)
     return next((r for r in ladders if len(r) <= most), rungs(total, cached, RATIOS[-1], taken)[:most])
 
 
@@ -59,16 +64,23 @@ def rungs(total: int, cached: int, ratio: float, taken: Sequence[int] = ()) -> t
             found.append(position)
 
 
-def batch_ends(total: int, cached: int, step: int, most: int, taken: Sequence[int] = ()) -> tuple[int, ...]:
+def batch_ends(
+    total: int,
+    cached: int,
+    step: int,
+    most: int,
+    taken: Sequence[int] = (),
+    finest: float = RATIOS[0],
+) -> tuple[int, ...]:
     """Batch boundaries, multiples of `step`, that the prefill of [cached, total) passes; at most `most`.
 
-    The nearest to the end, then each `FREE_RATIO` times as far or the next one behind it; farther apart where
-    `most` says so. None beside those `taken`.
+    They cost no batch, only their bytes. The nearest to the end, then each `finest` times as far or the next
+    one behind it; farther apart where `most` says so. None beside those `taken`.
     """
     if total - cached <= step:
         return ()
     found: tuple[int, ...] = ()
-    for ratio in (r for r in RATIOS if r >= FREE_RATIO):
+    for ratio in (r for r in RATIOS if r >= finest):
         found = tuple(
             end
             for end in _ends(total, cached, step, ratio)

@@ -10,7 +10,14 @@ import math
 from collections.abc import Iterator
 
 from llamahybrid.prompt_cache.base import Costs, Outline
-from llamahybrid.prompt_cache.ladder import MIN_SPACING, batch_ends, ladder
+from llamahybrid.prompt_cache.ladder import (
+    MARKED,
+    MARKED_ENDS,
+    MIN_SPACING,
+    RATIOS,
+    batch_ends,
+    ladder,
+)
 
 SHORT_SHARE = 0.10
 """Of a short prefill that cuts may cost: what is lost on one decides the most of a short conversation."""
@@ -27,6 +34,9 @@ LONG_SUFFIX = 1000
 LEAST_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 1), (LONG_SUFFIX, 3))
 """(tokens, below which; cuts that are taken whatever they cost): a prompt of three messages keeps the start
 of each. One from there on, where each costs more time than it is likely to save."""
+
+MARKED_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 2), (LONG_SUFFIX, 3))
+"""(tokens, below which; most cuts where message starts are known): they serve, and others only take bytes."""
 
 UNMEASURED_CUT = 8.0
 """Tokens of a prefill that a cut takes the time of, until it was measured: 4 to 9 on CPUs."""
@@ -73,11 +83,14 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     gap = 1 if outline.parted else left if outline.boundaries else MIN_SPACING
     known = (matched,) if cached + gap <= matched < total and room else ()
     count = min(room - len(known), _affordable(left, costs))
+    if outline.boundaries:
+        count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
     starts = _take(_starts(outline), cached, total, count, known)
     taken = known + starts
-    taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken)
+    finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (RATIOS[0], RATIOS[0])
+    taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
     paid = min(count - len(starts), room - len(taken))
-    return tuple(sorted(taken + ladder(total, cached, paid, taken)))
+    return tuple(sorted(taken + ladder(total, cached, paid, taken, finest)))
 
 
 def recut(outline: Outline, position: int, costs: Costs) -> tuple[int, ...]:
