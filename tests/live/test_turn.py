@@ -427,7 +427,7 @@ def test_what_a_request_took_is_measured(open_model):
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
     assert len(meter._snapshot) == llm.last_request.checkpoints == 2
-    assert meter.costs().snapshot_bytes == llm._keeper.live.snapshot_bytes()
+    assert meter._said.snapshot_bytes == llm._keeper.live.snapshot_bytes()
     assert (len(meter._prefill), len(meter._token)) == (1, 0)
     assert 0 < meter._prefill[0] <= llm.last_request.prefill_seconds / LARGE_BATCH
     next(stream)
