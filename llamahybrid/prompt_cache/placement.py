@@ -141,6 +141,8 @@ def _cheap_gap(costs: Costs) -> int | None:
 
 def _affordable(left: int, costs: Costs) -> int:
     """How many cuts a prefill of `left` tokens may have."""
+    if left < ONE_CUT and not costs.prefill_seconds:
+        return 1
     least = next((cuts for below, cuts in LEAST_CUTS if left < below), 1)
     long = LONG_SHARE * left
     allowance = min(SHORT_SHARE * left, max(long, MEDIUM_TOKENS - long))
