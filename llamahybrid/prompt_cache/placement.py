@@ -57,7 +57,7 @@ MIN_DECODE_GAP = 16
 DECODE_SHARE = 0.01
 """Share of decode time that snapshots may take."""
 
-FREE_SNAPSHOT = 250e-6
+FREE_SNAPSHOT = 1e-3
 """Seconds up to which nobody notices a snapshot, whatever its share of a tiny model's time."""
 
 FINAL_TOKENS = 64
