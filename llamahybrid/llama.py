@@ -29,12 +29,14 @@ from .live.fingerprint import Computation, settings
 from .live.gate import Ticket
 from .live.memory import probe
 from .live.model_files import ModelFiles
+from .live.remembered import RememberedCosts
 from .live.sequence import LiveSequence
+from .live.snapshot import HEADER_BYTES
 from .live.speculative import Drafts
 from .live.turn import Keeper, Turn
 from .native import library
 from .prompt_cache import PromptCache
-from .prompt_cache.base import Tokens
+from .prompt_cache.base import Costs, Tokens
 from .report import RequestReport
 from .requests import RequestHandle, Requests, made_with
 from .upstream_state import UsefulStates, adopt_state, check_state, fit_scores, seal_state
@@ -130,8 +132,11 @@ class Llama(DecodingLlama):
         live = LiveSequence(guarded, profile, fingerprint=mark, capacity=self._n_ctx, n_vocab=self._n_vocab)
         live.computation = computation
         boundaries = Boundaries(self._model.vocab, self._n_vocab)
-        meter = CostMeter(self.n_batch)
-        self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch)
+        remembered = RememberedCosts(mark, self._cost_context())
+        known = remembered.load() or Costs(token_seconds=profile.token_seconds)
+        record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
+        meter = CostMeter(self.n_batch, replace(known, snapshot_bytes=record))
+        self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch, remembered)
         self._drafts = Drafts(live, meter, self.n_batch, int(self.context_params.n_ubatch))
         self._drafts.model = self._draft_model
         guarded.live = live
@@ -145,6 +150,12 @@ class Llama(DecodingLlama):
         self._logits_all = self._all_rows or rows
         if rows:
             self._make_scores()
+
+    def _cost_context(self) -> tuple[int, ...]:
+        """What costs depend on besides what is in the fingerprint."""
+        params = self.context_params
+        layers = int(self.model_params.n_gpu_layers)
+        return int(params.n_threads), int(params.n_threads_batch), self.n_batch, int(params.n_ubatch), layers
 
     def _make_scores(self) -> None:
         if len(self.scores) < self._n_ctx:

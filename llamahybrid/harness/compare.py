@@ -32,14 +32,18 @@ checkpoints within an answer come as rarely as the schedule allows."""
 
 
 class RealCosts(CostMeter):
-    """Says `REAL` as soon as something was measured, so that counts do not depend on the machine's speed."""
+    """Says `real` as soon as something was measured, so that counts do not depend on the machine's speed."""
+
+    def __init__(self, batch_tokens: int, real: Costs = REAL) -> None:
+        super().__init__(batch_tokens)
+        self._real = real
 
     def costs(self) -> Costs:
-        """`REAL`, with this context's own sizes."""
+        """The given ones, with this context's own sizes."""
         measured = super().costs()
         if not (measured.token_seconds and measured.prefill_seconds):
             return measured
-        return replace(REAL, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
+        return replace(self._real, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
 
 
 def with_real_costs(**options: Any) -> Llama:

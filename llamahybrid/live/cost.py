@@ -1,34 +1,43 @@
-"""Measured costs of one context on this machine: decode, snapshot, restore."""
+"""Measured costs of one context on this machine: decode, snapshot, restore.
+
+What they decide must not swing with the clock: other load only ever makes a sample slower, so the fastest of
+the recent ones counts, and what was said once stands until that has moved by half.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from statistics import fmean, median
+from dataclasses import replace
+from statistics import median
 
 from ..prompt_cache.base import Costs
 
 WINDOW = 15
-"""Recent samples that count. Mostly their median, because other load on the machine comes in bursts; but the
-mean for snapshots, whose share of decode time is a promise that dear ones count toward."""
+"""Recent samples that count."""
 
 FEW = 3
-"""Samples that have to be there before a cost speaks against a restore."""
+"""Samples that have to be there before a cost speaks against a restore, or against what was said before."""
 
 LARGE_BATCH = 64
 """Tokens from which a batch says what prefill costs per token."""
 
+BAND = 1.5
+"""How far a cost may move from what was said before it is said anew."""
+
 
 class CostMeter:
-    """Medians of recent measurements; zero where nothing was measured yet."""
+    """Steady figures from recent measurements; zero where nothing was measured yet.
 
-    def __init__(self, batch_tokens: int) -> None:
-        self._batch_tokens = batch_tokens
+    `known`: what was measured before, zeros where nothing was; it stands until `FEW` samples say otherwise.
+    """
+
+    def __init__(self, batch_tokens: int, known: Costs | None = None) -> None:
+        self._said = replace(known or Costs(), batch_tokens=batch_tokens)
         self._token: deque[float] = deque(maxlen=WINDOW)
         self._prefill: deque[float] = deque(maxlen=WINDOW)
         self._snapshot: deque[float] = deque(maxlen=WINDOW)
         self._restore: deque[float] = deque(maxlen=WINDOW)
         self._segment: deque[float] = deque(maxlen=WINDOW)
-        self._bytes = 0
 
     def decoded(self, tokens: int, seconds: float) -> None:
         """A native batch of `tokens` took `seconds`."""
@@ -39,12 +48,12 @@ class CostMeter:
 
     @property
     def token_seconds(self) -> float:
-        """One token decoded alone; 0 while not measured."""
-        return _median(self._token)
+        """One token decoded alone, as the machine is now; 0 while not measured."""
+        return median(self._token) if self._token else self._said.token_seconds
 
     def saved(self, n_bytes: int, seconds: float) -> None:
         """A snapshot of `n_bytes` was taken and stored."""
-        self._bytes = n_bytes
+        self._said = replace(self._said, snapshot_bytes=n_bytes)
         self._snapshot.append(seconds)
 
     def restored(self, seconds: float, tokens: int) -> None:
@@ -52,25 +61,29 @@ class CostMeter:
         if tokens < LARGE_BATCH:
             self._restore.append(seconds)
         else:
-            self._segment.append(max(0.0, seconds - _median(self._restore)) / tokens)
+            alone = median(self._restore) if self._restore else 0.0
+            self._segment.append(max(0.0, seconds - alone) / tokens)
 
     def costs(self) -> Costs:
         """What is known now."""
-        return Costs(
-            token_seconds=self.token_seconds,
-            prefill_seconds=_median(self._prefill),
-            snapshot_seconds=fmean(self._snapshot) if self._snapshot else 0.0,
-            restore_seconds=_least(self._restore),
-            segment_seconds=_least(self._segment),
-            snapshot_bytes=self._bytes,
-            batch_tokens=self._batch_tokens,
+        said = self._said
+        self._said = replace(
+            said,
+            token_seconds=_steady(said.token_seconds, self._token),
+            prefill_seconds=_steady(said.prefill_seconds, self._prefill),
+            snapshot_seconds=_steady(said.snapshot_seconds, self._snapshot),
+            restore_seconds=_steady(said.restore_seconds, self._restore, FEW),
+            segment_seconds=_steady(said.segment_seconds, self._segment, FEW),
         )
+        return self._said
 
 
-def _least(samples: deque[float]) -> float:
-    """What it takes at best: a few slow samples must not end what would give better ones."""
-    return min(samples) if len(samples) >= FEW else 0.0
+def _steady(said: float, samples: deque[float], least: int = 1) -> float:
+    """What to say of a cost: `said`, unless `samples` show that it is not that any more.
 
-
-def _median(samples: deque[float]) -> float:
-    return median(samples) if samples else 0.0
+    `least`: samples there have to be before anything is said; what was said before takes `FEW` to contradict.
+    """
+    if len(samples) < (FEW if said else least):
+        return said
+    now = min(samples)
+    return said if said / BAND <= now <= said * BAND and said else now

@@ -7,6 +7,7 @@ memory is cleared again. Nothing is read from a list of architecture names.
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,8 @@ class MemoryProfile:
     """Size of every PARTIAL state; 0 where it depends on the tokens in memory (a sliding window)."""
     pager: Pager | None = None
     """How attention KV of a range is saved and put back; None where that cannot be done."""
+    token_seconds: float = 0.0
+    """What a token decoded alone took in the trial, at best."""
     linear: bool = True
     """The size rule holds, as far as seen (see `LiveSequence.learn_size_rule`). Where it does not, a restore
     cannot be verified and only the tip is reused."""
@@ -117,10 +120,14 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
     if not native.has_memory or llama_cpp.llama_model_has_encoder(model):
         return NO_MEMORY
     sizes: list[tuple[int, int]] = []
+    times: list[float] = []
     try:
         for start, end in itertools.pairwise((0, *TRIAL)):
             for position in range(start, end):  # one by one: no batch is larger than any n_batch
+                clock = time.perf_counter()
                 native.decode([position], position, "last")
+                native.counters()  # waits for the computation
+                times.append(time.perf_counter() - clock)
             sizes.append((native.state_size(partial=False), native.state_size(partial=True)))
         pos_min, pos_max = native.positions()
         if pos_max != TRIAL[-1] - 1:
@@ -155,5 +162,6 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
         attention_per_token=per_token,
         snapshot_bytes=sizes[0][1] if sizes[0][1] == sizes[-1][1] else 0,
         pager=pager,
+        token_seconds=min(times),
         linear=linear,
     )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +14,17 @@ from functools import partial
 import numpy as np
 
 from ..errors import DecodeError, SnapshotError
-from ..prompt_cache.base import Bytes, LiveState, LiveView, Logits, Plan, Segment, Tokens
+from ..prompt_cache.base import Bytes, Costs, LiveState, LiveView, Logits, Plan, Segment, Tokens
 from ..prompt_cache.cache import PromptCache
-from ..prompt_cache.placement import final_due, next_decode_checkpoint, tip_due
+from ..prompt_cache.placement import final_due, next_decode_checkpoint, recut, tip_due
 from ..prompt_cache.ram import new_buffer
 from ..prompt_cache.selection import DIFFERS
 from ..report import RequestReport
 from .boundaries import Boundaries
-from .cost import CostMeter
+from .cost import LARGE_BATCH, CostMeter
 from .gate import RequestGate
 from .native_calls import Outputs
+from .remembered import RememberedCosts
 from .sequence import LiveSequence
 from .snapshot import HEADER_BYTES
 from .speculative import DraftCounts
@@ -41,6 +41,10 @@ class Turn:
 
     plan: Plan
     started: float
+    costs: Costs = field(default_factory=Costs)
+    """Those that `cuts` were chosen by."""
+    cuts: tuple[int, ...] = ()
+    """Where the prefill is cut: as planned, then as what is measured meanwhile says."""
     plan_seconds: float = 0.0
     restore_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -110,8 +114,10 @@ class Keeper:
         meter: CostMeter,
         gate: RequestGate,
         n_batch: int,
+        remembered: RememberedCosts | None = None,
     ) -> None:
         self.live = live
+        self._remembered = remembered
         self.cache = cache
         self.meter = meter
         self._boundaries = boundaries
@@ -138,7 +144,8 @@ class Keeper:
         boundaries = self._boundaries.find(prompt) if self.live.profile.needs_checkpoints else []
         while True:
             clock = time.perf_counter()
-            plan = self._plan(prompt, boundaries, reuse_limit)
+            costs = self.meter.costs()
+            plan = self._plan(prompt, boundaries, reuse_limit, costs)
             turn.plan_seconds += time.perf_counter() - clock
             clock = time.perf_counter()
             try:
@@ -150,7 +157,7 @@ class Keeper:
             turn.restore_seconds += time.perf_counter() - clock
             if applied:
                 break
-        turn.plan = plan
+        turn.plan, turn.cuts, turn.costs = plan, plan.cuts, costs
         extends = plan.cached == tip > 0 and tip_due(plan.left)
         if extends and not plan.stored and self.live.profile.needs_checkpoints:
             self.checkpoint(turn)
@@ -205,10 +212,10 @@ class Keeper:
             self._warned.add(message)
             logger.warning(message)
 
-    def _plan(self, prompt: Tokens, boundaries: Sequence[int], reuse_limit: int | None) -> Plan:
+    def _plan(self, prompt: Tokens, boundaries: Sequence[int], reuse_limit: int | None, costs: Costs) -> Plan:
         if not self.live.can_take_logits():
             reuse_limit = min(len(prompt) - 1, len(prompt) if reuse_limit is None else reuse_limit)
-        return self.cache.plan(prompt, self._view(reuse_limit), boundaries, self.meter.costs())
+        return self.cache.plan(prompt, self._view(reuse_limit), boundaries, costs)
 
     def _view(self, reuse_limit: int | None = None) -> LiveView:
         """The live sequence as the cache needs to know it."""
@@ -244,24 +251,49 @@ class Keeper:
         row at the very end. Raises DecodeError, and RequestCancelled with every finished batch kept.
         """
         live = self.live
-        cuts = turn.plan.cuts if turn is not None and turn.prefilling else ()
+        prefilled = turn if turn is not None and turn.prefilling else None
         first, last = live.n, live.n + len(tokens)
-        clock = time.perf_counter()
+        stops = self._stops(first, last, prefilled.cuts if prefilled else ())
+        began = time.perf_counter()
         try:
-            for start, end in itertools.pairwise(self._stops(first, last, cuts)):
+            start = first
+            while start < last:
+                end = next(stop for stop in stops if stop > start)
                 wanted: Outputs = outputs if outputs == "all" or end == last else "none"
                 self._gate.check()
+                clock = time.perf_counter()
                 self._decode_batch(turn, tokens[start - first : end - first], wanted)
-                if turn is not None and end in cuts:
-                    self._stage(turn)
+                if prefilled is not None:
+                    self._measure(end - start, clock)
+                    if end in prefilled.cuts:
+                        self._stage(prefilled)
+                    if end < last and self._recut(prefilled):
+                        stops = self._stops(first, last, prefilled.cuts)
                 yield start, end
+                start = end
         finally:
             live.recount()  # waits for queued computation
-        seconds = time.perf_counter() - clock
-        if len(tokens) <= self._n_batch:
+        seconds = time.perf_counter() - began
+        if prefilled is None and len(tokens) <= self._n_batch:
             self.meter.decoded(len(tokens), seconds)
         if turn is not None and turn.prefilling:
             turn.prefill_seconds += seconds
+
+    def _measure(self, tokens: int, clock: float) -> None:
+        """Note what a prompt's batch took that began at `clock`; the next one's undo waits for it anyway."""
+        if tokens >= LARGE_BATCH and self.live.profile.needs_checkpoints:
+            self.live.recount()
+            self.meter.decoded(tokens, time.perf_counter() - clock)
+
+    def _recut(self, turn: Turn) -> bool:
+        """Choose the cuts still to come by costs that the batches so far have shown; True if they changed."""
+        costs, outline = self.meter.costs(), turn.plan.outline
+        if outline is None or replace(costs, snapshot_bytes=turn.costs.snapshot_bytes) == turn.costs:
+            return False
+        turn.costs = costs
+        n = self.live.n
+        turn.cuts = tuple(c for c in turn.cuts if c <= n) + recut(outline, n, costs)
+        return True
 
     def _decode_batch(self, turn: Turn | None, tokens: Tokens, outputs: Outputs) -> None:
         """Decode one native batch; one of a prompt may be stopped inside, and then all before it is kept.
@@ -370,6 +402,8 @@ class Keeper:
                 self._checkpoint_if_finite(turn)
         self.cache.remember(live.namespace, live.tokens.copy(), self._state)
         self._page_out()
+        if self._remembered is not None:
+            self._remembered.save(self.meter.costs())
 
     def depth(self, prompt: Tokens) -> int:
         """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk."""

@@ -142,6 +142,22 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """What the cuts of a prefill follow from, besides costs (see `placement.prefill_cuts`)."""
+
+    total: int
+    cached: int
+    matched: int
+    boundaries: tuple[int, ...] = ()
+    most: int | None = None
+    """Cuts whose snapshots there is room for; None: any number."""
+    parted: bool = False
+    """Known histories part right at `matched`."""
+    tail: int = 0
+    """How many tokens before its end a prompt was last left by what came next; 0: not seen."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """How a request starts. Entries it names stay pinned until `release`."""
 
@@ -156,7 +172,10 @@ class Plan:
     logits: Logits | None
     """Set iff cached == total and the context's own logits are not the prompt's."""
     cuts: tuple[int, ...] = ()
-    """Positions in (cached, total), ascending, where the prefill is cut and a checkpoint taken."""
+    """Positions in (cached, total), ascending, where the prefill is cut and a checkpoint taken, by the costs
+    that were known when it was planned."""
+    outline: Outline | None = None
+    """What they follow from, so that those still to come can be chosen anew (`placement.recut`)."""
     reason: str = ""
     """One sentence for `last_request.reason`."""
     differs: tuple[int, int] | None = None

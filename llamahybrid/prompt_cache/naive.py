@@ -15,11 +15,13 @@ from llamahybrid.prompt_cache.base import (
     LiveState,
     LiveView,
     Logits,
+    Outline,
     Plan,
     Segment,
     Source,
     Tokens,
 )
+from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 from llamahybrid.prompt_cache.placement import prefill_cuts
 
 Path = tuple[int, ...]
@@ -34,6 +36,7 @@ class NaivePromptCache(BasePromptCache):
         """One token each, by the path that ends with it."""
         self._paths: set[tuple[str, Path]] = set()
         self._followed: list[LiveState] = []
+        self._tails: dict[str, int] = {}
         self._hits = self._misses = self._saved = 0
 
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
@@ -57,7 +60,11 @@ class NaivePromptCache(BasePromptCache):
         parted = matched > 0 and len(followers) > 1
         cuts: tuple[int, ...] = ()
         if view.needs_checkpoints:
-            cuts = prefill_cuts(len(prompt), cached, matched, boundaries, costs, None, parted)
+            self._tails[view.namespace] = tail = self._tail(
+                view.namespace, prompt, matched
+            ) or self._tails.get(view.namespace, 0)
+            outline = Outline(len(prompt), cached, matched, tuple(boundaries), None, parted, tail)
+            cuts = prefill_cuts(outline, costs)
         kept = min(_shared(prompt, live), cached)
         segments: tuple[Segment, ...] = ()
         if checkpoint is not None and view.needs_attention:
@@ -193,6 +200,20 @@ class NaivePromptCache(BasePromptCache):
             if stored is not None and (not view.needs_attention or self._attended(prompt[:c], live, view)):
                 return c, "ram", stored, logits
         return 0, "none", None, None
+
+    def _tail(self, namespace: str, prompt: Path, matched: int) -> int:
+        """See `Match.tail`."""
+        shared = prompt[:matched]
+        known = {
+            p[matched] for n, p in self._paths if n == namespace and p[:matched] == shared and p[matched:]
+        }
+        behind = [p for n, p in self._checkpoints if n == namespace and p[:matched] == shared and p[matched:]]
+        for path in sorted(behind, key=len) if matched and len(known) == 1 else ():
+            if any(p[: len(path)] != path for p in behind if len(p) >= len(path)):
+                return 0
+            if self._checkpoints[namespace, path].logits is not None:
+                return len(path) - matched if len(path) - matched <= LONGEST_TAIL else 0
+        return 0
 
     def _attended(self, prefix: Path, live: Path, view: LiveView) -> bool:
         """Attention of every token of a prefix is live or stored."""

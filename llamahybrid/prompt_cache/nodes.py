@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from llamahybrid.prompt_cache.base import Checkpoint, Segment, Tokens
 
+LONGEST_TAIL = 32
+"""Tokens that ask for an answer: a role, a mark of thinking. What is longer is part of what was said."""
+
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
     """Length of the longest common prefix of two token arrays of shapes (n,) and (m,)."""
@@ -193,6 +196,15 @@ class Match:
             entries += below
             below = list(below[0].below)
         return entries
+
+    def tail(self) -> int:
+        """How many tokens before its end the last prompt of the path that is left behind is left; else 0.
+
+        Only where that is about what asks for an answer: it is the same for every prompt of a kind.
+        """
+        ends = (e.position for e in self.left_behind() if e.checkpoint.logits is not None)
+        tail = next(ends, self.length) - self.length
+        return tail if tail <= LONGEST_TAIL else 0
 
     def missing(self, end: int) -> list[tuple[int, int]]:
         """Ranges of [0, end) without a segment, ascending, each within one node."""

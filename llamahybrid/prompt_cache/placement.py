@@ -7,46 +7,42 @@ Pure functions of token counts and measured costs. Positions come from the promp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.prompt_cache.base import Costs, Outline
+from llamahybrid.prompt_cache.ladder import (
+    MARKED,
+    MARKED_ENDS,
+    MIN_SPACING,
+    RATIOS,
+    batch_ends,
+    ladder,
+)
 
-MIN_SPACING = 8
-"""Cuts nearer than this to one another, or to the restore point, save less than their small batch costs."""
-
-SHORT_SUFFIX = 256
-"""Below this one cut is the rule, about a tenth of the prefill of 100 tokens; a second one (it keeps the
-start of an edited message, or a branch point) unless both were measured to cost more than `SHORT_SHARE`."""
-
-SHORT_CUTS = 2
-ONE_CUT = 128
-"""Below this a second cut is never taken: two cost 18 % of a prefill of 100 tokens."""
 SHORT_SHARE = 0.10
+"""Of a short prefill that cuts may cost: what is lost on one decides the most of a short conversation."""
 
+LONG_SHARE = 0.025
+"""From 1,000 tokens on; the rest up to the 3 % that were promised is for what is not measured."""
+
+MEDIUM_TOKENS = 50.0
+"""In between the shares meet: so many tokens less `LONG_SHARE`, 40 at 400 tokens and 25 at 1,000."""
+
+ONE_CUT = 128
+SHORT_SUFFIX = 256
 LONG_SUFFIX = 1000
-"""From here on the cuts may cost `LONG_SHARE` of the prefill; between the two, `MEDIUM_CUTS`."""
+LEAST_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 1), (LONG_SUFFIX, 3))
+"""(tokens, below which; cuts that are taken whatever they cost): a prompt of three messages keeps the start
+of each. One from there on, where each costs more time than it is likely to save."""
 
-LONG_SHARE = 0.02
-MEDIUM_CUTS = 3
+MARKED_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 2), (LONG_SUFFIX, 3))
+"""(tokens, below which; most cuts where message starts are known): they serve, and others only take bytes."""
 
-UNMEASURED_TOKENS_PER_CUT = 500
-"""Without measured costs one cut for so many tokens: 2 to 6 cuts on 3,000 tokens stayed within 3 %."""
+UNMEASURED_CUT = 5.0
+"""Tokens of a prefill that a cut takes the time of, until it was measured: 3 to 7 on CPUs."""
 
-MAX_CUTS = 12
-"""More rungs than the ladder has are not worth a batch each, however cheap batches are."""
-
-LADDER = ((32, 16), (128, 64), (512, 512), (2048, 512), (8192, 512))
-"""(tokens before the prompt's end, grid): gaps grow with the distance, so that a divergence d tokens back
-costs at most a constant factor of d. 32 and 128 serve prompts without message starts, of which few have more
-than three cuts: with 64 in place of 32 a few-shot batch decoded 1.37 of the least, not 1.05."""
-
-TURN_END = (4, 8)
-"""(tokens before the prompt's end, grid) of the first cut where no message starts are known: what asks for an
-answer is a few tokens long, and the next history often differs there: on a grid of 16 four users in turn
-decoded 1.06 of the least, not 1.03."""
-
-FREE_GRID = 512
-"""Batch boundaries are taken for free checkpoints, but no denser than this."""
+MAX_CUTS = 24
+"""More rungs are not worth a batch each, however cheap batches are."""
 
 RECENT_STARTS = 8
 """Boundaries worth a cut of their own: an edit reaches back a few messages, each with up to three of them."""
@@ -61,40 +57,45 @@ MIN_DECODE_GAP = 16
 DECODE_SHARE = 0.01
 """Share of decode time that snapshots may take."""
 
+FREE_SNAPSHOT = 1e-3
+"""Seconds up to which nobody notices a snapshot, whatever its share of a tiny model's time."""
+
 FINAL_TOKENS = 64
 """An answer's end gets a checkpoint if so many tokens were generated since the last one."""
 
 UNMEASURED = Costs()
 
 
-def prefill_cuts(
-    total: int,
-    cached: int,
-    matched: int,
-    boundaries: Sequence[int],
-    costs: Costs,
-    most: int | None = None,
-    parted: bool = False,
-) -> tuple[int, ...]:
+def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     """Where to cut the prefill of tokens [cached, total) and take a checkpoint; ascending, at most `most`.
 
-    `boundaries`: ascending positions where a message, or a marked part of one, starts. The prompt's end is
-    no cut. In order of worth: the deepest boundary (with a chat template that is where stripped thinking
-    diverges), the branch point `matched`, the last message (another question may follow the same text), the
-    first boundary (the system prompt's end), the messages before the last, then the ladder. Batch boundaries
-    that the prefill passes anyway come on top: they cost no batch. So does, once, the branch point where
-    histories have `parted` before: more of them will (a few-shot prompt), and
-    each would decode again the few tokens between the message's start and what differs.
+    The prompt's end is no cut. Message starts come first, in order of worth: the deepest one (with a chat
+    template that is where stripped thinking diverges), the branch point `matched`, the last message (another
+    question may follow the same text), the first boundary (the system prompt's end), the messages before the
+    last. Without message starts it is the place where the next history parts if it does so as the last one
+    did (`tail`). The ladder fills what can be paid for. Batch boundaries that the prefill passes anyway come
+    on top: they cost no batch. So does the branch point, once, where nothing else marks it or histories have
+    `parted` there before: others will, and the same divergence is to cost only once.
     """
+    total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
-    room = left if most is None else most
-    known = (matched,) if parted and cached < matched < total and room else ()
+    room = left if outline.most is None else outline.most
+    gap = 1 if outline.parted else left if outline.boundaries else MIN_SPACING
+    known = (matched,) if cached + gap <= matched < total and room else ()
     count = min(room - len(known), _affordable(left, costs))
-    paid = known + _take(_candidates(total, matched, boundaries), cached, total, count, known)
-    free: tuple[int, ...] = ()
-    if left >= LONG_SUFFIX:
-        free = _take(_batch_ends(total, costs), cached, total, room - len(paid), paid)
-    return tuple(sorted(paid + free))
+    if outline.boundaries:
+        count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
+    starts = _take(_starts(outline), cached, total, count, known)
+    taken = known + starts
+    finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (RATIOS[0], RATIOS[0])
+    taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
+    paid = min(count - len(starts), room - len(taken))
+    return tuple(sorted(taken + ladder(total, cached, paid, taken, finest)))
+
+
+def recut(outline: Outline, position: int, costs: Costs) -> tuple[int, ...]:
+    """The cuts still to come when [0, position) is decoded, now that `costs` are known better."""
+    return tuple(c for c in prefill_cuts(outline, costs) if c >= position + MIN_SPACING)
 
 
 def next_decode_checkpoint(position: int, frontier: int, costs: Costs) -> int:
@@ -106,8 +107,7 @@ def next_decode_checkpoint(position: int, frontier: int, costs: Costs) -> int:
     generated = position - frontier
     gap = next((gap for below, gap in DECODE_GAPS if generated < below), LATE_GAP)
     if (cheap := _cheap_gap(costs)) is not None:
-        # Powers of two, so that the grid of one gap lies on the grids of all smaller ones.
-        gap = min(gap, 1 << (max(MIN_DECODE_GAP, cheap) - 1).bit_length())
+        gap = min(gap, max(MIN_DECODE_GAP, cheap))
     return (position // gap + 1) * gap
 
 
@@ -126,53 +126,52 @@ def tip_due(left: int) -> bool:
 
 
 def _cheap_gap(costs: Costs) -> int | None:
-    """Tokens between snapshots that keep them within `DECODE_SHARE`; None while not measured."""
+    """Tokens between snapshots that keep them at about `DECODE_SHARE`; None while not measured.
+
+    A power of two, the nearest: the grid of one gap lies on those of all smaller ones, and a cost measured a
+    little differently makes the same gap.
+    """
     if not costs.token_seconds or not costs.snapshot_seconds:
         return None
-    return math.ceil(costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds))
+    if costs.snapshot_seconds <= FREE_SNAPSHOT:
+        return 1
+    share = costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds)
+    return 1 << round(math.log2(max(1.0, share)))
 
 
 def _affordable(left: int, costs: Costs) -> int:
     """How many cuts a prefill of `left` tokens may have."""
-    if left < ONE_CUT:
+    if left < ONE_CUT and not costs.prefill_seconds:
         return 1
-    if left < SHORT_SUFFIX:
-        return _within(SHORT_SHARE, left, costs, most=SHORT_CUTS, unmeasured=SHORT_CUTS)
-    if left < LONG_SUFFIX:
-        return MEDIUM_CUTS
-    return _within(LONG_SHARE, left, costs, most=MAX_CUTS, unmeasured=left // UNMEASURED_TOKENS_PER_CUT)
+    least = next((cuts for below, cuts in LEAST_CUTS if left < below), 1)
+    long = LONG_SHARE * left
+    allowance = min(SHORT_SHARE * left, max(long, MEDIUM_TOKENS - long))
+    return max(least, min(MAX_CUTS, int(allowance / cut_tokens(costs))))
 
 
-def _within(share: float, left: int, costs: Costs, most: int, unmeasured: int) -> int:
-    """How many cuts cost no more than `share` of the prefill, within 1 and `most`."""
-    count = unmeasured
-    if costs.token_seconds and costs.prefill_seconds:
-        # A cut adds about one small batch, which takes as long as a token decoded alone.
-        each = costs.token_seconds + costs.snapshot_seconds
-        count = int(share * left * costs.prefill_seconds / each)
-    return max(1, min(most, count))
+def cut_tokens(costs: Costs) -> float:
+    """Tokens of a large batch that take as long as a cut does.
+
+    A cut adds a snapshot and a small batch: about what a token decoded alone takes beyond its share of a
+    large one. With f16 weights on a CPU that was 14 ms for 8 tokens, less for more; a token alone took 19.
+    """
+    if not costs.token_seconds or not costs.prefill_seconds:
+        return UNMEASURED_CUT
+    extra = max(0.0, costs.token_seconds - costs.prefill_seconds) + costs.snapshot_seconds
+    return max(1.0, extra / costs.prefill_seconds)
 
 
-def _candidates(total: int, matched: int, boundaries: Sequence[int]) -> Iterator[int]:
-    """Positions worth a cut, the best first."""
-    inside = [b for b in boundaries if 0 < b < total]
-    distance, grid = TURN_END
-    yield inside[-1] if inside else (total - distance) // grid * grid
-    yield matched
-    yield from inside[-2:-1]
-    yield from inside[:1]
-    yield from inside[-3 : -2 - RECENT_STARTS : -1]
-    for distance, grid in LADDER:
-        yield (total - distance) // grid * grid
-
-
-def _batch_ends(total: int, costs: Costs) -> Iterator[int]:
-    """Absolute multiples of the batch size, the distance from the end doubling each time."""
-    step = costs.batch_tokens * math.ceil(FREE_GRID / costs.batch_tokens)
-    distance = step
-    while distance < total:
-        yield (total - distance) // step * step
-        distance *= 2
+def _starts(outline: Outline) -> Iterator[int]:
+    """Places worth a cut of their own, the best first."""
+    inside = [b for b in outline.boundaries if 0 < b < outline.total]
+    if inside:
+        yield inside[-1]
+        yield outline.matched
+        yield from inside[-2:-1]
+        yield from inside[:1]
+        yield from inside[-3 : -2 - RECENT_STARTS : -1]
+    elif outline.tail:
+        yield outline.total - outline.tail
 
 
 def _take(

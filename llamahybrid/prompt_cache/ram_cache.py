@@ -16,6 +16,7 @@ from llamahybrid.prompt_cache.base import (
     LiveState,
     LiveView,
     Logits,
+    Outline,
     Plan,
     Segment,
     Tokens,
@@ -123,10 +124,13 @@ class RamCache(BasePromptCache):
         cached = choice.position
         matched = max(live_lcp, match.length)
         cuts: tuple[int, ...] = ()
+        outline = None
         if view.needs_checkpoints:
-            most = store.most_cuts(costs)
             known = match.length == matched and parted
-            cuts = prefill_cuts(total, cached, matched, boundaries, costs, most, known)
+            store.tails[view.namespace] = tail = match.tail() or store.tails.get(view.namespace, 0)
+            marks, most = tuple(boundaries), store.most_cuts(costs)
+            outline = Outline(total, cached, matched, marks, most, known, tail)
+            cuts = prefill_cuts(outline, costs)
         plan = Plan(
             total=total,
             matched=matched,
@@ -135,6 +139,7 @@ class RamCache(BasePromptCache):
             checkpoint=choice.entry.checkpoint if choice.entry and choice.source == "ram" else None,
             logits=choice.logits,
             cuts=cuts,
+            outline=outline,
             reason=explain(choice, total, matched, len(view.tokens)),
             differs=difference(tokens, view.tokens, live_lcp, match),
             stored=any(e.position == cached for e in entries),

@@ -31,6 +31,8 @@ class RamStore:
         """Out of the tree, but pinned."""
         self.live: list[Entry] = []
         """Checkpoints on the path last seen live, shallowest first."""
+        self.tails: dict[str, int] = {}
+        """See `Outline.tail`; by namespace."""
         self.boundaries: dict[str, frozenset[int]] = {}
         """Of the last prompt, by namespace."""
         self.pinned: list[Tokens] = []

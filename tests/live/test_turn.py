@@ -9,7 +9,9 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.errors import RequestCancelled
+from llamahybrid.live.cost import LARGE_BATCH, CostMeter
 from llamahybrid.prompt_cache import Costs
+from llamahybrid.prompt_cache.placement import prefill_cuts
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
 TWO = [(11 * i + 5) % 200 for i in range(160)]
@@ -425,9 +427,9 @@ def test_what_a_request_took_is_measured(open_model):
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
     assert len(meter._snapshot) == llm.last_request.checkpoints == 2
-    assert meter._bytes == llm._keeper.live.snapshot_bytes()
+    assert meter._said.snapshot_bytes == llm._keeper.live.snapshot_bytes()
     assert (len(meter._prefill), len(meter._token)) == (1, 0)
-    assert list(meter._prefill) == [llm.last_request.prefill_seconds / len(ONE)]
+    assert 0 < meter._prefill[0] <= llm.last_request.prefill_seconds / LARGE_BATCH
     next(stream)
     assert len(meter._token) == 1
     llm.eval([5])
@@ -438,10 +440,39 @@ def test_what_a_request_took_is_measured(open_model):
     assert len([*meter._restore, *meter._segment]) == 1
 
 
-def test_a_prompt_of_several_batches_is_no_measure_of_one(open_model):
+def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
     llm = open_model(n_batch=64)
     take(llm, ONE)
-    assert not llm._keeper.meter._prefill
+    large = [b - a for a, b in itertools.pairwise([0, *range(64, len(ONE), 64), len(ONE)]) if b - a >= 64]
+    assert 1 <= len(llm._keeper.meter._prefill) <= len(large)
+    assert sum(llm._keeper.meter._prefill) * 64 <= llm.last_request.prefill_seconds
+
+
+class Knowing(CostMeter):
+    """Knows nothing, and after the first large batch everything: cuts cost next to nothing."""
+
+    def costs(self):
+        known = Costs(1e-3, 1e-3, 1e-6) if self._prefill else Costs()
+        return replace(known, batch_tokens=self._batch)
+
+
+def test_what_the_first_batches_measure_decides_the_cuts_near_the_end(open_model):
+    """Planned before anything is known, cut as by somebody who knew: later than the batch that told."""
+    llm = open_model(n_batch=64, n_ctx=1024)
+    llm._keeper.meter = meter = Knowing(64)
+    meter._batch = 64
+    prompt = (ONE * 8)[:600]
+    take(llm, prompt)
+    turn = llm._turn
+    assert turn.cuts != turn.plan.cuts
+    knew = prefill_cuts(turn.plan.outline, meter.costs())
+    assert [c for c in turn.cuts if c > 160] == [c for c in knew if c > 160]
+    assert len(knew) > len(turn.plan.cuts)
+    cache, live = llm._keeper.cache, llm._keeper.live
+    stored = {
+        e.position for e in cache._tree.match(live.fingerprint.hex(), np.array(prompt, np.int32)).entries()
+    }
+    assert set(turn.cuts) <= stored
 
 
 def test_only_the_prompt_counts_as_prefill(open_model):

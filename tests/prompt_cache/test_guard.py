@@ -176,7 +176,7 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (Tree, "store", lambda c: FakeEngine(c).prefill([7, *CHAT])),
     (RamStore, "make_room", lambda c: c.buffer(100)),
     (RamStore, "make_room", lambda c: c.room(FakeEngine(c, state=CHAT).view(), 100)),
-    (RamStore, "make_room", lambda c: setattr(c, "ram_bytes", 5000)),
+    (RamStore, "make_room", lambda c: setattr(c, "ram_bytes", 50_000)),
     (RamStore, "let_go", lambda c: c.release(planned(c))),
     (RamStore, "remove", lambda c: c.drop(next(c._tree.oldest_entries()).checkpoint)),
     (Tree, "trim", lambda c: c.forget(CHAT)),
