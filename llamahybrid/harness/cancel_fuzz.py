@@ -34,6 +34,7 @@ from llamahybrid.harness.quiet import silence
 from llamahybrid.harness.reference import Logits, Reference, Setting, difference, output_row
 from llamahybrid.harness.soak import cached_bytes, resident_bytes
 from llamahybrid.llama import Llama
+from llamahybrid.requests import RequestHandle
 
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama")
 SETTINGS = (
@@ -120,11 +121,11 @@ def run(model: Path, setting: Setting, seed: int, count: int, until: float) -> O
             if time.monotonic() > until:
                 break
             prompt, take = next(asked)
-            end, elapsed = cancelled_at(llm, prompt, take, rng.random() * usual)
+            with llm.request() as stale:
+                end, elapsed = cancelled_at(llm, prompt, take, rng.random() * usual)
             if end.startswith("not"):
                 usual = 0.8 * usual + 0.2 * elapsed
             outcome.ends[end] += 1
-            stale = llm._gate.stop.running
             prompt = prompt if rng.random() < 0.5 else next(asked)[0]
             seen = _first_logits(llm, prompt, stale)
             apart = difference(seen, reference.logits(prompt)[0])
@@ -142,14 +143,14 @@ def run(model: Path, setting: Setting, seed: int, count: int, until: float) -> O
     return outcome
 
 
-def _first_logits(llm: Llama, prompt: list[int], stale: int) -> Logits:
-    """Logits at the prompt's end, while stops that name an older request come in."""
+def _first_logits(llm: Llama, prompt: list[int], stale: RequestHandle) -> Logits:
+    """Logits at the prompt's end, while an older request is cancelled once more."""
     stream = llm.generate(prompt, temp=0.0)
     with closing(stream):
         try:
             next(stream)
             logits = output_row(llm.ctx, -1, llm.n_vocab())
-            llm._gate.stop.request(stale)
+            stale.cancel()
             next(stream)
         except RequestCancelled as error:
             raise Mismatch("a request was stopped that nobody cancelled") from error

@@ -13,8 +13,8 @@ from llamahybrid.harness import cancel_fuzz
 from llamahybrid.harness.differential import Mismatch
 from llamahybrid.harness.fuzz import campaign, generative, trials
 from llamahybrid.harness.soak import WARM_UP, soak
+from llamahybrid.live.gate import RequestGate
 from llamahybrid.live.sequence import LiveSequence
-from llamahybrid.native import Stop
 
 LEAK = 4 << 20
 
@@ -99,6 +99,7 @@ def test_a_cancel_campaign_sees_state_that_was_left_wrong(tiny_model, monkeypatc
 
 
 def test_a_cancel_campaign_sees_a_stop_in_the_wrong_request(tiny_model, monkeypatch):
-    monkeypatch.setattr(Stop, "request", lambda stop, number: stop._requested.add(stop.running))
+    cancel = RequestGate.cancel
+    monkeypatch.setattr(RequestGate, "cancel", lambda gate, ticket=None: cancel(gate))
     with pytest.raises(Mismatch, match="nobody cancelled"):
         cancel_fuzz.run(tiny_model("qwen35"), cancel_fuzz.SETTINGS[0], 1, 100, time.monotonic() + 600)
