@@ -169,12 +169,12 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
     )
     first = [(7 * i + 3) % 200 for i in range(600)]
     branch = first[:520] + [(5 * i + 1) % 200 for i in range(280)]
-    greedy(llm, first)  # its attention is stored, and no checkpoint at 520
+    greedy(llm, first)  # its attention is stored
     staged = []
     stage = llm._keeper._stage
 
     def losing(turn):
-        if llm._keeper.live.n == 520:
+        if not staged:
             stage(turn)
             staged.extend(turn.staged)
             llm.cancel()
@@ -183,9 +183,10 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
     at_batch(llm, monkeypatch, 0, lambda: lose_cells(llm._ctx.ctx, 3, 440))
     with pytest.raises(RequestCancelled):
         greedy(llm, branch)
-    assert [position for position, _ in staged] == [520], "nothing was at stake"
+    ((position, _),) = staged
+    assert position > 440, "nothing was at stake"
     monkeypatch.undo()
-    assert greedy(llm, branch[:525]) == greedy(fresh, branch[:525])
+    assert greedy(llm, branch[: position + 5]) == greedy(fresh, branch[: position + 5])
     assert np.allclose(llm._keeper.live.logits(), fresh._keeper.live.logits(), atol=1e-4)
     llm.close()
     fresh.close()
