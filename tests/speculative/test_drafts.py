@@ -135,7 +135,7 @@ def test_another_conversation_is_found_again(drafting, fresh):
 
 
 def test_checkpoints_are_taken_on_schedule(drafting, fresh, monkeypatch):
-    dear = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
+    dear = Costs(token_seconds=1e-2, prefill_seconds=1e-2, snapshot_seconds=1e-2, restore_seconds=1e-2)
     monkeypatch.setattr(CostMeter, "costs", lambda meter: dear)  # a checkpoint every 64 tokens
     wanted = fresh(PROMPT, 300)
     for planes in (0, 4):
@@ -150,7 +150,7 @@ def test_checkpoints_are_taken_on_schedule(drafting, fresh, monkeypatch):
 
 @pytest.mark.parametrize("planes", [0, 4])
 def test_and_where_every_draft_is_wrong(open_model, fresh, monkeypatch, planes):
-    dear = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
+    dear = Costs(token_seconds=1e-2, prefill_seconds=1e-2, snapshot_seconds=1e-2, restore_seconds=1e-2)
     monkeypatch.setattr(CostMeter, "costs", lambda meter: dear)
     text = [*PROMPT, *fresh(PROMPT, 160)]
     llm, _ = unpaced(open_model, lambda ids: (np.array(text[len(ids) :][:3]) + 1) % 200, draft_planes=planes)
