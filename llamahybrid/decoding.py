@@ -52,7 +52,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self._keeper is None:
             super().eval(tokens)
             return
-        if self._gate.inside and self._append(tokens):
+        if self._gate.inside and not self._gate.telling and self._append(tokens):
             return
         self._gate.alone(self._eval, tokens)
 
@@ -180,8 +180,13 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _tell(self, turn: Turn | None) -> None:
         """Report a request that is over."""
-        if turn is not None and self.on_request is not None:
+        if turn is None or self.on_request is None:
+            return
+        self._gate.telling = True
+        try:
             self.on_request(turn.report(self._spell, explain=self._explain))
+        finally:
+            self._gate.telling = False
 
     def _come_back(self, turn: Turn) -> None:
         """Memory is what it was when this request lost its place to another one."""

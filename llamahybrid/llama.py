@@ -18,7 +18,7 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from .decoding import DecodingLlama
-from .errors import ContextOverflow, LlamaHybridError, RequestCancelled, SnapshotError
+from .errors import ContextOverflow, LlamaHybridError, RequestCancelled, RequestSuperseded, SnapshotError
 from .live.adapters import follow
 from .live.belief import common_prefix
 from .live.boundaries import Boundaries
@@ -263,7 +263,19 @@ class Llama(DecodingLlama):
         options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
         del options["self"]
         rows = options.get("logprobs") is not None and self._draft_model is not None
-        return self._completion(self._requests.ticket(completing=True, rows=rows), options)
+        ticket = self._requests.ticket(completing=True, rows=rows)
+        if self._handoff:
+            ticket.rests_on = self._keeper.live.tokens.copy()
+        return self._completion(ticket, options)
+
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's; a chat handler of one's own, which decodes by itself, has the model to itself."""
+        create = super().create_chat_completion
+        if self._keeper is None or self.chat_handler is None or self._gate.nested():
+            return create(*args, **kwargs)
+        rows = kwargs.get("logprobs") is not None and self._draft_model is not None
+        ticket = self._requests.ticket(completing=True, rows=rows)
+        return self._gate.alone(lambda: create(*args, **kwargs), ticket=ticket)
 
     def _completion(self, ticket: Ticket, options: dict[str, Any]) -> Generator[Any, Any, None]:
         """A completion, with its end told as it was.
@@ -332,8 +344,12 @@ class Llama(DecodingLlama):
         `reset` False: the prompt continues the `n_tokens` that are there.
         """
         assert self._keeper is not None
-        live = self._keeper.live
+        live, current = self._keeper.live, self._gate.current
         self._retire()
+        if current is not None and current.rests_on is not None:
+            if not np.array_equal(live.tokens, current.rests_on):  # image for image
+                raise RequestSuperseded("another request came between the image and the answer to it")
+            current.rests_on, self._handoff = None, True
         self._notice_native()
         there = np.asarray(self.input_ids[: self.n_tokens], dtype=np.int32)
         if not reset:
@@ -344,8 +360,10 @@ class Llama(DecodingLlama):
         if len(prompt) == 0:
             raise ContextOverflow("the prompt is empty: there is nothing to sample from")
         self._fits(len(prompt))
-        limit = min(self._score_rows, common_prefix(live.tokens, prompt)) if self._logits_all else None
-        self._turn = self._active = self._keeper.begin(prompt, limit)
+        rows = min(self._score_rows, common_prefix(live.tokens, prompt))
+        self._score_rows = 0
+        self._turn = self._active = self._keeper.begin(prompt, rows if self._logits_all else None)
+        self._score_rows = min(rows, live.n)
         if self._gate.current is not None:
             self._gate.current.turn = self._turn
         if not live.opaque:

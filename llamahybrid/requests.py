@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DecodeError, RequestSuperseded
+from .errors import DecodeError, RequestCancelled, RequestSuperseded
 from .live.gate import RequestGate, Ticket
 from .live.turn import Turn
 from .prompt_cache.base import LiveState, Tokens
@@ -37,6 +38,8 @@ class Parked:
     """Logits of the tokens, shape (n, n_vocab), where they are kept."""
     rows_known: int
     native_from: int | None
+    memory: Tokens
+    """What was live: every image has ids of its own there."""
     active: Turn | None
     known: LiveState
     """Whether its tokens are forgotten meanwhile."""
@@ -49,6 +52,10 @@ class RequestHandle:
     """
 
     def __init__(self, gate: RequestGate) -> None:
+        self.open = False
+        """Its `with` block runs."""
+        self.outer: RequestHandle | None = None
+        """The handle whose block it stands in."""
         self._gate = gate
         self._tickets: list[Ticket] = []
         self._cancelled = False
@@ -77,24 +84,35 @@ _handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", de
 @contextmanager
 def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
     """Requests made in this context belong to `handle`."""
-    token = _handle.set(handle)
+    handle.outer, handle.open = _handle.get(), True
+    _handle.set(handle)
     try:
         yield handle
     finally:
-        _handle.reset(token)
+        handle.open = False
+        if _handle.get() is handle:  # a generator may leave in another context, or after others came
+            _handle.set(handle.outer)
 
 
 class Requests:
     """The requests of one `Llama`, one at a time."""
 
     def __init__(self, llm: Llama, wait: bool | float) -> None:
-        self._llm = llm
+        self._of = ref(llm)  # no cycle: a model is freed when nobody uses it any more
         self.gate = RequestGate(wait, self)
+
+    @property
+    def _llm(self) -> Llama:
+        llm = self._of()
+        assert llm is not None, "whoever makes a request holds it"
+        return llm
 
     def ticket(self, completing: bool = False, rows: bool = False) -> Ticket:
         """A ticket for a request that is made here and now, known to the handle of this context."""
         ticket = self.gate.ticket(completing, rows)
         handle = _handle.get()
+        while handle is not None and not handle.open:
+            handle = handle.outer
         if handle is not None and handle._gate is self.gate:
             handle.add(ticket)
         return ticket
@@ -126,6 +144,7 @@ class Requests:
 
     def begin(self, ticket: Ticket) -> None:
         """See `Tenant.begin`."""
+        self._llm._active = None  # an interrupt in `park` may have left it
         self._llm._keep_rows(ticket.rows)
 
     def park(self, ticket: Ticket) -> None:
@@ -140,6 +159,7 @@ class Requests:
             if not turn.sent:
                 llm.n_tokens = min(llm.n_tokens, turn.plan.total + turn.generated - 1)
             llm._end_drafts(turn, goes_on=True)
+            turn.plan = replace(turn.plan, checkpoint=None, logits=None, segments=())
             keeper.leave()
         n = llm.n_tokens
         ids = llm.input_ids[:n].astype(np.int32)
@@ -153,6 +173,7 @@ class Requests:
             rows=llm.scores[:n].copy() if llm._logits_all else None,
             rows_known=llm._score_rows,
             native_from=llm._native_from,
+            memory=keeper.live.tokens[:n].copy(),
             active=turn,
             known=known,
         )
@@ -177,8 +198,14 @@ class Requests:
                 raise RequestSuperseded(
                     "tokens were sent to this generator before another request took its place"
                 )
+            assert llm._keeper is not None
+            there = llm._keeper.live.tokens[: len(parked.memory)]
+            if parked.native_from is not None and not np.array_equal(there, parked.memory):
+                raise RequestSuperseded("another request took the place of this one: its image is gone")
             try:
                 llm._come_back(parked.active)
+            except RequestCancelled:
+                pass  # for its next step to tell: a completion ends, `generate` raises
             except DecodeError as error:
                 if parked.native_from is None:
                     raise

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
-from ..errors import Busy, ModelClosed, RequestCancelled
+from ..errors import Busy, LlamaHybridError, ModelClosed, RequestCancelled
 from ..native import Stop
 from .finalisers import in_finaliser
 
@@ -47,10 +47,12 @@ class Ticket:
     __slots__ = (
         "cancelled",
         "completing",
+        "ended",
         "idle_since",
         "number",
         "over",
         "parked",
+        "rests_on",
         "rows",
         "thread",
         "turn",
@@ -71,8 +73,11 @@ class Ticket:
         """What it needs to go on, while another request has its place."""
         self.turn: Any = None
         """What `last_request` tells of it."""
+        self.rests_on: Any = None
+        """What has to be live still when it begins: content that was decoded natively."""
         self.cancelled = False
         self.over = False
+        self.ended = False
 
 
 class Tenant(Protocol):
@@ -98,6 +103,8 @@ class RequestGate:
         """`wait`: True waits for the running request, False raises `Busy` at once, seconds do both."""
         self.wait = wait
         self.patience = PATIENCE
+        self.telling = False
+        """A user's callback runs inside a step: it is no part of what the step does."""
         self.stop = Stop()
         """Polled by native code while it works for the current request."""
         self._tenant = tenant
@@ -111,6 +118,9 @@ class RequestGate:
         """Tickets that wait, in order of arrival, and when each last said so."""
         self._bells: list[threading.Lock] = []
         self._closed = self._shut = False
+        self._steps = 0
+        self._suspect: tuple[object, ...] = ()
+        self._suspected_at = 0.0
 
     # -- who is in -------------------------------------------------------------------------------
 
@@ -138,6 +148,8 @@ class RequestGate:
         """The caller is part of a step; its stack is asked, since an interrupt may have left the lock."""
         if not self.inside:
             return False
+        if self.telling:
+            raise LlamaHybridError("on_request cannot use its model; do that when it has returned")
         if _runs(sys._getframe(), self):
             return True
         self._replace_lock()
@@ -176,12 +188,15 @@ class RequestGate:
             self._line.pop(ticket, None)
             try:
                 self._stepping = ticket
+                self._steps += 1
                 ticket.thread = _here()
                 return work(*args)
             finally:
                 ticket.idle_since = time.monotonic()
                 self._stepping = None
         finally:
+            if self._stepping is ticket:
+                self._stepping = None
             if self.inside:
                 self._work.release()
             if self._line:
@@ -189,11 +204,11 @@ class RequestGate:
                 if self._current is None:
                     self._ring()
 
-    def alone(self, work: Callable[..., Result], *args: Any) -> Result:
+    def alone(self, work: Callable[..., Result], *args: Any, ticket: Ticket | None = None) -> Result:
         """A single operation (eval, reset, load_state): part of the step it is called in, or its own."""
         if self.nested():
             return work(*args)
-        ticket = self.ticket()
+        ticket = ticket or self.ticket()
         try:
             result: Result = self.run(ticket, self._only, ticket, work, *args)
             return result
@@ -226,8 +241,12 @@ class RequestGate:
         ticket.over = True
         self._left.append(ticket)
         self._ring()
-        if not in_finaliser() and not self._closed:
+        if in_finaliser():
+            return
+        if not self._closed:
             self._tidy(ticket)
+        elif ticket.parked is not None:  # to be told of; what was live `close` has ended itself
+            self._end_quietly(ticket)
 
     def _tidy(self, ticket: Ticket) -> None:
         """End what was given up, if nobody is in: who has just come does it otherwise."""
@@ -292,8 +311,11 @@ class RequestGate:
         if current is not ticket:
             if self._closed or not self._may_enter(ticket):
                 return False
+            self._stepping = ticket  # from here on others are told that it is busy
             if current is not None:
-                if not current.over and current.parked is None and self._tenant is not None:
+                if current.over:  # given up this very moment
+                    self._end_quietly(current)
+                elif current.parked is None and self._tenant is not None:
                     self._tenant.park(current)
                 self._current = None
             ticket.number = self.stop.begin()
@@ -302,7 +324,9 @@ class RequestGate:
                 self.stop.request(ticket.number)
             if ticket.thread is None and self._tenant is not None:
                 self._tenant.begin(ticket)
-        if ticket.parked is not None:  # an interrupt on the way leaves it parked, and it is resumed again
+        if ticket.parked is not None:
+            self._stepping = ticket
+            # an interrupt on the way leaves it parked, and it is resumed again
             if self._tenant is not None:
                 self._tenant.resume(ticket)
             ticket.parked = None
@@ -342,6 +366,9 @@ class RequestGate:
                 if self._closed or self._may_enter(ticket):
                     return
                 if deadline is not None and now >= deadline:
+                    self._heal()
+                    if self._may_enter(ticket):
+                        return
                     raise Busy("another request is running on this Llama; wait for it, or pass wait=True")
                 bell.acquire(timeout=POLL if deadline is None else min(POLL, deadline - now))
                 now = time.monotonic()
@@ -374,23 +401,38 @@ class RequestGate:
             if self._current is ticket:
                 self.stop.end()
                 self._current = None
-            try:
-                self._end(ticket)
-            except Exception:  # of the user's callback: not for the request that comes by here
-                logger.exception("the end of a request that was given up failed")
+            self._end_quietly(ticket)
+
+    def _end_quietly(self, ticket: Ticket) -> None:
+        try:
+            self._end(ticket)
+        except Exception:  # of the user's callback: not for the request that comes by here
+            logger.exception("the end of a request that was given up failed")
 
     def _end(self, ticket: Ticket) -> None:
-        if self._tenant is not None:
+        if self._tenant is not None and not ticket.ended:
+            ticket.ended = True
             self._tenant.end(ticket)
 
     def _heal(self) -> None:
         """Replace a lock whose holder is in no step: an interrupt came before it was given back."""
-        owner = re.search(r"owner=(\d+)", repr(self._work))
-        if owner is None or not int(owner[1]):
-            self._stepping = None
+        work, steps = self._work, self._steps
+        if work.acquire(blocking=False):  # nobody is in
+            try:
+                self._stepping = None
+            finally:
+                work.release()
             return
-        frame = sys._current_frames().get(int(owner[1]))
-        if frame is None or not _runs(frame, self):
+        owner = re.search(r"owner=(\d+)", repr(work))
+        frame = sys._current_frames().get(int(owner[1])) if owner else None
+        if owner is None or (frame is not None and _runs(frame, self)):
+            self._suspect = ()
+            return
+        # Between the two looks the owner may have left, and somebody come: only one that stays is void.
+        suspect, now = (work, owner[1], steps), time.monotonic()
+        if self._suspect != suspect:
+            self._suspect, self._suspected_at = suspect, now
+        elif now - self._suspected_at >= POLL / 2:
             self._replace_lock()
 
     def _replace_lock(self) -> None:
