@@ -7,7 +7,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid.errors import DecodeError
+from llamahybrid.errors import DecodeError, RequestSuperseded
 from llamahybrid.harness.reference import SETTINGS
 
 SIDE = 4  # an "image" is SIDE x SIDE embeddings: 16 cells, with M-RoPE at 4 positions
@@ -170,3 +170,36 @@ def test_an_image_is_seen_whatever_is_forgotten_meanwhile(opened, model, stock, 
     list(islice(llm.generate([5, 6, 7], temp=0.0), 3))
     list(islice(llm.generate([10, 11, 12, 13, 14], temp=0.0), 3))
     assert llm.last_request.matched == 0
+
+
+def handling(seed):
+    """A chat handler as upstream's: it decodes an image, and completes what is there."""
+
+    def handle(*, llama, stream=False, **_):
+        llama.reset()
+        llama._ctx.kv_cache_clear()
+        llama.eval([10, 11, 12, 13])
+        decode_image(llama, seed)
+        llama.eval([20, 21, 22])
+        prompt = llama.input_ids[: llama.n_tokens].tolist()
+        return llama.create_completion(prompt, max_tokens=8, temperature=0, stream=stream)
+
+    return handle
+
+
+def streamed(llm, seed):
+    llm.chat_handler = handling(seed)
+    return llm.create_chat_completion([{"role": "user", "content": "what is it?"}], stream=True)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_stream_about_one_image_is_never_answered_from_another(opened, model, stock, begun):
+    llm = opened(model)
+    first = streamed(llm, 1)
+    if begun:
+        next(first)
+    second = streamed(llm, 2)
+    with pytest.raises(RequestSuperseded):
+        list(first)
+    assert "".join(chunk["choices"][0]["text"] for chunk in second) == stock(2)
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed(llm, 1)) == stock(1)

@@ -1,8 +1,11 @@
 """Several requests that take one model's place from each other: threads, pools, the collector, handles."""
 
+import contextvars
 import gc
 import itertools
 import threading
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -12,7 +15,7 @@ import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled, RequestSuperseded
+from llamahybrid.errors import DecodeError, LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
 from llamahybrid.harness.draft_fuzz import Unpaced
 
 KINDS = {"qwen35": {}, "mamba": {}, "gemma3": {"swa_full": False}, "llama": {}}
@@ -412,3 +415,127 @@ def test_a_stream_that_is_forgotten_while_it_waits_goes_on_and_is_not_stored(ope
     list(islice(llm.generate(words(2), temp=0.0), 2))
     list(islice(llm.generate([*words(1), 3], temp=0.0), 2))
     assert llm.last_request.cached == 0
+
+
+# -- what an attack found --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
+def test_a_chat_handler_has_the_model_to_itself(opened, model):
+    """It resets, evaluates piece by piece and completes what is there; a stream goes on meanwhile."""
+    llm = opened(model)
+    llm._gate.patience = 0.0
+    pieces, seen = [words(1, 20), words(3, 20)], []
+
+    def handler(*, llama, **_):
+        llama.reset()
+        for piece in pieces:
+            llama.eval(piece)
+            time.sleep(0.2)
+        seen.append(llama.input_ids[: llama.n_tokens].tolist())
+        return llama.create_completion(seen[0], max_tokens=4, temperature=0.0)
+
+    llm.chat_handler = handler
+    over = threading.Event()
+
+    def other():
+        for _ in llm.generate(words(2), temp=0.0):
+            time.sleep(0.02)
+            if over.is_set():
+                return
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    llm.create_chat_completion([{"role": "user", "content": "x"}])
+    over.set()
+    thread.join(60)
+    assert seen == [pieces[0] + pieces[1]]
+
+
+@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
+def test_a_model_is_freed_when_nobody_uses_it(model):
+    path, options = model
+    llm = Llama(path, **options)
+    list(islice(llm.generate(words(1), temp=0.0), 2))
+    gone = weakref.ref(llm)
+    gc.disable()
+    try:
+        del llm
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
+def test_a_callback_is_no_part_of_the_step_it_runs_in(opened, model, fresh):
+    llm = opened(model)
+    raised = []
+
+    def told(report):
+        with pytest.raises(LlamaHybridError, match="on_request"):
+            list(islice(llm.generate(words(9), temp=0.0), 2))
+        with pytest.raises(LlamaHybridError, match="on_request"):
+            llm.eval([1, 2])
+        raised.append(report)
+
+    llm.on_request = told
+    stream, given_up = llm.generate(words(1), temp=0.0), llm.generate(words(2), temp=0.0)
+    said = [next(stream)]
+    next(given_up)
+    cycle = [given_up]
+    cycle.append(cycle)
+    said.append(next(stream))
+    del given_up, cycle
+    gc.collect()
+    said += islice(stream, 4)
+    assert said == fresh(words(1), 6)
+    stream.close()
+    assert len(raised) == 2
+
+
+@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
+def test_rows_of_one_request_are_not_another_ones(opened, model):
+    llm = opened(model, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4, max_ngram_size=2))
+    first = words(9, 10) + words(1, 60)
+    second = words(9, 40) + words(2, 30)
+    ask = {"max_tokens": 3, "temperature": 0.0}
+    for prompt, rows in ((second, {}), (first, {"logprobs": 1}), (second, {})):
+        llm.create_completion(prompt, **ask, **rows)
+    ours = llm.create_completion(second, logprobs=1, **ask)["choices"][0]["logprobs"]
+    stock = opened(model, llama_cpp.Llama, logits_all=True)
+    want = stock.create_completion(second, logprobs=1, **ask)["choices"][0]["logprobs"]
+    assert np.allclose(ours["token_logprobs"], want["token_logprobs"], atol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
+def test_a_completion_that_is_cancelled_while_it_waits_ends_as_such(opened, model):
+    llm = opened(model)
+    with llm.request() as handle:
+        stream = llm.create_completion(words(1, 200), max_tokens=20, temperature=0.0, stream=True)
+    next(stream)
+    next(llm.generate(words(2), temp=0.0))
+    llm.prompt_cache.clear()  # its state has to be decoded again
+    handle.cancel()
+    assert list(stream)[-1]["choices"][0]["finish_reason"] == "cancelled"
+
+
+@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
+def test_handles_may_end_in_any_order(opened, model):
+    llm = opened(model)
+
+    def inside(handles):
+        with llm.request() as handle:
+            handles.append(handle)
+            yield
+
+    handles = []
+    blocks = [inside(handles), inside(handles)]
+    for block in blocks:
+        next(block)
+    for block in blocks:
+        block.close()
+    llm.create_completion(words(1), max_tokens=2)
+    assert [handle.reports for handle in handles] == [[], []]
+    third = inside(handles)
+    contextvars.copy_context().run(next, third)
+    contextvars.copy_context().run(third.close)
