@@ -119,24 +119,26 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
     ):
         wanted = [_fresh(model, chat) for chat in chats]
         usual = 0.02
-        while outcome.rounds < count and time.monotonic() < until:
-            cache = PromptCache(RAM, folder if mode == "disk" else None)
-            draft = LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2)
-            more = {"draft_model": draft} if mode == "drafts" else {}
-            with closing(SETTING.open(Llama, model, prompt_cache=cache, **more)) as llm:
-                for _ in range(min(PER_OBJECT, count - outcome.rounds)):
-                    faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
-                    chat, clock = rng.choice(chats), time.perf_counter()
-                    hit = timer.interrupts(rng.random() * 1.5 * usual, lambda c=chat: _ask(llm, c))
-                    if not hit:
-                        usual = 0.8 * usual + 0.2 * (time.perf_counter() - clock)
-                    outcome.interrupted += hit
-                    outcome.rounds += 1
-                    index = rng.randrange(len(chats))
-                    answer = _ask(llm, chats[index])
-                    if answer != wanted[index]:
-                        shortfall(reference, chats[index], answer)
-                    cache.check_integrity()
+        try:
+            while outcome.rounds < count and time.monotonic() < until:
+                cache = PromptCache(RAM, folder if mode == "disk" else None)
+                draft = LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2)
+                more = {"draft_model": draft} if mode == "drafts" else {}
+                with closing(SETTING.open(Llama, model, prompt_cache=cache, **more)) as llm:
+                    for _ in range(min(PER_OBJECT, count - outcome.rounds)):
+                        faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
+                        chat, clock = rng.choice(chats), time.perf_counter()
+                        hit = timer.interrupts(rng.random() * 1.5 * usual, lambda c=chat: _ask(llm, c))
+                        if not hit:
+                            usual = 0.8 * usual + 0.2 * (time.perf_counter() - clock)
+                        outcome.interrupted += hit
+                        outcome.rounds += 1
+                        index = rng.randrange(len(chats))
+                        answer = _ask(llm, chats[index])
+                        if answer != wanted[index]:
+                            shortfall(reference, chats[index], answer)
+                        cache.check_integrity()
+        finally:
             faulthandler.cancel_dump_traceback_later()
     return outcome
 

@@ -179,11 +179,13 @@ def run(model: Path, seed: int, count: int, until: float) -> Counter[str]:
     ):
         campaign = Campaign(llm, cache, reference, chats, wanted, rng, pool)
         rounds = 0
-        while rounds < count and time.monotonic() < until:
-            faulthandler.dump_traceback_later(2 * STUCK_SECONDS, exit=True)
-            campaign.round()
-            rounds += 1
-        faulthandler.cancel_dump_traceback_later()
+        try:
+            while rounds < count and time.monotonic() < until:
+                faulthandler.dump_traceback_later(2 * STUCK_SECONDS, exit=True)
+                campaign.round()
+                rounds += 1
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     campaign.deeds["rounds"] = rounds
     return campaign.deeds
 
