@@ -31,12 +31,9 @@ def test_a_wrong_stream_is_noticed(tiny_model: TinyModel, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(stream_fuzz.Campaign, "_take", mixed_up)
     watched: list[str] = []
-    monkeypatch.setattr(
-        stream_fuzz.faulthandler, "dump_traceback_later", lambda *a, **k: watched.append("on")
-    )
-    monkeypatch.setattr(
-        stream_fuzz.faulthandler, "cancel_dump_traceback_later", lambda: watched.append("off")
-    )
+    watchdog = stream_fuzz.faulthandler
+    monkeypatch.setattr(watchdog, "dump_traceback_later", lambda *_, **__: watched.append("on"))
+    monkeypatch.setattr(watchdog, "cancel_dump_traceback_later", lambda: watched.append("off"))
     with pytest.raises(Mismatch):
         stream_fuzz.run(tiny_model("qwen35", window=16), 1, 1, time.monotonic() + 100)
     assert watched == ["on", "off"], "a watchdog that outlives its campaign ends whoever runs next"
