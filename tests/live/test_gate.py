@@ -445,8 +445,9 @@ def a_wait(gate):
 
 @pytest.mark.parametrize("deed", [whole_request, overtaken_request, a_wait])
 def test_an_interrupt_at_any_line_shuts_nobody_out(deed, monkeypatch):
-    monkeypatch.setattr(gate_module, "PATIENCE", 0.05)
-    monkeypatch.setattr(gate_module, "LEFT_THE_LINE", 0.1)
+    monkeypatch.setattr(gate_module, "PATIENCE", 0.02)
+    monkeypatch.setattr(gate_module, "LEFT_THE_LINE", 0.04)
+    monkeypatch.setattr(gate_module, "POLL", 0.02)
 
     def fresh():
         return RequestGate(True, Tenant())
@@ -462,8 +463,8 @@ def test_an_interrupt_at_any_line_shuts_nobody_out(deed, monkeypatch):
         gate = fresh()
         interrupted(lambda gate=gate: deed(gate), number)
         gate.wait = False
-        time.sleep(0.11)  # longer than its patience, and than a place in the line is believed
-        if not any(gets_in(gate) or time.sleep(0.07) for _ in range(3)):
+        time.sleep(0.05)  # longer than its patience, and than a place in the line is believed
+        if not any(gets_in(gate) or time.sleep(0.02) for _ in range(5)):
             shut_out.append(-number)
     assert count > 20
     assert not shut_out
