@@ -377,6 +377,44 @@ def test_a_lock_that_this_thread_left_is_not_taken_for_a_step(gate):
     assert gets_in(gate)
 
 
+def test_one_look_at_a_lock_that_others_hold_replaces_nothing(gate, monkeypatch):
+    """Between two looks its owner may have left, and somebody come."""
+    done, held = threading.Event(), threading.Event()
+
+    def hold():
+        gate._work.acquire()
+        held.set()
+        done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    lock = gate._work
+    gate._heal()
+    gate._heal()  # at once: no second look yet
+    assert gate._work is lock
+    time.sleep(gate_module.POLL)
+    gate._heal()
+    assert gate._work is not lock
+    done.set()
+    thread.join(20)
+
+
+def test_a_request_that_comes_back_is_in_for_those_that_do_not_wait(gate, tenant, monkeypatch):
+    old, new = begun(gate), begun(gate)
+    gate.run(new, gate.finish, new)
+    resuming, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(tenant, "resume", lambda ticket: (resuming.set(), go_on.wait(20)))
+    thread = threading.Thread(target=gate.run, args=(old, int))
+    thread.start()
+    assert resuming.wait(20)
+    gate.wait = False
+    outcome = in_thread(gate.run, gate.ticket(), int)
+    go_on.set()
+    thread.join(20)
+    assert isinstance(outcome[1], Busy)
+
+
 def lines_of(function):
     """How many lines of the gate it runs."""
     count = []

@@ -539,3 +539,23 @@ def test_handles_may_end_in_any_order(opened, model):
     third = inside(handles)
     contextvars.copy_context().run(next, third)
     contextvars.copy_context().run(third.close)
+
+
+@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
+def test_a_parked_stream_holds_no_stored_state_and_is_told_of_after_close(opened, model):
+    llm = opened(model)
+    told = []
+    llm.on_request = told.append
+    list(islice(llm.generate(words(1), temp=0.0), 2))
+    list(islice(llm.generate(words(2), temp=0.0), 2))
+    with llm.request() as handle:
+        stream = llm.generate([*words(1), 3], temp=0.0)
+    next(stream)
+    ticket = handle._tickets[0]
+    assert ticket.turn.plan.checkpoint is not None, "nothing was at stake"
+    list(islice(llm.generate(words(2), temp=0.0), 2))
+    assert (ticket.turn.plan.checkpoint, ticket.turn.plan.segments) == (None, ())
+    llm.close()
+    before = len(told)
+    stream.close()
+    assert len(told) == before + 1
