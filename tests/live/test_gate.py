@@ -404,7 +404,7 @@ def test_a_request_that_comes_back_is_in_for_those_that_do_not_wait(gate, tenant
     old, new = begun(gate), begun(gate)
     gate.run(new, gate.finish, new)
     resuming, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(tenant, "resume", lambda ticket: (resuming.set(), go_on.wait(20)))
+    monkeypatch.setattr(tenant, "resume", lambda ticket: (resuming.set(), go_on.wait(60)))
     thread = threading.Thread(target=gate.run, args=(old, int))
     thread.start()
     assert resuming.wait(20)
