@@ -270,7 +270,8 @@ def by_timer(chance: random.Random, outcome: Outcome) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 10 ** chance.uniform(-4, -1.5))
         try:
-            work(cache)
+            while True:  # however fast the machine is, and however late its timers
+                work(cache)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
@@ -289,7 +290,8 @@ def by_thread(chance: random.Random, outcome: Outcome) -> None:
     def run() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             try:
-                work(cache, 0)  # a thread that is just being made could get what was meant for its maker
+                while not over.is_set():
+                    work(cache, 0)  # no reserve: a thread being made could get what was meant for its maker
             except KeyboardInterrupt:
                 hits.append(True)
             over.wait(STUCK_SECONDS)  # until then its number is no other thread's

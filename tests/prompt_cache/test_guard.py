@@ -101,7 +101,7 @@ def test_interrupts_at_random_moments(
     for _ in range(6):
         how(chance, outcome)
     assert not outcome.broken
-    assert outcome.interrupted > 0
+    assert outcome.interrupted > 3, "the others hit the loop around the work, if any"
 
 
 # -- what it costs ---------------------------------------------------------------------------------
