@@ -7,6 +7,7 @@ the recent ones counts, and what was said once stands until that has moved by ha
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 from statistics import median
 
@@ -20,6 +21,12 @@ FEW = 3
 
 LARGE_BATCH = 64
 """Tokens from which a batch says what prefill costs per token."""
+
+SMALL_BATCH = 8, 32
+"""Fewest and most tokens of a batch that says what a cut costs: the pieces near a prompt's end."""
+
+NO_TIME = 1e-6
+"""Seconds that stand for none: 0 would say that nothing was measured."""
 
 BAND = 1.5
 """How far a cost may move from what was said before it is said anew."""
@@ -35,6 +42,7 @@ class CostMeter:
         self._said = replace(known or Costs(), batch_tokens=batch_tokens)
         self._token: deque[float] = deque(maxlen=WINDOW)
         self._prefill: deque[float] = deque(maxlen=WINDOW)
+        self._batch: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._snapshot: deque[float] = deque(maxlen=WINDOW)
         self._restore: deque[float] = deque(maxlen=WINDOW)
         self._segment: deque[float] = deque(maxlen=WINDOW)
@@ -45,6 +53,8 @@ class CostMeter:
             self._token.append(seconds)
         elif tokens >= LARGE_BATCH:
             self._prefill.append(seconds / tokens)
+        elif SMALL_BATCH[0] <= tokens <= SMALL_BATCH[1]:
+            self._batch.append((tokens, seconds))
 
     @property
     def token_seconds(self) -> float:
@@ -71,14 +81,23 @@ class CostMeter:
             said,
             token_seconds=_steady(said.token_seconds, self._token),
             prefill_seconds=_steady(said.prefill_seconds, self._prefill),
+            batch_seconds=_steady(said.batch_seconds, self._beyond(), FEW),
             snapshot_seconds=_steady(said.snapshot_seconds, self._snapshot),
             restore_seconds=_steady(said.restore_seconds, self._restore, FEW),
             segment_seconds=_steady(said.segment_seconds, self._segment, FEW),
         )
         return self._said
 
+    def _beyond(self) -> list[float]:
+        """What small batches took beyond their share of large ones: both as they mostly are, sizes differ."""
+        if not self._prefill or len(self._batch) < FEW:
+            return []
+        share = median(self._prefill)
+        beyond = median(seconds - tokens * share for tokens, seconds in self._batch)
+        return [max(beyond, NO_TIME)] * len(self._batch)
 
-def _steady(said: float, samples: deque[float], least: int = 1) -> float:
+
+def _steady(said: float, samples: Collection[float], least: int = 1) -> float:
     """What to say of a cost: `said`, unless `samples` show that it is not that any more.
 
     `least`: samples there have to be before anything is said; what was said before takes `FEW` to contradict.

@@ -19,7 +19,7 @@ import xxhash
 from ..engine.sdist import cache_dir
 from ..prompt_cache.base import Costs
 
-VERSION = 1
+VERSION = 2
 SECONDS = tuple(f.name for f in fields(Costs) if f.name.endswith("_seconds"))
 LONGEST = 3600.0
 """Seconds beyond which no cost is believed."""

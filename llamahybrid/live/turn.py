@@ -21,7 +21,7 @@ from ..prompt_cache.ram import new_buffer
 from ..prompt_cache.selection import DIFFERS
 from ..report import RequestReport
 from .boundaries import Boundaries
-from .cost import LARGE_BATCH, CostMeter
+from .cost import SMALL_BATCH, CostMeter
 from .gate import RequestGate
 from .native_calls import Outputs
 from .remembered import RememberedCosts
@@ -281,7 +281,7 @@ class Keeper:
 
     def _measure(self, tokens: int, clock: float) -> None:
         """Note what a prompt's batch took that began at `clock`; the next one's undo waits for it anyway."""
-        if tokens >= LARGE_BATCH and self.live.profile.needs_checkpoints:
+        if tokens >= SMALL_BATCH[0] and self.live.profile.needs_checkpoints:
             self.live.recount()
             self.meter.decoded(tokens, time.perf_counter() - clock)
 

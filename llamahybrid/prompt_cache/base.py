@@ -122,6 +122,8 @@ class Costs:
     """One token decoded alone."""
     prefill_seconds: float = 0.0
     """One prompt token inside a large batch."""
+    batch_seconds: float = 0.0
+    """What a small batch of a prompt takes beyond its tokens' share of a large one."""
     snapshot_seconds: float = 0.0
     restore_seconds: float = 0.0
     snapshot_bytes: int = 0

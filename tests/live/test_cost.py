@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.live.cost import BAND, FEW, CostMeter
+from llamahybrid.live.cost import BAND, FEW, WINDOW, CostMeter
 from llamahybrid.live.remembered import RememberedCosts
 from llamahybrid.prompt_cache import Costs
+from llamahybrid.prompt_cache.placement import cut_tokens
 
 KEPT = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-4, restore_seconds=2e-4)
 
@@ -63,7 +64,7 @@ def test_nothing_is_kept_before_prefill_was_measured(folder: Path) -> None:
         "{",
         "[]",
         "7",
-        '{"version": 1}',
+        '{"version": 2}',
         json.dumps({"version": 99, "token_seconds": 1}),
         "[" * 100_000,
         "\x00\xff",
@@ -114,3 +115,19 @@ def test_a_model_starts_with_what_was_measured_before(folder: Path, tiny_model: 
     assert second._keeper is not None
     assert second._keeper.meter.costs() == known
     second.close()
+
+
+def test_what_a_cut_costs_is_what_small_batches_take_beyond_their_share() -> None:
+    meter = CostMeter(512)
+    meter.decoded(512, 512 * 2e-3)
+    meter.decoded(1, 20e-3)
+    for tokens in (8, 9, 20):
+        assert meter.costs().batch_seconds == 0
+        meter.decoded(tokens, tokens * 2e-3 + 5e-3)
+    meter.decoded(40, 1.0)
+    costs = meter.costs()
+    assert costs.batch_seconds == pytest.approx(5e-3)
+    assert cut_tokens(costs) == pytest.approx(2.5)
+    for _ in range(WINDOW):
+        meter.decoded(16, 1e-3)
+    assert 0 < meter.costs().batch_seconds < 1e-4, "less than their share is none, not unmeasured"

@@ -453,14 +453,13 @@ class Knowing(CostMeter):
 
     def costs(self):
         known = Costs(1e-3, 1e-3, 1e-6) if self._prefill else Costs()
-        return replace(known, batch_tokens=self._batch)
+        return replace(known, batch_tokens=64)
 
 
 def test_what_the_first_batches_measure_decides_the_cuts_near_the_end(open_model):
     """Planned before anything is known, cut as by somebody who knew: later than the batch that told."""
     llm = open_model(n_batch=64, n_ctx=1024)
     llm._keeper.meter = meter = Knowing(64)
-    meter._batch = 64
     prompt = (ONE * 8)[:600]
     take(llm, prompt)
     turn = llm._turn
