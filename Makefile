@@ -18,7 +18,7 @@ help: ## list the targets
 venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this package with its shim
 
 demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
-	$(BIN)/python -m llamahybrid.harness.demo
+	$(BIN)/python -m llamahybrid.evaluate.demo
 
 # Pure Python runs once, on stock; what touches native code, once more on the patched engine.
 test: test-stock ## lint, types, the whole suite, and its native part again on the patched engine
@@ -37,23 +37,23 @@ lint: venv ## ruff and mypy
 	$(BIN)/mypy
 
 fuzz: venv ## random histories, threads, streams, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
-	$(BIN)/python -m llamahybrid.harness.fuzz --seconds $(TIME)
-	$(BIN)/python -m llamahybrid.harness.cancel_fuzz --seconds $(TIME)
-	$(BIN)/python -m llamahybrid.harness.thread_fuzz --seconds $(TIME)
-	$(BIN)/python -m llamahybrid.harness.interrupt_fuzz --seconds $(TIME)
-	$(BIN)/python -m llamahybrid.harness.stream_fuzz --seconds $(TIME)
-	$(BIN)/python -m llamahybrid.harness.signal_fuzz --seconds $(TIME)
-	$(BIN)/python -m llamahybrid.harness.line_fuzz --seconds $(TIME)
-	$(BIN)/python -m llamahybrid.harness.blob_fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.cancel_fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.thread_fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.interrupt_fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.stream_fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.signal_fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.line_fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid" 2>/dev/null; then \
-		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m llamahybrid.harness.blob_fuzz --native --seconds $(TIME); \
+		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.blob_fuzz --native --seconds $(TIME); \
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
-	$(BIN)/python -m llamahybrid.harness.disk_fuzz --kills $(KILLS) --seconds 60 --faults $(KILLS)
-	$(BIN)/python -m llamahybrid.harness.draft_fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60 --faults $(KILLS)
+	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
 soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget
-	$(BIN)/python -m llamahybrid.harness.soak --seconds $(TIME)
-	$(BIN)/python -m llamahybrid.harness.footprint
+	$(BIN)/python -m tests.lab.soak --seconds $(TIME)
+	$(BIN)/python -m tests.lab.footprint
 
 bench: venv ## overhead against stock, and what drafts gain
 	$(BIN)/python benchmarks/overhead.py

@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from llamahybrid.harness.crowds import CROWDS
-from llamahybrid.harness.oracle import least_decodes
-from llamahybrid.harness.pretend import (
+from llamahybrid.evaluate.crowds import CROWDS
+from llamahybrid.evaluate.oracle import least_decodes
+from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, Workload, long_prompt, mid_generation, raw
+from tests.lab.pretend import (
     ON_A_GPU,
     QWEN36_27B,
     Ours,
@@ -36,7 +37,6 @@ from llamahybrid.harness.pretend import (
     interleaved,
     play,
 )
-from llamahybrid.harness.workloads import TOKEN_WORKLOADS, Workload, long_prompt, mid_generation, raw
 
 GIB = 1 << 30
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from llamahybrid.harness.tables import machine
+from llamahybrid.evaluate.tables import machine
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_shelf import Shelf

@@ -1,6 +1,6 @@
 """What a schedule for any sizes loses: tokens decoded over the least possible, conversations of random sizes.
 
-Draws of `harness.draws` on a Qwen3.5-architecture model of about 100M parameters, by llama.cpp's own
+Draws of `tests.lab.draws` on a Qwen3.5-architecture model of about 100M parameters, by llama.cpp's own
 counters. Raw tokens; requests that have nothing to reuse are left out, the first divergence counts. `--tiny`
 runs them on one of 7 MB that is told what was measured on the large one (`--costs`): the same decisions in
 far less time. `--simulate` plays them with tokens alone. `--longest` caps first prompts; say so with figures.
@@ -22,15 +22,15 @@ from statistics import fmean
 from typing import Any
 
 from llamahybrid import Llama
-from llamahybrid.harness.compare import RealCosts
-from llamahybrid.harness.conversation import Conversation, Record, converse
-from llamahybrid.harness.draws import Draw, Words, named, ratio
-from llamahybrid.harness.pretend import Ours, PretendSpeech, Scale, play
-from llamahybrid.harness.quiet import silence
-from llamahybrid.harness.server_rules import Sizes
-from llamahybrid.harness.speech import Speech
-from llamahybrid.harness.tables import machine
+from llamahybrid.evaluate.compare import RealCosts
+from llamahybrid.evaluate.conversation import Conversation, Record, converse
+from llamahybrid.evaluate.quiet import silence
+from llamahybrid.evaluate.speech import Speech
+from llamahybrid.evaluate.tables import machine
 from llamahybrid.prompt_cache import Costs, PromptCache
+from tests.lab.draws import Draw, Words, named, ratio
+from tests.lab.pretend import Ours, PretendSpeech, Scale, play
+from tests.lab.server_rules import Sizes
 
 # isort: split
 from rich.console import Console

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from llamahybrid.harness.contest import MODERATE, POLICIES, SLOTS, Cell, SmallTree, cells, small_trees
-from llamahybrid.harness.replay import LARGE
-from llamahybrid.harness.tables import machine
-from llamahybrid.harness.traces import FAMILIES
+from llamahybrid.evaluate.tables import machine
+from tests.lab.contest import MODERATE, POLICIES, SLOTS, Cell, SmallTree, cells, small_trees
+from tests.lab.replay import LARGE
+from tests.lab.traces import FAMILIES
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

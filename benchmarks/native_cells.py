@@ -51,7 +51,7 @@ class Cells:
     """A cache of `n` cells, filled from the first 256 under other positions."""
 
     def __init__(self, model: str, n: int) -> None:
-        from llamahybrid.harness.hazards.bench import Bench, lib
+        from llamahybrid.hazards.bench import Bench, lib
 
         self.n, self.lib = n, lib._lib
         shape = {"n_ctx": n, "n_ubatch": STEP, "n_seq_max": 2, "kv_unified": True}
@@ -148,7 +148,7 @@ def main(rounds: int, n: int, patched: str) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from llamahybrid.harness.tables import machine
+    from llamahybrid.evaluate.tables import machine
     from llamahybrid.tiny import make
 
     found: dict[str, list[dict[str, float]]] = {"stock": [], patched: []}

@@ -3,7 +3,7 @@
 Every workload on every kind of memory, once with message starts that the vocabulary marks and once as raw
 tokens; the first, cold request is left out. Sliding windows are 16 tokens, with `swa_full=False` and batches
 small enough for the cache to throw cells away. Models are tiny, but costs are taken to be a real one's
-(`harness.compare.REAL`): they decide how near checkpoints lie.
+(`llamahybrid.evaluate.compare.REAL`): they decide how near checkpoints lie.
 Run: python benchmarks/ratios.py [--arch ARCH ...] [--workload NAME ...] [--no-stock] [--json FILE]
 Once per engine, as LLAMAHYBRID_ENGINE says; exits with 1 where a bound is missed.
 """
@@ -23,12 +23,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from llamahybrid.engine.activation import loaded_from, stock
-from llamahybrid.harness.compare import WORKLOADS, Comparer, Stock, with_real_costs
-from llamahybrid.harness.quiet import silence
-from llamahybrid.harness.subjects import SUBJECTS, Subject
-from llamahybrid.harness.tables import machine
-from llamahybrid.harness.workloads import Workload, long_prompt, raw
+from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Stock, with_real_costs
+from llamahybrid.evaluate.quiet import silence
+from llamahybrid.evaluate.tables import machine
+from llamahybrid.evaluate.workloads import Workload, long_prompt, raw
 from llamahybrid.tiny import make
+from tests.lab.subjects import SUBJECTS, Subject
 
 ENGINE = "stock" if loaded_from() == stock() else "patched"
 

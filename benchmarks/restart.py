@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.harness.tables import machine
+from llamahybrid.evaluate.tables import machine
 from llamahybrid.tiny import make
 
 TARGET = 0.15

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llamahybrid import Llama
-from llamahybrid.harness.tables import machine
-from llamahybrid.live.sequence import LiveSequence
+from llamahybrid.evaluate.tables import machine
+from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.tiny import make
 

@@ -26,8 +26,8 @@ from llamahybrid.errors import (
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
-    from llamahybrid.model_draft import ModelDraft
     from llamahybrid.prompt_cache import PromptCache
+    from llamahybrid.speculation.model_draft import ModelDraft
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ activate()
 
 _HOMES = {
     "Llama": "llamahybrid.llama",
-    "ModelDraft": "llamahybrid.model_draft",
+    "ModelDraft": "llamahybrid.speculation.model_draft",
     "PromptCache": "llamahybrid.prompt_cache",
 }
 

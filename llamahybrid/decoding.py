@@ -14,13 +14,13 @@ import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as native
 
-from .errors import ContextOverflow, DecodeError
-from .live.gate import RequestGate
-from .live.native_calls import Outputs
-from .live.speculative import Drafts
-from .live.turn import Keeper, Turn
-from .prompt_cache.base import Tokens
-from .report import RequestReport
+from llamahybrid.capi.calls import Outputs
+from llamahybrid.errors import ContextOverflow, DecodeError
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.report import RequestReport
+from llamahybrid.request.runner import Keeper, Turn
+from llamahybrid.speculation.drafts import Drafts
 
 
 class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]

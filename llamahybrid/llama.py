@@ -17,29 +17,35 @@ import llama_cpp
 import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from .decoding import DecodingLlama
-from .errors import ContextOverflow, LlamaHybridError, RequestCancelled, RequestSuperseded, SnapshotError
-from .live.adapters import follow
-from .live.belief import common_prefix
-from .live.boundaries import Boundaries
-from .live.context import GuardedContext
-from .live.cost import CostMeter
-from .live.finalisers import collecting
-from .live.fingerprint import Computation, settings
-from .live.gate import Ticket
-from .live.memory import probe
-from .live.model_files import ModelFiles
-from .live.remembered import RememberedCosts
-from .live.sequence import LiveSequence
-from .live.snapshot import HEADER_BYTES
-from .live.speculative import Drafts
-from .live.turn import Keeper, Turn
-from .native import library
-from .prompt_cache import PromptCache
-from .prompt_cache.base import Costs, Tokens
-from .report import RequestReport
-from .requests import RequestHandle, Requests, made_with
-from .upstream_state import UsefulStates, adopt_state, check_state, fit_scores, seal_state
+from llamahybrid.capi.shim import library
+from llamahybrid.decoding import DecodingLlama
+from llamahybrid.errors import (
+    ContextOverflow,
+    LlamaHybridError,
+    RequestCancelled,
+    RequestSuperseded,
+    SnapshotError,
+)
+from llamahybrid.memory.adapters import follow
+from llamahybrid.memory.context import GuardedContext
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.fingerprint import Computation, settings
+from llamahybrid.memory.model_files import ModelFiles
+from llamahybrid.memory.profile import probe
+from llamahybrid.memory.remembered_costs import RememberedCosts
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.snapshot import HEADER_BYTES
+from llamahybrid.memory.state import common_prefix
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.base import Costs, Tokens
+from llamahybrid.request.boundaries import Boundaries
+from llamahybrid.request.finalisers import collecting
+from llamahybrid.request.gate import Ticket
+from llamahybrid.request.report import RequestReport
+from llamahybrid.request.requests import RequestHandle, Requests, made_with
+from llamahybrid.request.runner import Keeper, Turn
+from llamahybrid.saved_state import UsefulStates, adopt_state, check_state, fit_scores, seal_state
+from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 _COMPLETE = inspect.signature(llama_cpp.Llama._create_completion)

@@ -59,15 +59,18 @@ def lose_cells() -> Callable[[Any, int, int], None]:
 
 
 _NATIVE = (
+    "campaigns",
+    "capi",
+    "cli/test_front.py",
     "differential",
-    "harness",
-    "live",
+    "evaluate",
+    "memory",
     "patches",
-    "speculative",
-    "upstream",
+    "request",
+    "speculation",
     "test_llama.py",
-    "test_native.py",
     "test_tiny.py",
+    "upstream",
 )
 
 
@@ -75,7 +78,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what runs llama.cpp as `native`: such tests run once per engine, all others once."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] in _NATIVE:
+        parts = item.path.relative_to(here).parts
+        if parts[0] in _NATIVE or "/".join(parts[:2]) in _NATIVE:
             item.add_marker("native")
 
 

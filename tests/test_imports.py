@@ -27,13 +27,13 @@ def test_building_the_engine_needs_platformdirs_and_rich_only() -> None:
 
 
 def test_the_shim_is_bound_only_when_asked_for() -> None:
-    assert "llama_cpp" not in loaded_after("import llamahybrid.native")
+    assert "llama_cpp" not in loaded_after("import llamahybrid.capi.shim")
 
 
 def test_the_prompt_cache_stands_apart() -> None:
     loaded = loaded_after("from llamahybrid import PromptCache")
     assert "llamahybrid.prompt_cache" in loaded
-    assert not [name for name in loaded if name.startswith(("llama_cpp", "llamahybrid.live"))]
+    assert not [name for name in loaded if name.startswith(("llama_cpp", "llamahybrid.memory"))]
 
 
 @pytest.mark.parametrize("name", llamahybrid.__all__)

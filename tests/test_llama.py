@@ -12,14 +12,8 @@ import xxhash
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.errors import (
-    Busy,
-    ContextOverflow,
-    DecodeError,
-    LlamaHybridError,
-    SnapshotError,
-)
-from llamahybrid.harness.counters import DecodeCounter
+from llamahybrid.errors import Busy, ContextOverflow, DecodeError, LlamaHybridError, SnapshotError
+from llamahybrid.evaluate.counters import DecodeCounter
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]

@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid import UnknownArchitecture, tiny
+from llamahybrid.capi.gguf import Gguf, _native, quiet
 from llamahybrid.cli import app
 from llamahybrid.errors import EngineError
-from llamahybrid.tiny_native import Gguf, _native, quiet
 
 TinyModel: TypeAlias = Callable[..., Path]
 

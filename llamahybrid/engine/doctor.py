@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamahybrid import native
+from llamahybrid.capi import shim as native
 from llamahybrid.engine import activation, backends, choice, installed, loading, sdist, symbols
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.installed import Engine

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import xxhash
 
-from llamahybrid.content import Signature, digest
 from llamahybrid.engine.activation import loaded_from
+from llamahybrid.memory.content import Signature, digest
 
 _OURS = re.compile(r"(lib)?(llama|ggml)[^/\\]*\.(so|dylib|dll)[.\d]*")
 _DELETED = " (deleted)"

@@ -38,7 +38,7 @@ def optional(folder: Path) -> tuple[str, ...]:
     Raises:
         EngineError: it cannot be loaded, and that is not for want of a GPU's driver.
     """
-    from llamahybrid.native import OPTIONAL
+    from llamahybrid.capi.shim import OPTIONAL
 
     path = str(installed.library(folder, "llama"))
     run = subprocess.run(
@@ -60,7 +60,7 @@ def optional(folder: Path) -> tuple[str, ...]:
 
 def named(folder: Path) -> tuple[str, ...]:
     """The same as the file says, which is not loaded; empty where that cannot be read."""
-    from llamahybrid.native import OPTIONAL
+    from llamahybrid.capi.shim import OPTIONAL
 
     path = installed.library(folder, "llama")
     try:

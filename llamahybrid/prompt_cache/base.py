@@ -1,6 +1,6 @@
 """What a prompt cache is: the words, the plain data it takes and gives, and its interface.
 
-Nothing in this package imports llama_cpp or `llamahybrid.live`: tokens, numbers and opaque bytes only.
+Nothing in this package imports llama_cpp or `llamahybrid.memory`: tokens, numbers and opaque bytes only.
 A *checkpoint* is a token position whose exact state can be restored; its *snapshot* is the bytes.
 """
 

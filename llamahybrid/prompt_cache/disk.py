@@ -21,15 +21,7 @@ from typing import BinaryIO
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.disk_folder import SHARDS, check_owner, claim, opened
-from llamahybrid.prompt_cache.records import (
-    KEY,
-    Head,
-    Record,
-    read_head,
-    read_ids,
-    read_record,
-    tokens_of,
-)
+from llamahybrid.prompt_cache.records import KEY, Head, Record, read_head, read_ids, read_record, tokens_of
 
 SUFFIX = ".record"
 ORPHAN_SECONDS = 3600

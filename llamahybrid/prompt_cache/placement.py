@@ -10,14 +10,7 @@ import math
 from collections.abc import Iterator
 
 from llamahybrid.prompt_cache.base import Costs, Outline
-from llamahybrid.prompt_cache.ladder import (
-    MARKED,
-    MARKED_ENDS,
-    MIN_SPACING,
-    RATIOS,
-    batch_ends,
-    ladder,
-)
+from llamahybrid.prompt_cache.ladder import MARKED, MARKED_ENDS, MIN_SPACING, RATIOS, batch_ends, ladder
 
 SHORT_SHARE = 0.10
 """Of a short prefill that cuts may cost: what is lost on one decides the most of a short conversation."""

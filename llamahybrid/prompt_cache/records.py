@@ -8,7 +8,7 @@ Layout, little endian: a head of 176 bytes, the ids of the whole prefix (int32),
 
 `base`: where another record's prefix ended when this one was written. Who knows that prefix reads the ids
 from there on only, so that an index is read in time proportional to its distinct tokens. The payload is what
-the RAM tier holds: an envelope of `live/snapshot.py`, opaque here.
+the RAM tier holds: an envelope of `memory/snapshot.py`, opaque here.
 """
 
 from __future__ import annotations

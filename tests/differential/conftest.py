@@ -14,7 +14,7 @@ import llamahybrid
 # isort: split
 import llama_cpp
 
-from llamahybrid.harness.reference import SETTINGS, Reference, Setting
+from tests.lab.reference import SETTINGS, Reference, Setting
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Damaged and foreign state in small: `harness.blob_fuzz` finds nothing, and would find something."""
+"""Damaged and foreign state in small: `lab.blob_fuzz` finds nothing, and would find something."""
 
 import copy
 import dataclasses
@@ -8,11 +8,11 @@ import random
 import numpy as np
 import pytest
 
-from llamahybrid import upstream_state
-from llamahybrid.harness import blob_fuzz
-from llamahybrid.harness.blob_fuzz import Damage, at_the_library, batch, mutated, through_api
-from llamahybrid.live import paging, sequence
-from llamahybrid.live.snapshot import HEADER_BYTES, SnapshotInfo, open_snapshot
+from llamahybrid import saved_state as upstream_state
+from llamahybrid.memory import paging, sequence
+from llamahybrid.memory.snapshot import HEADER_BYTES, SnapshotInfo, open_snapshot
+from tests.lab import blob_fuzz
+from tests.lab.blob_fuzz import Damage, at_the_library, batch, mutated, through_api
 
 PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
 

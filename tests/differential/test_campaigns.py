@@ -9,12 +9,12 @@ from rich.console import Console
 
 import llamahybrid
 from llamahybrid.errors import DecodeError, RequestCancelled
-from llamahybrid.harness import cancel_fuzz
-from llamahybrid.harness.differential import Mismatch
-from llamahybrid.harness.fuzz import campaign, generative, trials
-from llamahybrid.harness.soak import WARM_UP, soak
-from llamahybrid.live.gate import RequestGate
-from llamahybrid.live.sequence import LiveSequence
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.request.gate import RequestGate
+from tests.lab import cancel_fuzz
+from tests.lab.differential import Mismatch
+from tests.lab.fuzz import campaign, generative, trials
+from tests.lab.soak import WARM_UP, soak
 
 LEAK = 4 << 20
 

@@ -9,9 +9,10 @@ import pytest
 from llama_cpp import llama_cpp as native
 
 import llamahybrid
-from llamahybrid.harness.differential import Mismatch, Verdict, check, run
-from llamahybrid.harness.fuzz import generative
-from llamahybrid.harness.history import (
+from llamahybrid.capi.gguf import Gguf, Shape
+from tests.lab.differential import Mismatch, Verdict, check, run
+from tests.lab.fuzz import generative
+from tests.lab.history import (
     Again,
     Append,
     Ask,
@@ -27,8 +28,7 @@ from llamahybrid.harness.history import (
     Unrelated,
     random_history,
 )
-from llamahybrid.harness.reference import SETTINGS, Reference, Setting, difference, settings_for
-from llamahybrid.tiny_native import Gguf, Shape
+from tests.lab.reference import SETTINGS, Reference, Setting, difference, settings_for
 
 HISTORIES = 8
 SETTING = {setting.name: setting for setting in SETTINGS}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.errors import DecodeError, RequestSuperseded
-from llamahybrid.harness.reference import SETTINGS
+from tests.lab.reference import SETTINGS
 
 SIDE = 4  # an "image" is SIDE x SIDE embeddings: 16 cells, with M-RoPE at 4 positions
 

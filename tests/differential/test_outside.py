@@ -6,7 +6,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid.harness.reference import difference
+from tests.lab.reference import difference
 
 
 def raw_decode(llm, tokens, start):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid import native
+from llamahybrid.capi import shim as native
 from llamahybrid.engine import activation, elf, installed, symbols
 from llamahybrid.errors import EngineError
 

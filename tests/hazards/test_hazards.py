@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from llamahybrid.cli import app
 from llamahybrid.errors import EngineError, UnknownArchitecture
-from llamahybrid.harness.hazards import report, runner
-from llamahybrid.harness.hazards.catalogue import PROBES, find
-from llamahybrid.harness.hazards.probe import QWEN35, NotApplicable, Outcome, Verdict
+from llamahybrid.hazards import report, runner
+from llamahybrid.hazards.catalogue import PROBES, find
+from llamahybrid.hazards.probe import QWEN35, NotApplicable, Outcome, Verdict
 
 PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
 
@@ -70,7 +70,7 @@ def test_hybrids_without_gaps_in_positions_lose_an_inner_range_too(stock, arch):
 
 
 def test_a_gap_is_judged_by_the_range_of_a_clean_row():
-    from llamahybrid.harness.hazards.bench import gap
+    from llamahybrid.hazards.bench import gap
 
     row = np.array([0, 100], np.float32)
     assert gap(row + np.float32(0.005), row).exact

@@ -11,8 +11,8 @@ import json
 import sys
 from typing import Any
 
-from llamahybrid.harness.hazards import bench
-from llamahybrid.harness.hazards.bench import FULL, ON_DEVICE, PARTIAL, Bench, Logits, gap, lib
+from llamahybrid.hazards import bench
+from llamahybrid.hazards.bench import FULL, ON_DEVICE, PARTIAL, Bench, Logits, gap, lib
 
 __all__ = ["EXACT", "FULL", "ON_DEVICE", "PARTIAL", "Context", "continued", "difference", "fresh", "lib"]
 
@@ -33,7 +33,7 @@ class Context(bench.Context):
         self.path = path
 
     def feed(self, begin: int, end: int, seq: int = 0, *, text: int | None = None, chunk: int = 256) -> int:
-        """As the harness does, by default with a text of its own for each sequence."""
+        """As the hazard catalogue does, by default with a text of its own for each sequence."""
         return super().feed(begin, end, seq, text=seq if text is None else text, chunk=chunk)
 
     def has_logits(self) -> bool:

@@ -1,6 +1,6 @@
 """Tiny models that only the patches need: attention with an indexer, and a draft on another model's memory.
 
-Hyper-parameters as in `llamahybrid.tiny_specs`; `get_gguf_ctx` in tests/test-llama-archs.cpp of llama.cpp has
+Hyper-parameters as in `llamahybrid.tiny.specs`; `get_gguf_ctx` in tests/test-llama-archs.cpp of llama.cpp has
 others that work. The draft (gemma4-assistant) cannot be asked for its tensors without a file, so they are
 named here, as src/models/gemma4-assistant.cpp creates them.
 """
@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamahybrid import tiny, tiny_specs
-from llamahybrid.tiny_native import Gguf, Shape
-from llamahybrid.tiny_specs import Dims, Hparams
-from llamahybrid.tiny_vocab import vocabulary
+from llamahybrid import tiny
+from llamahybrid.capi.gguf import Gguf, Shape
+from llamahybrid.tiny import specs as tiny_specs
+from llamahybrid.tiny.specs import Dims, Hparams
+from llamahybrid.tiny.vocab import vocabulary
 
 
 def _latent_with_indexer(d: Dims) -> Hparams:

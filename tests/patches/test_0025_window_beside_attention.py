@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from capi import EXACT, PARTIAL, Context, continued, lib
 
-from llamahybrid.harness.hazards.bench import load_range, save_range
-from llamahybrid.harness.hazards.probe import NotApplicable
+from llamahybrid.hazards.bench import load_range, save_range
+from llamahybrid.hazards.probe import NotApplicable
 
 SMALL = {"swa_full": False, "n_ubatch": 32}
 SHARED = {**SMALL, "n_seq_max": 2, "kv_unified": True}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamahybrid.harness.fake_engine import CHEAP, FakeEngine, Kind
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache
+from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 
 SLOW = replace(CHEAP, token_seconds=100.0, prefill_seconds=10.0)
 """Decoding costs so much that reading is always worth it."""

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llamahybrid.harness.fake_engine import FakeEngine, Kind
 from llamahybrid.prompt_cache import Checkpoint, Costs, NaivePromptCache, Plan, PromptCache
+from tests.lab.fake_engine import FakeEngine, Kind
 
 AMPLE = 1 << 26
 LONGEST = 120

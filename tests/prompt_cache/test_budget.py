@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.harness.fake_engine import FakeEngine
 from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, ram
 from llamahybrid.prompt_cache.base import Tokens
+from tests.lab.fake_engine import FakeEngine
 
 SIZE = 1000
 NO_COSTS = Costs()

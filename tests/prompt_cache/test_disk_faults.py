@@ -16,12 +16,12 @@ import pytest
 import xxhash
 
 from llamahybrid.errors import FolderRefused, RecordError
-from llamahybrid.harness import disk_faults
-from llamahybrid.harness.fake_engine import FakeEngine
 from llamahybrid.prompt_cache import PromptCache, disk, disk_shelf, records
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER, old_files, remove_old
 from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack, path_digest
+from tests.lab import disk_faults
+from tests.lab.fake_engine import FakeEngine
 
 from .asking import SLOW, A, B, C, ask, everything, files
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamahybrid.harness import disk_fuzz
-from llamahybrid.harness.fake_engine import FakeEngine, Kind
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.records import read_head
+from tests.lab import disk_fuzz
+from tests.lab.fake_engine import FakeEngine, Kind
 
 from .asking import SLOW, A, B, C, ask, files
 
@@ -256,8 +256,8 @@ def test_a_full_disk_for_real(folder: Path) -> None:
     code = f"""
 import logging, random, resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from llamahybrid.harness import disk_fuzz
-from llamahybrid.harness.fake_engine import CHEAP, FakeEngine, Kind
+from tests.lab import disk_fuzz
+from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 from llamahybrid.prompt_cache.cache import PromptCache
 cache, rng = PromptCache(1 << 26, {str(folder)!r}, 1 << 40), random.Random(5)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

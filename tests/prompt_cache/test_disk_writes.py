@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamahybrid.harness.fake_engine import FakeEngine
 from llamahybrid.prompt_cache import PromptCache, disk_tier, write_behind, write_policy
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
 from llamahybrid.prompt_cache.write_policy import WriteBudget
+from tests.lab.fake_engine import FakeEngine
 
 from .asking import SLOW, A, B, C, ask, everything, files
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.harness import offline
-from llamahybrid.harness.contest import Cell, SmallTree
-from llamahybrid.harness.policies import Lru
-from llamahybrid.harness.replay import LARGE, RECURRENT, SCALE, SMALL, Player, Sizes
-from llamahybrid.harness.traces import FAMILIES, Ask
 from llamahybrid.prompt_cache import Checkpoint, PromptCache, eviction, worth
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.eviction import ByWorth, Tail
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.worth import Worth, freed
+from tests.lab import offline
+from tests.lab.contest import Cell, SmallTree
+from tests.lab.policies import Lru
+from tests.lab.replay import LARGE, RECURRENT, SCALE, SMALL, Player, Sizes
+from tests.lab.traces import FAMILIES, Ask
 
 from .test_budget import NO_COSTS, SIZE, fill, kept, view
 

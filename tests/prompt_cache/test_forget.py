@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.harness.fake_engine import FakeEngine, Kind
 from llamahybrid.prompt_cache import BasePromptCache, Costs, NaivePromptCache, PromptCache
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
+from tests.lab.fake_engine import FakeEngine, Kind
 
 AMPLE = 1 << 22
 SECRET = list(range(1000, 1200))

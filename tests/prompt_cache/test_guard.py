@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.harness import interrupt_fuzz
-from llamahybrid.harness.fake_engine import FakeEngine
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache, ram_cache
 from llamahybrid.prompt_cache.base import Segment, Tokens
 from llamahybrid.prompt_cache.eviction import ByWorth
@@ -23,6 +21,8 @@ from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.ram import BufferPool
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
+from tests.lab import interrupt_fuzz
+from tests.lab.fake_engine import FakeEngine
 
 AMPLE = 1 << 22
 CHAT = list(range(100, 300))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llamahybrid.harness.fake_engine import FakeEngine, Kind
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.nodes import common_prefix
+from tests.lab.fake_engine import FakeEngine, Kind
 
 from .workloads import WORKLOADS, Turn, shortened_answer
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamahybrid.live.cost import CostMeter
+from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache import Costs, final_due, next_decode_checkpoint, placement
 from llamahybrid.prompt_cache.base import Outline
 from llamahybrid.prompt_cache.ladder import GRAIN, MIN_SPACING, RATIOS, batch_ends, ladder, rungs

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.harness.soak import resident_bytes
 from llamahybrid.prompt_cache import ram
+from tests.lab.soak import resident_bytes
 
 MIB = 1 << 20
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llamahybrid.harness.fake_engine import FakeEngine, Kind, logits_of
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Logits
+from tests.lab.fake_engine import FakeEngine, Kind, logits_of
 
 from .workloads import Chat
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.harness.fake_engine import FakeEngine
 from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.selection import reachable
 from llamahybrid.prompt_cache.tree import Tree
+from tests.lab.fake_engine import FakeEngine
 
 ENGINE = FakeEngine(PromptCache(0))
 """Makes segments, cuts them and tells what is in them."""

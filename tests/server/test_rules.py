@@ -12,10 +12,10 @@ from llama_server import LlamaServer
 
 from llamahybrid import Llama
 from llamahybrid.engine.server import Servers
-from llamahybrid.harness.compare import WORKLOADS
-from llamahybrid.harness.conversation import Answer, Conversation, Request
-from llamahybrid.harness.server_rules import ServerRules, Sizes
-from llamahybrid.harness.speech import Speech
+from llamahybrid.evaluate.compare import WORKLOADS
+from llamahybrid.evaluate.conversation import Answer, Conversation, Request
+from llamahybrid.evaluate.speech import Speech
+from tests.lab.server_rules import ServerRules, Sizes
 
 TOLD = ("thinking stripped", "edit a middle message", "tool calls and pages", "mid-generation")
 CROWDS = ("four users", "shared system prompt", "few-shot", "document questions", "two agents")

@@ -1,0 +1,201 @@
+"""NativeContext: the few native calls that read or change one context's memory, sequence 0 only.
+
+Everything is checked by the caller (`LiveSequence`); here are no beliefs, just typed calls without
+Python loops. Hazards that are avoided by construction (sequence -1, ids out of range, empty batches)
+are described in llama.cpp at src/llama-memory-recurrent.cpp:172 and src/llama-kv-cache.cpp:678.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from llama_cpp import llama_cpp
+
+from llamahybrid.capi.shim import library
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+    from llamahybrid.capi.shim import Stop
+    from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+
+SEQ = 0
+PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+FULL = 0
+
+Outputs = Literal["none", "last", "all"]
+
+
+class TokenBatch:
+    """A native batch over arrays of our own: what `LlamaContext.decode` takes, without Python loops.
+
+    Made once and filled again for every decode. Sequence ids are left NULL, which the library reads as
+    sequence 0 (src/llama-batch.cpp).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._tokens = np.zeros(capacity, dtype=np.int32)
+        self._positions = np.zeros(capacity, dtype=np.int32)
+        self._outputs = np.zeros(capacity, dtype=np.int8)
+        self.batch = llama_cpp.llama_batch(
+            0,
+            self._tokens.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+            None,
+            self._positions.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
+            None,
+            None,
+            self._outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs) -> None:
+        """Put tokens, at most `capacity` of them, at consecutive positions."""
+        n = len(tokens)
+        self._tokens[:n] = tokens
+        if n == 1:  # the hot path
+            self._positions[0] = first_position
+            self._outputs[0] = outputs != "none"
+        else:
+            self._positions[:n] = np.arange(first_position, first_position + n)
+            self._outputs[:n] = outputs == "all"
+            if outputs == "last":
+                self._outputs[n - 1] = 1
+        self.batch.n_tokens = n
+
+    def n_tokens(self) -> int:
+        """Tokens in the batch."""
+        return int(self.batch.n_tokens)
+
+
+class NativeContext:
+    """Typed native calls on one context."""
+
+    def __init__(self, ctx: LlamaContext) -> None:
+        self._ctx = ctx
+        self._batch = TokenBatch(int(llama_cpp.llama_n_batch(ctx.ctx)))
+
+    @property
+    def _pointer(self) -> Any:
+        if self._ctx.ctx is None:
+            raise RuntimeError("the context is closed")
+        return self._ctx.ctx
+
+    @property
+    def has_memory(self) -> bool:
+        """The context keeps anything between batches."""
+        return self._ctx.memory is not None
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens the context takes, as padded by the library."""
+        return int(llama_cpp.llama_n_ctx(self._pointer))
+
+    def decode(self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs) -> None:
+        """Decode through the context object, so that whoever wraps its `decode` sees every batch.
+
+        Raises RuntimeError naming the native result when it is not 0.
+        """
+        call = getattr(self._ctx, "call", None)
+        if call is not None:
+            call.forget()
+        self._batch.fill(tokens, first_position, outputs)
+        self._ctx.decode(self._batch)
+
+    def last_result(self) -> int | None:
+        """What the last decode returned, or `native.NOT_RUN`; None where that is not known (no shim)."""
+        call = getattr(self._ctx, "call", None)
+        return None if call is None else int(call.result)
+
+    def set_stop(self, stop: Stop) -> bool:
+        """Let `stop` end decodes from inside; False where the library cannot."""
+        return library().set_stop(self._pointer, stop)
+
+    def synchronize(self) -> None:
+        """Wait for queued computation."""
+        llama_cpp.llama_synchronize(self._pointer)
+
+    def positions(self) -> tuple[int, int]:
+        """(pos_min, pos_max) of the sequence; (-1, -1) when it is empty."""
+        memory = self._ctx.memory
+        return (
+            int(llama_cpp.llama_memory_seq_pos_min(memory, SEQ)),
+            int(llama_cpp.llama_memory_seq_pos_max(memory, SEQ)),
+        )
+
+    def planes(self) -> int:
+        """Rollback planes of the context (`n_rs_seq`): 0 where the library or the architecture has none."""
+        if "llama_n_rs_seq" not in library().optional:
+            return 0
+        return int(llama_cpp.llama_n_rs_seq(self._pointer))
+
+    @property
+    def resizes_planes(self) -> bool:
+        """The library can change the number of rollback planes of a context in use."""
+        return "llama_set_n_rs_seq" in library().optional
+
+    def resize_planes(self, count: int) -> bool:
+        """Change the number of rollback planes; False, with nothing changed, where that cannot be.
+
+        Only where `resizes_planes`. A pending rollback is carried out.
+        """
+        return bool(_function("llama_set_n_rs_seq", ctypes.c_bool, ctypes.c_uint32)(self._pointer, count))
+
+    def memory_bytes(self) -> int:
+        """Bytes of the buffers of cells and states, on all devices; 0 where the library does not say."""
+        if "llama_get_memory_buffer_size" not in library().optional:
+            return 0
+        return int(_function("llama_get_memory_buffer_size", ctypes.c_size_t)(self._pointer))
+
+    def cut(self, position: int) -> bool:
+        """Remove the tail [position, end); False where the memory cannot."""
+        return bool(llama_cpp.llama_memory_seq_rm(self._ctx.memory, SEQ, position, -1))
+
+    def clear(self) -> None:
+        """Empty the memory and zero its buffers: the only cure for NaN that got into a state."""
+        llama_cpp.llama_memory_clear(self._ctx.memory, True)
+
+    def state_size(self, *, partial: bool) -> int:
+        """Bytes of the sequence's state."""
+        return int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, SEQ, PARTIAL if partial else FULL))
+
+    def save_partial(self, out: Bytes) -> int | None:
+        """Write the PARTIAL state into `out` (uint8, `state_size` long); its xxh3-64, None on failure."""
+        return library().save_state(self._pointer, out, SEQ, PARTIAL)
+
+    def load_partial(self, data: Bytes) -> bool:
+        """Read a PARTIAL state; False where it was refused (stock has destroyed the destination then)."""
+        return library().load_state(self._pointer, data, SEQ, PARTIAL)
+
+    def logits(self, n_vocab: int) -> Logits | None:
+        """The last output row as a view into native memory (valid until the next decode); None if none."""
+        pointer = llama_cpp.llama_get_logits_ith(self._pointer, -1)
+        if not pointer:
+            return None
+        rows: Logits = np.ctypeslib.as_array(pointer, shape=(n_vocab,))
+        return rows
+
+    def counters(self) -> tuple[float, ...]:
+        """Tokens and milliseconds decoded by this context, in batches and singly, by the library's count.
+
+        Time is told too because each count reads max(1, n) (src/llama-context.cpp:3470).
+        """
+        self.synchronize()
+        data = llama_cpp.llama_perf_context(self._pointer)
+        return data.n_p_eval, data.n_eval, data.t_p_eval_ms, data.t_eval_ms
+
+    def reset_counters(self) -> None:
+        """Start the library's counters and timings anew."""
+        self.synchronize()
+        llama_cpp.llama_perf_context_reset(self._pointer)
+
+
+@cache
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the patched library that takes a context first; llama_cpp declares none of these."""
+    function = getattr(llama_cpp._lib, name)
+    function.argtypes = [ctypes.c_void_p, *arguments]
+    function.restype = result
+    return function

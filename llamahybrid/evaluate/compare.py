@@ -1,0 +1,160 @@
+"""The same conversations on stock `llama_cpp.Llama` and on `llamahybrid.Llama`, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from llamahybrid.evaluate.chats import CHAT_WORKLOADS
+from llamahybrid.evaluate.conversation import Record, converse
+from llamahybrid.evaluate.crowds import CROWDS
+from llamahybrid.evaluate.oracle import least_decodes, oracle_ratio
+from llamahybrid.evaluate.speech import Speech
+from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, Workload
+from llamahybrid.llama import Llama
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.prompt_cache.base import Costs
+
+Stock = llama_cpp.Llama
+"""Upstream's class, on the engine that llamahybrid chose: who imports llama_cpp first gets another."""
+
+WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS)}
+
+REAL = Costs(token_seconds=10e-3, prefill_seconds=3e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
+"""Costs in the proportions of a real model. A tiny one decodes a token in the time of a snapshot, and then
+checkpoints within an answer come as rarely as the schedule allows."""
+
+
+class RealCosts(CostMeter):
+    """Says `real` as soon as something was measured, so that counts do not depend on the machine's speed."""
+
+    def __init__(self, batch_tokens: int, real: Costs = REAL) -> None:
+        super().__init__(batch_tokens)
+        self._real = real
+
+    def costs(self) -> Costs:
+        """The given ones, with this context's own sizes."""
+        measured = super().costs()
+        if not (measured.token_seconds and measured.prefill_seconds):
+            return measured
+        return replace(self._real, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
+
+
+def with_real_costs(**options: Any) -> Llama:
+    """A `Llama` that decides as it would if its model were a real one."""
+    llm = Llama(**options)
+    if llm._keeper is not None:
+        llm._keeper.meter = RealCosts(llm.n_batch)
+    return llm
+
+
+@dataclass(frozen=True)
+class Side:
+    """One implementation's way through a workload."""
+
+    records: Sequence[Record]
+    measured_from: int
+
+    @property
+    def measured(self) -> Sequence[Record]:
+        """The requests that count."""
+        return self.records[self.measured_from :]
+
+    @cached_property
+    def least(self) -> int:
+        """Least tokens the measured requests could decode."""
+        return sum(least_decodes(self.records)[self.measured_from :])
+
+    @property
+    def decoded(self) -> int:
+        """Tokens the measured requests decoded."""
+        return sum(record.decoded for record in self.measured)
+
+    @property
+    def ratio(self) -> float:
+        """Oracle ratio: decoded over least."""
+        return oracle_ratio(self.records, self.measured_from)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the measured requests."""
+        return sum(record.seconds for record in self.measured)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A workload on both implementations."""
+
+    workload: Workload
+    stock: Side
+    ours: Side
+
+    @property
+    def texts_equal(self) -> bool:
+        """Every request sampled the same tokens on both."""
+        return [r.generated for r in self.stock.records] == [r.generated for r in self.ours.records]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data: totals, and each request's tokens, counters and seconds."""
+        return {
+            "scenario": self.workload.name,
+            "texts_equal": self.texts_equal,
+            **{name: _side_json(side) for name, side in (("stock", self.stock), ("ours", self.ours))},
+        }
+
+
+def _side_json(side: Side) -> dict[str, Any]:
+    return {
+        "least": side.least,
+        "decoded": side.decoded,
+        "ratio": side.ratio,
+        "seconds": side.seconds,
+        "requests": [
+            {
+                "total": len(record.prompt),
+                "cached": record.cached,
+                "generated": len(record.generated),
+                "decoded": record.decoded,
+                "first_token_seconds": record.first_token_seconds,
+                "seconds": record.seconds,
+            }
+            for record in side.records
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Comparer:
+    """Runs workloads on one model; `options` go to both constructors, `progress` hears of each step."""
+
+    model: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[str], None] | None = None
+
+    def run(self, workload: Workload) -> Comparison:
+        """Run `workload` once on each, in fresh contexts."""
+        stock = self.side(Stock, workload, "stock")
+        return Comparison(workload, stock, self.side(Llama, workload, "ours"))
+
+    def side(self, llama: Callable[..., llama_cpp.Llama], workload: Workload, name: str = "") -> Side:
+        """Run `workload` on a fresh object made by `llama`."""
+
+        def told(record: Record) -> None:
+            if self.progress is not None:
+                self.progress(f"{workload.name}: {name}, prompt of {len(record.prompt):,} tokens done")
+
+        options = {"verbose": False, **self.options, "n_ctx": workload.n_ctx}
+        with closing(llama(model_path=str(self.model), **options)) as llm:
+            speech = Speech(llm, marked=workload.marked)
+            return Side(converse(llm, workload.start(speech), told), workload.measured_from)
+
+    def has_template(self) -> bool:
+        """The model brings a chat template, so that chat workloads can run."""
+        with closing(llama_cpp.Llama(str(self.model), vocab_only=True, verbose=False)) as llm:
+            return "tokenizer.chat_template" in llm.metadata

@@ -1,0 +1,23 @@
+"""All probes, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from llamahybrid.hazards import aborts, copies, crashes, rollback, state_blobs, windows
+from llamahybrid.hazards.probe import Probe
+
+PROBES: tuple[Probe, ...] = (
+    *rollback.PROBES,
+    *copies.PROBES,
+    *windows.PROBES,
+    *aborts.PROBES,
+    *state_blobs.PROBES,
+    *crashes.PROBES,
+)
+
+
+def find(name: str) -> Probe:
+    """The probe whose id is `name`; raises ValueError when there is none."""
+    for probe in PROBES:
+        if probe.id == name:
+            return probe
+    raise ValueError(f"no probe called {name}; there are: {', '.join(probe.id for probe in PROBES)}")

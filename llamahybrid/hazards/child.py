@@ -1,0 +1,59 @@
+"""The process that runs one probe: `python -m llamahybrid.hazards.child PROBE MODEL GPU_LAYERS`.
+
+Without arguments it only loads the library and says which one that is. Either way the last line on stdout is
+JSON; whatever else happens to this process is for `runner` to see.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from llamahybrid.hazards.probe import NotApplicable, Outcome, Verdict
+
+
+def _load() -> None:
+    """Load the chosen libllama first: the ggml libraries beside it must win over llama_cpp's own."""
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH")
+    if folder:
+        names = ("libllama.so", "libllama.dylib", "llama.dll")
+        ctypes.CDLL(str(next(path for name in names if (path := Path(folder) / name).exists())))
+
+
+def about() -> dict[str, str]:
+    """Which library is loaded, and what it was built with."""
+    from llama_cpp import llama_cpp
+
+    return {"path": llama_cpp._lib._name, "system": llama_cpp.llama_print_system_info().decode().strip()}
+
+
+def outcome(name: str, model: str, gpu_layers: int) -> dict[str, Any]:
+    """Run one probe on the model file at `model`."""
+    from llamahybrid.hazards.bench import Bench
+    from llamahybrid.hazards.catalogue import find
+
+    try:
+        return find(name).run(Bench(model, gpu_layers)).as_json()
+    except NotApplicable as error:
+        return Outcome(Verdict.NOT_APPLICABLE, str(error)).as_json()
+
+
+def _no_core_file() -> None:
+    """Processes are expected to die here: leave no core files about."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    if sys.platform != "win32":
+        _no_core_file()
+    _load()
+    result = outcome(sys.argv[1], sys.argv[2], int(sys.argv[3])) if len(sys.argv) > 1 else about()
+    sys.stdout.write("\n" + json.dumps(result) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # destructors of a context that was misused are no part of the question

@@ -1,0 +1,221 @@
+"""Arguments and blobs that end the whole process where an error would do."""
+
+from __future__ import annotations
+
+import struct
+
+from llamahybrid.hazards.bench import ON_DEVICE, PARTIAL, Bench, Context, memory_left
+from llamahybrid.hazards.probe import Model, NotApplicable, Outcome, Verdict, probe, refused, went_on
+
+_DEVICE = PARTIAL | ON_DEVICE
+_HEADER = struct.calcsize("<Ii")  # magic, sequence
+_DIED = Verdict.DIED
+
+
+def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -> Outcome:
+    """Offer a blob that no sound library takes, then go on at `length`, the live state's end."""
+    if context.load(blob, seq, flags):
+        return Outcome(Verdict.WRONG, "the restore returned success")
+    said = f"the restore returned 0, {context.last() + 1} tokens left"
+    return refused(context.goes_on_after_refusal(length), said)
+
+
+@probe(
+    "on-device-magic",
+    "ON_DEVICE blob without the magic",
+    site="llama-context.cpp:3229",
+    sound="refuses",
+    stock=_DIED,
+)
+def magic(bench: Bench) -> Outcome:
+    """Save on the device, restore 64 zero bytes with ON_DEVICE."""
+    bench.need_recurrent()
+    context = bench.context().grown(12)
+    context.save(flags=_DEVICE)
+    return _offered(context, b"\0" * 64, 0, _DEVICE, 12)
+
+
+@probe(
+    "on-device-other-context",
+    "ON_DEVICE blob of another context",
+    site="llama-context.cpp:3238",
+    sound="refuses",
+    stock=_DIED,
+)
+def other_context(bench: Bench) -> Outcome:
+    """Save on the device in one context, restore in another that never saved."""
+    bench.need_recurrent()
+    blob = bench.context().grown(12).save(flags=_DEVICE)
+    return _offered(bench.context().grown(12), blob, 0, _DEVICE, 12)
+
+
+@probe(
+    "on-device-flags",
+    "ON_DEVICE blobs, PARTIAL and full mixed",
+    site="llama-context.cpp:3026",
+    sound="refuses",
+    stock=_DIED,
+)
+def flags(bench: Bench) -> Outcome:
+    """Save PARTIAL, then full, on the device; restore the PARTIAL blob."""
+    bench.need_hybrid()
+    context = bench.context().grown(12)
+    blob = context.save(flags=_DEVICE)
+    context.save(flags=ON_DEVICE)
+    return _offered(context, blob, 0, _DEVICE, 12)
+
+
+@probe(
+    "on-device-trailing",
+    "ON_DEVICE blob with trailing bytes",
+    site="llama-context.cpp:3115",
+    sound="refuses",
+    stock=_DIED,
+)
+def trailing(bench: Bench) -> Outcome:
+    """Save on the device, restore the blob with four more bytes."""
+    bench.need_recurrent()
+    context = bench.context().grown(12)
+    return _offered(context, context.save(flags=_DEVICE) + b"\0" * 4, 0, _DEVICE, 12)
+
+
+@probe(
+    "on-device-all",
+    "Saving all sequences ON_DEVICE from several cell ranges",
+    site="llama-memory-recurrent.cpp:825",
+    sound="returns 0",
+    stock=_DIED,
+)
+def all_on_device(bench: Bench) -> Outcome:
+    """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
+    bench.need_recurrent()
+    context = bench.context(n_seq_max=3, kv_unified=True)
+    for seq in range(3):
+        context.grown(8, seq)
+    context.rm(1, -1, -1)
+    size = len(context.save(-1, _DEVICE))
+    return refused(context.goes_on(8), f"{size} bytes were saved")
+
+
+@probe(
+    "on-device-no-memory",
+    "No memory for an ON_DEVICE save",
+    site="llama-context.cpp:2920",
+    sound="returns 0",
+    stock=_DIED,
+)
+def device_memory(bench: Bench) -> Outcome:
+    """Save 4,000 tokens on the device with no memory left to the process; go on."""
+    bench.need_attention()
+    context = bench.context(n_ctx=4096, n_batch=4096).grown(4000, chunk=4000)
+    with memory_left(0):
+        saved = context.save(flags=ON_DEVICE)
+    if saved:
+        raise NotApplicable("the allocation did not fail")
+    return refused(context.goes_on(4000), "0 bytes were saved")
+
+
+@probe(
+    "two-recurrent-cells",
+    "A blob with two recurrent cells for one sequence",
+    site="llama-memory-recurrent.cpp:1035",
+    sound="refuses",
+    stock=_DIED,
+)
+def two_cells(bench: Bench) -> Outcome:
+    """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""
+    bench.need_recurrent()
+    context = bench.context(n_seq_max=2).grown(12)
+    blob = bytearray(context.save(flags=PARTIAL))
+    if len(blob) < _HEADER + 12 or struct.unpack_from("<I", blob, _HEADER) != (1,):
+        raise NotApplicable("the snapshot does not start with one recurrent cell")
+    struct.pack_into("<I", blob, _HEADER, 2)
+    blob[_HEADER + 12 : _HEADER + 12] = struct.pack("<iI", 99, 0)
+    return _offered(context, bytes(blob), 0, PARTIAL, 12)
+
+
+@probe(
+    "empty-state-far-sequence",
+    "An empty snapshot for a sequence beyond n_seq_max, with planes",
+    site="llama-memory-recurrent.cpp:414",
+    sound="refuses",
+    stock=_DIED,
+)
+def far_empty(bench: Bench) -> Outcome:
+    """Two sequences, planes; restore the snapshot of an empty one into sequence 5; then decode."""
+    context = bench.with_planes(2, n_seq_max=2, kv_unified=True)
+    return _offered(context, context.save(flags=PARTIAL), 5, PARTIAL, 0)
+
+
+@probe(
+    "state-far-sequence",
+    "A state for sequence 300",
+    site="llama-kv-cache.cpp:2153",
+    sound="refuses",
+    stock=_DIED,
+)
+def far_state(bench: Bench) -> Outcome:
+    """Restore the state of twelve tokens into sequence 300; go on with the first."""
+    context = bench.context().grown(12)
+    return _offered(context, context.save(), 300, 0, 12)
+
+
+@probe(
+    "copy-far-sequence",
+    "Copying to sequence 300",
+    site="llama-kv-cache.cpp:452",
+    sound="changes nothing",
+    stock=_DIED,
+    model=Model("llama"),
+)
+def far_copy(bench: Bench) -> Outcome:
+    """Twelve tokens; seq_cp to sequence 300; go on with the first."""
+    context = bench.context().grown(12)
+    context.cp(0, 300)
+    return refused(context.goes_on(12), "seq_cp took no effect")
+
+
+@probe(
+    "position-of-no-sequence",
+    "seq_pos_max of sequence -1",
+    site="llama-kv-cache.cpp:678",
+    sound="returns -1",
+    stock=_DIED,
+)
+def no_sequence(bench: Bench) -> Outcome:
+    """Twelve tokens; ask for the last position of sequence -1; go on."""
+    context = bench.context().grown(12)
+    return refused(context.goes_on(12) if (last := context.last(-1)) < 0 else None, f"it returned {last}")
+
+
+@probe(
+    "small-ubatch",
+    "Ubatches no larger than the rollback planes",
+    site="llama-batch.cpp:641",
+    sound="makes no context, or decodes",
+    stock=_DIED,
+)
+def small_ubatch(bench: Bench) -> Outcome:
+    """Eight planes, n_ubatch = 9; decode twelve tokens and go on."""
+    bench.with_planes(8)
+    try:
+        context = bench.with_planes(8, n_ubatch=9, n_batch=64)
+    except RuntimeError as error:
+        return Outcome(Verdict.REFUSED, str(error))
+    return went_on(context.grown(12).goes_on(12), "decoded")
+
+
+PROBES = (
+    magic,
+    other_context,
+    flags,
+    trailing,
+    all_on_device,
+    device_memory,
+    two_cells,
+    far_empty,
+    far_state,
+    far_copy,
+    no_sequence,
+    small_ubatch,
+)

@@ -1,0 +1,166 @@
+"""What the probes found, as a table for people, JSON for programs and JUnit for CI."""
+
+from __future__ import annotations
+
+import json as _json
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from llamahybrid.hazards.catalogue import PROBES, find
+from llamahybrid.hazards.probe import Verdict
+from llamahybrid.hazards.runner import Library, Result, library, run
+
+_COLOURS = {
+    Verdict.EXACT: "green",
+    Verdict.REFUSED: "green",
+    Verdict.NOT_APPLICABLE: "dim",
+    Verdict.WRONG: "red",
+    Verdict.DIED: "bold red",
+    Verdict.FAILED: "yellow",
+}
+
+
+def hazards(
+    lib: Path | None,
+    arch: str | None = None,
+    names: Sequence[str] = (),
+    *,
+    json: Path | None = None,
+    junit: Path | None = None,
+    expect_stock: bool = False,
+    gpu_layers: int = 0,
+    jobs: int = 2,
+    seconds: float = 60.0,
+    console: Console | None = None,
+) -> bool:
+    """Run probes (all, or those called `names`) on the libllama at `lib` and print what they find.
+
+    `json` and `junit` are files to write reports to. True when nothing is unsound; with `expect_stock`, when
+    every verdict is the known one of stock llama-cpp-python 0.3.36.
+
+    Raises:
+        EngineError: `lib` cannot be loaded.
+        UnknownArchitecture: there is no tiny model of `arch`.
+        ValueError: a name in `names` is unknown.
+    """
+    console = console or Console()
+    probes = [find(name) for name in names] or list(PROBES)
+    under_test = library(lib)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("probes", total=len(probes))
+        results = run(
+            probes,
+            under_test,
+            arch=arch,
+            gpu_layers=gpu_layers,
+            jobs=jobs,
+            seconds=seconds,
+            done=lambda _: progress.advance(task),
+        )
+    if json is not None:
+        json.write_text(_json.dumps(as_json(results, under_test), indent=2), encoding="utf-8")
+    if junit is not None:
+        junit.write_text(as_junit(results, under_test), encoding="utf-8")
+    console.print(table(results, f"hazards of {under_test.path}"))
+    console.print(summary(results))
+    if expect_stock:
+        console.print("\n".join(surprises(results)) or "as known of stock llama-cpp-python 0.3.36")
+        return not surprises(results)
+    return all(result.outcome.verdict.sound for result in results)
+
+
+def table(results: Sequence[Result], title: str) -> Table:
+    """One line a probe: what is done, what came of it, and how far off it was."""
+    shown = Table("probe", "model", "verdict", title=title)
+    shown.add_column("difference", justify="right")
+    shown.add_column("what happened", overflow="fold")
+    for result in results:
+        outcome = result.outcome
+        shown.add_row(
+            result.probe.id,
+            result.model.name,
+            f"[{_COLOURS[outcome.verdict]}]{outcome.verdict.value}[/]",
+            "" if outcome.difference is None else f"{outcome.difference:.2g}",
+            escape(outcome.detail),
+        )
+    return shown
+
+
+def summary(results: Sequence[Result]) -> str:
+    """How many probes came to which verdict, in one line."""
+    counted = Counter(result.outcome.verdict for result in results)
+    return ", ".join(f"{counted[verdict]} {verdict.value}" for verdict in Verdict if counted[verdict])
+
+
+def surprises(results: Sequence[Result]) -> list[str]:
+    """Probes whose verdict is not the known one of stock llama-cpp-python 0.3.36, a line each."""
+    return [
+        f"{result.probe.id}: {result.outcome.verdict.value}, stock is known as {result.probe.stock.value}"
+        for result in results
+        if result.outcome.verdict != result.probe.stock
+    ]
+
+
+def as_json(results: Sequence[Result], under_test: Library) -> dict[str, Any]:
+    """Everything that is known, as plain data."""
+    return {
+        "library": under_test.path,
+        "system": under_test.system,
+        "sound": all(result.outcome.verdict.sound for result in results),
+        "probes": [
+            {
+                "id": result.probe.id,
+                "title": result.probe.title,
+                "done": result.probe.done,
+                "site": result.probe.site,
+                "sound_library": result.probe.sound,
+                "model": result.model.name,
+                "seconds": round(result.seconds, 3),
+                **result.outcome.as_json(),
+            }
+            for result in results
+        ],
+    }
+
+
+def as_junit(results: Sequence[Result], under_test: Library) -> str:
+    """A JUnit document: a wrong or dying probe is a failure, one that could not be set up an error."""
+    verdicts = [result.outcome.verdict for result in results]
+    suite = ET.Element(
+        "testsuite",
+        name=f"hazards of {under_test.path}",
+        tests=str(len(results)),
+        failures=str(sum(verdict in (Verdict.WRONG, Verdict.DIED) for verdict in verdicts)),
+        errors=str(verdicts.count(Verdict.FAILED)),
+        skipped=str(verdicts.count(Verdict.NOT_APPLICABLE)),
+        time=f"{sum(result.seconds for result in results):.3f}",
+    )
+    for result in results:
+        case = ET.SubElement(
+            suite,
+            "testcase",
+            classname=f"hazards.{result.model.name}",
+            name=result.probe.id,
+            time=f"{result.seconds:.3f}",
+        )
+        verdict, detail = result.outcome.verdict, _printable(result.outcome.detail)
+        if verdict is Verdict.NOT_APPLICABLE:
+            ET.SubElement(case, "skipped", message=detail)
+        elif not verdict.sound:
+            kind = "error" if verdict is Verdict.FAILED else "failure"
+            said = ET.SubElement(case, kind, type=verdict.value, message=detail)
+            said.text = f"{result.probe.done} ({result.probe.site}). A sound library: {result.probe.sound}."
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _printable(text: str) -> str:
+    """`text` without the control characters that XML cannot hold."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

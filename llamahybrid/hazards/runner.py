@@ -1,0 +1,159 @@
+"""Runs probes, one process each, and survives what happens to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamahybrid import tiny
+from llamahybrid.errors import EngineError
+from llamahybrid.hazards.probe import Model, Outcome, Probe, Verdict
+
+_CHILD = (sys.executable, "-m", "llamahybrid.hazards.child")
+_LIBRARIES = ("libllama.so", "libllama.dylib", "llama.dll")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one probe found, where, and how long it took."""
+
+    probe: Probe
+    model: Model
+    outcome: Outcome
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Library:
+    """A libllama as a child process sees it."""
+
+    path: str
+    """The file that was loaded."""
+    system: str
+    """What it says it was built with."""
+    environment: Mapping[str, str]
+    """Environment variables under which a process loads it."""
+
+
+def library(path: Path | None = None) -> Library:
+    """The libllama at `path`, a file or the folder that holds it; None: the one llama_cpp loads.
+
+    It is loaded once, in a process of its own, before anything is asked of it.
+
+    Raises:
+        EngineError: there is none, or it cannot be loaded as llama_cpp would.
+    """
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"}
+    if path is not None:
+        folder = (path if path.is_dir() else path.parent).resolve()
+        if not path.exists() or not any((folder / name).exists() for name in _LIBRARIES):
+            raise EngineError(f"no libllama at {path}: give its file, or the folder that holds it")
+        environment.pop("LLAMAHYBRID_ENGINE", None)
+        environment |= {"LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)}
+    try:
+        child = subprocess.run(
+            _CHILD, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"the libllama at {path} hangs when it is loaded") from error
+    if child.returncode:
+        reason = _last_line(child.stderr) or f"exit status {child.returncode}"
+        raise EngineError(f"the libllama at {path or 'its default place'} cannot be loaded: {reason}")
+    about = json.loads(child.stdout.splitlines()[-1])
+    return Library(about["path"], about["system"], environment)
+
+
+def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Outcome:
+    """Run a child whose last line is an outcome, and make an outcome of its death or hanging too."""
+    try:
+        child = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
+        return Outcome(Verdict.DIED, f"hung: killed after {seconds:g} s{_quoted(said or '')}")
+    if child.returncode < 0:
+        return Outcome(Verdict.DIED, f"{_signal(-child.returncode)}{_quoted(child.stderr)}")
+    if child.returncode:
+        return Outcome(
+            Verdict.FAILED, _last_line(child.stderr) or f"the child's exit status was {child.returncode}"
+        )
+    try:
+        return Outcome.from_json(json.loads(child.stdout.splitlines()[-1]))
+    except (ValueError, KeyError, IndexError, TypeError):
+        return Outcome(Verdict.FAILED, "the child ended without an outcome")
+
+
+def run(
+    probes: Iterable[Probe],
+    under_test: Library,
+    *,
+    arch: str | None = None,
+    gpu_layers: int = 0,
+    jobs: int = 2,
+    seconds: float = 60.0,
+    done: Callable[[Result], Any] = lambda result: None,
+) -> list[Result]:
+    """Run `probes` against a library, `jobs` at a time, each for `seconds` at most; results in their order.
+
+    `arch` replaces the model that each probe names; `done` is called with each result as it comes.
+
+    Raises:
+        UnknownArchitecture: `tiny` cannot make `arch`.
+    """
+    with tempfile.TemporaryDirectory(prefix="llamahybrid-hazards-") as folder:
+        chosen = [(probe, Model(arch, probe.model.window) if arch else probe.model) for probe in probes]
+        files = {
+            model: str(tiny.make(model.arch, Path(folder) / f"{model.name}.gguf", window=model.window))
+            for model in dict.fromkeys(model for _, model in chosen)
+        }
+
+        def settle(pair: tuple[Probe, Model]) -> Result:
+            probe, model = pair
+            start = time.perf_counter()
+            command = (*_CHILD, probe.id, files[model], str(gpu_layers))
+            outcome = supervise(command, under_test.environment, seconds)
+            result = Result(probe, model, outcome, time.perf_counter() - start)
+            done(result)
+            return result
+
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            return list(pool.map(settle, chosen))
+
+
+def _signal(number: int) -> str:
+    """The name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_line(text: str) -> str:
+    """The last line of a log that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _quoted(text: str) -> str:
+    """The last line of a log, shortened and without the path that a build machine left in it."""
+    line = _last_line(text)
+    where, found, rest = line.partition(": ")
+    line = f"{where.rpartition('/')[2]}{found}{rest}"
+    return f": {line[:160]}" if line else ""

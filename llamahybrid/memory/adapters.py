@@ -1,0 +1,197 @@
+"""What is put on a context beside its model (LoRA, control vectors, modes), noticed as it is done.
+
+There are no getters for it in llama.h, so the calls are watched: by an `errcheck` on llama_cpp's function
+objects, which everyone in the process shares, however they imported them. Calls by other ways (a library
+handle of one's own, an extension module) are not seen: `Llama.cache_salt` is for those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import xxhash
+from llama_cpp import llama_cpp as native
+
+from llamahybrid.memory.content import Nameless, Signature, digest
+
+if TYPE_CHECKING:
+    from llamahybrid.memory.context import GuardedContext
+
+logger = logging.getLogger("llamahybrid")
+
+MODES = ("llama_set_causal_attn", "llama_set_warmup")
+"""Setters of what changes numbers; `llama_set_warmup` makes a mixture of experts use all of them."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """What is on a context."""
+
+    loras: tuple[tuple[bytes, float], ...] = ()
+    """(16 bytes that name the content, scale) of each, ascending."""
+    control: bytes = b""
+    """Names a control vector and its layers; empty: there is none."""
+    modes: tuple[tuple[str, bool], ...] = ()
+    """What was last set, by setter, ascending; what nobody has set is left out."""
+
+    @property
+    def nameless(self) -> bool:
+        """Something of it cannot be told by its content."""
+        return any(isinstance(name, Nameless) for name in (self.control, *(name for name, _ in self.loras)))
+
+    def digest(self) -> bytes:
+        """Bytes that name all of it; none where there is nothing."""
+        if not (self.loras or self.control or self.modes):
+            return b""
+        return xxhash.xxh3_128_digest(repr(self).encode())
+
+
+class _Loaded:
+    """A LoRA adapter in memory, by the file it came from."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._name = b""
+        self._path = path
+        self._signature: Signature | None = None
+        with contextlib.suppress(OSError):
+            self._signature = None if path is None else Signature.of(path)
+
+    @property
+    def name(self) -> bytes:
+        """16 bytes that name its content; `Nameless` where that cannot be told."""
+        if not self._name:
+            self._name = Nameless()
+            with contextlib.suppress(OSError):
+                if self._path is not None and Signature.of(self._path) == self._signature:
+                    self._name = digest(self._path)
+        return self._name
+
+
+_loaded: dict[int, _Loaded] = {}  # by address
+_contexts: WeakValueDictionary[int, GuardedContext] = WeakValueDictionary()  # by address
+
+
+def follow(context: GuardedContext, adapter: Any = None, scale: float = 0.0) -> Adapters:
+    """From now on `context.adapt` is called whenever something is put on it; what is on it now.
+
+    `adapter`: the llama_adapter_lora * that it was made with, at `scale`.
+    """
+    _contexts[_address(context.ctx)] = context
+    return Adapters(((_lora(adapter), ctypes.c_float(scale).value),) if adapter and scale else ())
+
+
+def _lora(adapter: Any) -> bytes:
+    return _loaded.setdefault(_address(adapter), _Loaded(None)).name
+
+
+def _address(pointer: Any) -> int:
+    """The address in whatever ctypes takes for a pointer."""
+    if pointer is None or isinstance(pointer, int):
+        return pointer or 0
+    pointer = getattr(pointer, "_obj", pointer)  # of a byref()
+    if isinstance(pointer, ctypes.c_void_p):
+        return pointer.value or 0
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+# -- what the calls mean: arguments, result and what was on the context give what is on it now --------------
+
+
+def _set_loras(arguments: Any, result: int, before: Adapters, context: GuardedContext) -> Adapters:
+    _, adapters, count, scales = arguments
+    count = int(getattr(count, "value", count))
+    found = [(adapters[i], float(scales[i])) for i in range(count)]
+    return replace(before, loras=tuple(sorted((_lora(a), scale) for a, scale in found if scale)))
+
+
+def _set_control(arguments: Any, result: int, before: Adapters, context: GuardedContext) -> Adapters:
+    data, (size, width, first, last) = arguments[1], (int(getattr(n, "value", n)) for n in arguments[2:])
+    if not _address(data):
+        return replace(before, control=b"")
+    layers = range(max(1, first), min(last, native.llama_model_n_layer(context.model.model) - 1) + 1)
+    if result or size < width * (layers.stop - 1):
+        raise ValueError("what an earlier control vector left behind counts, too")
+    row = ctypes.sizeof(ctypes.c_float) * width
+    numbers = ctypes.string_at(_address(data) + row * (layers.start - 1), row * len(layers))
+    return replace(before, control=f"{layers}".encode() + xxhash.xxh3_128_digest(numbers))
+
+
+def _set_mode(setter: str) -> Callable[[Any, Any, Adapters, GuardedContext], Adapters]:
+    def change(arguments: Any, result: None, before: Adapters, context: GuardedContext) -> Adapters:
+        value = bool(getattr(arguments[1], "value", arguments[1]))
+        return replace(before, modes=tuple(sorted({**dict(before.modes), setter: value}.items())))
+
+    return change
+
+
+_CHANGES: dict[str, Callable[[Any, Any, Adapters, GuardedContext], Adapters]] = {
+    "llama_set_adapters_lora": _set_loras,
+    "llama_set_adapter_cvec": _set_control,
+    **{setter: _set_mode(setter) for setter in MODES},
+}
+
+
+def _noticed(change: Callable[[Any, Any, Adapters, GuardedContext], Adapters]) -> Callable[[Any, Any], None]:
+    def notice(result: Any, arguments: Any) -> None:
+        context = _contexts.get(_address(arguments[0]))
+        if context is None or _address(context.ctx) != _address(arguments[0]):
+            return
+        try:
+            context.adapt(change(arguments, result, context.adapters, context))
+        except BaseException as error:  # whatever was handed over: the library has taken it
+            context.adapt(replace(context.adapters, control=Nameless()))
+            if not isinstance(error, Exception):
+                raise
+            logger.info("what was put on a context has no name (%s): nothing is reused across it", error)
+
+    return notice
+
+
+def _lora_loaded(result: Any, arguments: Any) -> None:
+    if _address(result):
+        path = arguments[1]
+        _loaded[_address(result)] = _Loaded(Path(os.fsdecode(getattr(path, "value", path))).absolute())
+
+
+def _lora_of_a_stream(result: Any, arguments: Any) -> None:
+    _loaded[_address(result)] = _Loaded(None)
+
+
+def _lora_freed(result: Any, arguments: Any) -> None:
+    _loaded.pop(_address(arguments[0]), None)
+
+
+def _watch(name: str, notice: Callable[[Any, Any], None]) -> None:
+    """Have `notice` called behind every call of a function of llama_cpp, with its result and arguments."""
+    function: Any = getattr(native, name, None)
+    if not hasattr(function, "errcheck"):
+        return  # this version of llama_cpp does not have it
+    before = function.errcheck
+
+    def check(result: Any, called: Any, arguments: Any) -> Any:
+        try:
+            notice(result, arguments)
+        except Exception:
+            logger.exception("%s could not be followed", name)
+        return before(result, called, arguments) if before is not None else result
+
+    function.errcheck = check
+
+
+def _watch_all() -> None:
+    _watch("llama_adapter_lora_init", _lora_loaded)
+    _watch("llama_adapter_lora_init_from_file_ptr", _lora_of_a_stream)
+    _watch("llama_adapter_lora_free", _lora_freed)
+    for name, change in _CHANGES.items():
+        _watch(name, _noticed(change))
+
+
+_watch_all()

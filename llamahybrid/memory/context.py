@@ -1,0 +1,110 @@
+"""The guarded LlamaContext that upstream code holds as `_ctx`.
+
+Upstream and chat handlers change context memory through this object; each change is passed on to the
+live sequence, so that what is believed follows what was done, and what cannot be done exactly says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
+
+from llamahybrid.capi.shim import Call, library
+from llamahybrid.errors import DecodeError
+from llamahybrid.memory.adapters import Adapters
+
+if TYPE_CHECKING:
+    from llamahybrid.memory.sequence import LiveSequence
+
+
+class GuardedContext(LlamaContext):  # type: ignore[misc]
+    """`llama_cpp._internals.LlamaContext` whose memory operations keep a LiveSequence informed."""
+
+    live: LiveSequence | None = None
+    call: Call | None = None
+    """How batches are decoded; None without the shim."""
+    adapters: Adapters = Adapters()
+    """What is on the context beside its model; see `adapters.follow`."""
+
+    @classmethod
+    def guard(cls, context: LlamaContext) -> GuardedContext:
+        """Turn a context that upstream made into a guarded one, in place: its owners keep their reference."""
+        context.__class__ = cls
+        assert isinstance(context, cls)
+        context.call = library().call()
+        return context
+
+    def adapt(self, adapters: Adapters) -> None:
+        """Take note that something else was put on the context: what is live was computed without it."""
+        if adapters == self.adapters:
+            return
+        self.adapters = adapters
+        if self.live is not None and self.live.computation is not None:
+            self.live.computed_by(replace(self.live.computation, adapters=adapters))
+
+    def decode(self, batch: Any) -> None:
+        """Decode a batch; raises DecodeError with the library's result when it is not 0."""
+        if self.ctx is None:
+            raise RuntimeError("the model is closed")  # the library would crash
+        if self.call is not None:
+            code = self.call.decode(self.ctx, batch.batch)
+        else:
+            code = int(llama_cpp.llama_decode(self.ctx, batch.batch))
+        if code != 0:
+            raise DecodeError(code, f"llama_decode returned {code}")
+
+    def kv_cache_clear(self) -> None:
+        """Empty the memory."""
+        super().kv_cache_clear()
+        if self.live is not None:
+            self.live.empty()
+
+    def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Remove [p0, p1) of a sequence; False, with nothing changed, where that cannot be exact.
+
+        Stock says yes to cuts behind a sliding window and to holes in hybrid memory, and is wrong
+        afterwards (src/llama-kv-cache-iswa.cpp, src/llama-memory-hybrid.cpp). A hole in plain attention is
+        right (context shifting), but what lies where is then no longer known.
+        """
+        live = self.live
+        if live is None or seq_id > 0:
+            return bool(super().kv_cache_seq_rm(seq_id, p0, p1))
+        start = max(p0, 0)
+        if start >= live.n or 0 <= p1 <= start:
+            return True  # an empty range
+        if 0 <= p1 < live.n:
+            removed = live.profile.cuttable and bool(super().kv_cache_seq_rm(seq_id, p0, p1))
+            if removed:
+                live.distrust()
+            return removed
+        return live.cut(start)
+
+    def kv_cache_seq_cp(self, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> None:
+        """Copy a sequence; one that lands on the live sequence makes it unknown."""
+        if self.live is not None and seq_id_src == 0:
+            self.live.settle()
+        super().kv_cache_seq_cp(seq_id_src, seq_id_dst, p0, p1)
+        if self.live is not None and seq_id_dst == 0:
+            self.live.distrust()
+
+    def kv_cache_seq_keep(self, seq_id: int) -> None:
+        """Drop every sequence but one."""
+        super().kv_cache_seq_keep(seq_id)
+        if self.live is not None and seq_id != 0:
+            self.live.empty()
+
+    def kv_cache_seq_shift(self, seq_id: int, p0: int, p1: int, shift: int) -> None:
+        """Shift positions: what is at which position is no longer what was believed."""
+        super().kv_cache_seq_shift(seq_id, p0, p1, shift)
+        if self.live is not None and seq_id <= 0:
+            self.live.distrust()
+
+    def reset_timings(self) -> None:
+        """Reset the library's counters, which we compare to notice decodes by others."""
+        known = self.live is not None and not self.live.touched_outside()
+        super().reset_timings()
+        if known and self.live is not None:
+            self.live.recount()

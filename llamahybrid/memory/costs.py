@@ -1,0 +1,108 @@
+"""Measured costs of one context on this machine: decode, snapshot, restore.
+
+What they decide must not swing with the clock: other load only ever makes a sample slower, so the fastest of
+the recent ones counts, and what was said once stands until that has moved by half.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+from statistics import median
+
+from llamahybrid.prompt_cache.base import Costs
+
+WINDOW = 15
+"""Recent samples that count."""
+
+FEW = 3
+"""Samples that have to be there before a cost speaks against a restore, or against what was said before."""
+
+LARGE_BATCH = 64
+"""Tokens from which a batch says what prefill costs per token."""
+
+SMALL_BATCH = 8, 32
+"""Fewest and most tokens of a batch that says what a cut costs: the pieces near a prompt's end."""
+
+NO_TIME = 1e-6
+"""Seconds that stand for none: 0 would say that nothing was measured."""
+
+BAND = 1.5
+"""How far a cost may move from what was said before it is said anew."""
+
+
+class CostMeter:
+    """Steady figures from recent measurements; zero where nothing was measured yet.
+
+    `known`: what was measured before, zeros where nothing was; it stands until `FEW` samples say otherwise.
+    """
+
+    def __init__(self, batch_tokens: int, known: Costs | None = None) -> None:
+        self._said = replace(known or Costs(), batch_tokens=batch_tokens)
+        self._token: deque[float] = deque(maxlen=WINDOW)
+        self._prefill: deque[float] = deque(maxlen=WINDOW)
+        self._batch: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._snapshot: deque[float] = deque(maxlen=WINDOW)
+        self._restore: deque[float] = deque(maxlen=WINDOW)
+        self._segment: deque[float] = deque(maxlen=WINDOW)
+
+    def decoded(self, tokens: int, seconds: float) -> None:
+        """A native batch of `tokens` took `seconds`."""
+        if tokens == 1:
+            self._token.append(seconds)
+        elif tokens >= LARGE_BATCH:
+            self._prefill.append(seconds / tokens)
+        elif SMALL_BATCH[0] <= tokens <= SMALL_BATCH[1]:
+            self._batch.append((tokens, seconds))
+
+    @property
+    def token_seconds(self) -> float:
+        """One token decoded alone, as the machine is now; 0 while not measured."""
+        return median(self._token) if self._token else self._said.token_seconds
+
+    def saved(self, n_bytes: int, seconds: float) -> None:
+        """A snapshot of `n_bytes` was taken and stored."""
+        self._said = replace(self._said, snapshot_bytes=n_bytes)
+        self._snapshot.append(seconds)
+
+    def restored(self, seconds: float, tokens: int) -> None:
+        """A snapshot, and attention of so many tokens, was loaded and verified."""
+        if tokens < LARGE_BATCH:
+            self._restore.append(seconds)
+        else:
+            alone = median(self._restore) if self._restore else 0.0
+            self._segment.append(max(0.0, seconds - alone) / tokens)
+
+    def costs(self) -> Costs:
+        """What is known now."""
+        said = self._said
+        self._said = replace(
+            said,
+            token_seconds=_steady(said.token_seconds, self._token),
+            prefill_seconds=_steady(said.prefill_seconds, self._prefill),
+            batch_seconds=_steady(said.batch_seconds, self._beyond(), FEW),
+            snapshot_seconds=_steady(said.snapshot_seconds, self._snapshot),
+            restore_seconds=_steady(said.restore_seconds, self._restore, FEW),
+            segment_seconds=_steady(said.segment_seconds, self._segment, FEW),
+        )
+        return self._said
+
+    def _beyond(self) -> list[float]:
+        """What small batches took beyond their share of large ones: both as they mostly are, sizes differ."""
+        if not self._prefill or len(self._batch) < FEW:
+            return []
+        share = median(self._prefill)
+        beyond = median(seconds - tokens * share for tokens, seconds in self._batch)
+        return [max(beyond, NO_TIME)] * len(self._batch)
+
+
+def _steady(said: float, samples: Collection[float], least: int = 1) -> float:
+    """What to say of a cost: `said`, unless `samples` show that it is not that any more.
+
+    `least`: samples there have to be before anything is said; what was said before takes `FEW` to contradict.
+    """
+    if len(samples) < (FEW if said else least):
+        return said
+    now = min(samples)
+    return said if said / BAND <= now <= said * BAND and said else now

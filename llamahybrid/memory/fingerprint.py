@@ -1,0 +1,130 @@
+"""What a state is valid for: the model, the engine, their parameters, and what was put on the context.
+
+Every field of the two structs of parameters is part of it but those named here, so that a field of a later
+llama.cpp is in until somebody has looked at it. Where numbers are computed (layers, devices, offloading) is
+in: another backend rounds otherwise in every step. How many threads and how large the batches are is not:
+both vary within one context, too, and change the last bits only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import llama_cpp
+import xxhash
+
+from llamahybrid.engine.loaded import engine_digest
+from llamahybrid.memory.adapters import Adapters
+from llamahybrid.memory.content import Nameless
+from llamahybrid.memory.model_files import ModelFiles
+
+FORMAT = b"llamahybrid identity 2"
+
+WITHOUT_EFFECT = frozenset(
+    {
+        # of the model: how it gets into memory
+        *("load_mode", "lazy_mode", "check_tensors", "vocab_only"),
+        *("progress_callback", "progress_callback_user_data"),
+        # of the context: batches and threads (n_ubatch is in: sliding windows get room by it)
+        *("n_batch", "n_threads", "n_threads_batch", "n_outputs_max", "n_outputs_max_per_seq"),
+        "n_rs_seq",  # rollback planes: states move between any numbers of them
+        *("no_perf", "abort_callback", "abort_callback_data", "cb_eval_user_data"),
+        *("samplers", "n_samplers"),  # behind the logits
+    }
+)
+"""Fields that change neither numbers nor the layout of states."""
+
+ENVIRONMENT = ("LLAMA_ATTN_ROT_DISABLE",)
+"""Variables by which llama.cpp computes other states (src/llama-kv-cache.cpp:315)."""
+
+
+def parameters(model: Any, context: Any) -> bytes:
+    """16 bytes that name the effect of a llama_model_params and a llama_context_params."""
+    hasher = xxhash.xxh3_128()
+    for params in (model, context):
+        for name, kind in params._fields_:
+            if name not in WITHOUT_EFFECT:
+                hasher.update(f"{name}={_value(name, kind, getattr(params, name))!r};".encode())
+    for name in ENVIRONMENT:
+        hasher.update(f"{name}={os.environ.get(name)!r};".encode())
+    return hasher.digest()
+
+
+def _value(name: str, kind: Any, value: Any) -> object:
+    if name == "tensor_split":
+        return value[: llama_cpp.LLAMA_MAX_DEVICES] if value else None
+    if name == "kv_overrides":
+        return sorted(_overrides(value)) if value else []
+    if issubclass(kind, ctypes._SimpleCData) and kind is not ctypes.c_void_p:
+        return value
+    return Nameless() if value else None  # a pointer (devices, cb_eval, ...): nothing tells two apart
+
+
+def _overrides(array: Any) -> Iterator[tuple[bytes, int, object]]:
+    """(key, type, value) of an array that ends with an empty key."""
+    fields = {
+        llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT: "val_i64",
+        llama_cpp.LLAMA_KV_OVERRIDE_TYPE_FLOAT: "val_f64",
+        llama_cpp.LLAMA_KV_OVERRIDE_TYPE_BOOL: "val_bool",
+        llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR: "val_str",
+    }
+    at = 0
+    while array[at].key:
+        yield array[at].key, array[at].tag, getattr(array[at].value, fields[array[at].tag])
+        at += 1
+
+
+@dataclass(frozen=True, eq=False)
+class Computation:
+    """What computes the numbers of one context."""
+
+    model: ModelFiles
+    settings: bytes
+    """Engine and parameters: see `settings`."""
+    adapters: Adapters = field(default_factory=Adapters)
+    salt: str = ""
+    """What its user adds."""
+
+    @cached_property
+    def nameless(self) -> bool:
+        """No other context and no later process can know that it computes the same."""
+        return self.adapters.nameless or any(
+            isinstance(n, Nameless) for n in (self.settings, self.model.name)
+        )
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """16 bytes for use within this process, or everywhere if the model is read `by_content`."""
+        return self._fingerprint(self.model.name)
+
+    def portable(self) -> bytes:
+        """16 bytes that mean the same in any process; reads the model's files if they were not read yet."""
+        return self._fingerprint(self.model.content())
+
+    def _fingerprint(self, model: bytes) -> bytes:
+        hasher = xxhash.xxh3_128(FORMAT)
+        for part in (
+            model,
+            self.settings,
+            self.adapters.digest(),
+            self.salt.encode("utf-8", "surrogatepass"),
+        ):
+            hasher.update(len(part).to_bytes(8, "little"))
+            hasher.update(part)
+        return hasher.digest()
+
+
+def settings(model: Any, context: Any) -> bytes:
+    """16 bytes that name engine and parameters; `Nameless` if one of them cannot be told by its content."""
+    name = parameters(model, context)
+    if name != parameters(model, context):
+        return Nameless()
+    try:
+        return xxhash.xxh3_128_digest(engine_digest() + name)
+    except OSError:
+        return Nameless()

@@ -1,0 +1,282 @@
+"""Attention KV out of the live sequence and back into it.
+
+On the stock library by way of a scratch sequence, given a context with `kv_unified` and a second sequence:
+cells are shared by both, so that nothing is copied inside the context. A recurrent part is dropped by loading
+the PARTIAL state of an empty sequence. The patched library reads and writes ranges itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llama_cpp import llama_cpp
+
+from llamahybrid.capi.calls import FULL, PARTIAL, SEQ
+from llamahybrid.capi.shim import library
+from llamahybrid.errors import SnapshotError
+from llamahybrid.memory.segment import SegmentLayout
+from llamahybrid.memory.snapshot import HEADER_BYTES, SEGMENT, open_snapshot, seal
+from llamahybrid.prompt_cache.base import Bytes, Segment, Tokens
+from llamahybrid.prompt_cache.ram import new_buffer
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+SCRATCH = 1
+
+SMALL_BYTES = 4 << 20
+"""Segments below this are joined before they are loaded."""
+
+JOINED_BYTES = 8 << 20
+"""What is joined at most: the room for it is kept, beside any budget. More at once takes longer: it no longer
+fits the cache."""
+
+
+class Splitter:
+    """Cuts sealed segments of one kind of context in two; needs no context."""
+
+    def __init__(self, layout: SegmentLayout, fingerprint: bytes) -> None:
+        self._layout = layout
+        self._fingerprint = fingerprint
+
+    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+        """The parts [start, at) and [at, end) of a segment of `path`, its own tokens [0, end).
+
+        Raises SnapshotError when the segment is damaged.
+        """
+        payload = open_segment(segment, self._fingerprint, path)
+        counts = at - segment.start, segment.end - at
+        records = tuple(new_buffer(HEADER_BYTES + self._layout.size(n)) for n in counts)
+        first, second = records
+        self._layout.cut(payload, counts[0], (first[HEADER_BYTES:], second[HEADER_BYTES:]))
+        return (
+            seal_segment(first, self._fingerprint, path[:at], segment.start),
+            seal_segment(second, self._fingerprint, path, at),
+        )
+
+
+def seal_segment(
+    record: Bytes, fingerprint: bytes, path: Tokens, start: int, checksum: int | None = None
+) -> Segment:
+    """Close a record whose payload is in place; `path`: the tokens [0, end) it belongs to.
+
+    `checksum` as in `snapshot.seal`.
+    """
+    end = len(path)
+    positions = start, end - 1
+    seal(record, fingerprint=fingerprint, tokens=path, positions=positions, kind=SEGMENT, checksum=checksum)
+    return Segment(start, end, record)
+
+
+def open_segment(segment: Segment, fingerprint: bytes, path: Tokens) -> Bytes:
+    """The payload of a segment of `path`, its tokens [0, end).
+
+    Raises SnapshotError, which names the segment, as `open_snapshot`.
+    """
+    try:
+        info = open_snapshot(segment.record, fingerprint=fingerprint, tokens=path, kind=SEGMENT)
+        if (info.pos_min, info.pos_max) != (segment.start, segment.end - 1):
+            raise SnapshotError("segment holds another range")
+    except SnapshotError as error:
+        error.segment = segment
+        raise
+    return info.payload
+
+
+class Pager:
+    """Saves and appends ranges of attention KV of one context."""
+
+    moves_cells = True
+    """Saving changes memory on its way: it has to be looked at afterwards."""
+
+    def __init__(self, ctx: LlamaContext, layout: SegmentLayout, nothing: Bytes) -> None:
+        """`nothing`: the PARTIAL state of an empty sequence."""
+        self._ctx = ctx
+        self.layout = layout
+        self._nothing = nothing
+        self._room: Bytes | None = None
+
+    @classmethod
+    def learn(cls, ctx: LlamaContext, start: int, end: int) -> Pager | None:
+        """A pager for a context whose live sequence holds [start, end); None where ranges cannot be had.
+
+        That is so without a second sequence, with anything but one attention cell for each token, and
+        where a range does not come back as it was.
+        """
+        if llama_cpp.llama_n_seq_max(ctx.ctx) <= SCRATCH:
+            return None
+        nothing = np.empty(_size(ctx, SCRATCH, PARTIAL), np.uint8)
+        if _get(ctx, nothing, SCRATCH, PARTIAL) != nothing.nbytes:
+            return None
+        for kind in (RangePager, cls) if RangePager.available() else (cls,):
+            pager = kind(ctx, SegmentLayout(0, 0, (), 0), nothing)
+            read = pager._read(start, end, lambda n: np.empty(n, np.uint8))
+            layout = None if read is None else pager._layout_of(read[0], end - start)
+            if layout is not None:
+                return kind(ctx, layout, nothing)
+        return None
+
+    def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
+        return SegmentLayout.learn(payload, n, _SCRATCH_HEAD, self._nothing.nbytes - _STATE_HEAD)
+
+    def save(
+        self, start: int, end: int, buffer: Callable[[int], Bytes | None]
+    ) -> tuple[Bytes, int | None] | None:
+        """A record with the payload of [start, end) of the live sequence, to be sealed; None if that failed.
+
+        And the payload's checksum, where it came with it. `buffer(n)` gives a uint8 array of exactly n bytes
+        to fill, or None.
+        """
+        record = buffer(HEADER_BYTES + self.layout.size(end - start))
+        if record is None:
+            return None
+        read = self._read(start, end, lambda _: record[HEADER_BYTES:])
+        return None if read is None else (record, read[1])
+
+    def keep_attention(self, position: int) -> None:
+        """Cut the live sequence's attention to [0, position); what else it holds is undefined until loaded.
+
+        A plain cut is refused where a recurrent state or a sliding window forbids it, so the cells that stay
+        wait in the scratch sequence.
+        """
+        memory = self._ctx.memory
+        if position:
+            llama_cpp.llama_memory_seq_cp(memory, SEQ, SCRATCH, 0, position)
+        llama_cpp.llama_memory_seq_rm(memory, SEQ, -1, -1)
+        if position:
+            llama_cpp.llama_memory_seq_cp(memory, SCRATCH, SEQ, -1, -1)
+            llama_cpp.llama_memory_seq_rm(memory, SCRATCH, -1, -1)
+
+    def append(self, payloads: Sequence[Bytes]) -> bool:
+        """Put the cells of payloads, in order, behind those of the live sequence; False if refused."""
+        return all(self._write(self._joined(run)) for run in self._runs(payloads))
+
+    def _runs(self, payloads: Sequence[Bytes]) -> Iterator[list[Bytes]]:
+        """Payloads that are loaded as one.
+
+        Small ones are: each would cost a look at all cells (0.8 ms with 8,000 of them). So are all where
+        values lie transposed: each would cost a small copy for each row.
+        """
+        run: list[Bytes] = []
+        for payload in payloads:
+            small = self.layout.transposed or payload.nbytes < SMALL_BYTES
+            if run and not (small and sum(p.nbytes for p in run) + payload.nbytes <= JOINED_BYTES):
+                yield run
+                run = []
+            run.append(payload)
+            if not small:
+                yield run
+                run = []
+        if run:
+            yield run
+
+    def _write(self, payload: Bytes) -> bool:
+        try:
+            if _set(self._ctx, payload, SCRATCH, FULL) != payload.nbytes:
+                return False
+            llama_cpp.llama_memory_seq_cp(self._ctx.memory, SCRATCH, SEQ, -1, -1)
+        finally:
+            cleared = self._clear_scratch()
+        return cleared
+
+    def _joined(self, payloads: Sequence[Bytes]) -> Bytes:
+        if len(payloads) == 1:
+            return payloads[0]
+        if self._room is None:
+            self._room = new_buffer(JOINED_BYTES)
+        out = self._room[: self.layout.joined_size(payloads)]
+        self.layout.join(payloads, out)
+        return out
+
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+        """The payload of [start, end), and its xxh3-64 where that came with it."""
+        llama_cpp.llama_memory_seq_cp(self._ctx.memory, SEQ, SCRATCH, start, end)
+        try:
+            # A recurrent part goes, without having been copied; window cells stay and are left out below.
+            _set(self._ctx, self._nothing, SCRATCH, PARTIAL)
+            whole, rest = _size(self._ctx, SCRATCH, FULL), _size(self._ctx, SCRATCH, PARTIAL)
+            payload = buffer(whole - rest + self._nothing.nbytes)
+            if payload.nbytes != whole - rest + self._nothing.nbytes:
+                return None
+            state = payload if whole == payload.nbytes else new_buffer(whole)
+            written = _get(self._ctx, state, SCRATCH, FULL)
+        finally:
+            cleared = self._clear_scratch()
+        if not cleared or written != whole:
+            return None
+        if state is not payload:
+            attention = whole - rest + _STATE_HEAD
+            payload[:attention] = state[:attention]
+            payload[attention:] = self._nothing[_STATE_HEAD:]
+        return payload, None
+
+    def _clear_scratch(self) -> bool:
+        memory = self._ctx.memory
+        removed = bool(llama_cpp.llama_memory_seq_rm(memory, SCRATCH, -1, -1))
+        return removed and llama_cpp.llama_memory_seq_pos_max(memory, SCRATCH) == -1
+
+
+class RangePager(Pager):
+    """The same through the patched library's functions for ranges (patches/0015-attention-ranges.patch)."""
+
+    moves_cells = False
+
+    @staticmethod
+    def available() -> bool:
+        """The loaded library has these functions."""
+        return "llama_state_seq_get_data_range" in library().optional
+
+    def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
+        return SegmentLayout.learn(payload, n, _RANGE_HEAD, 0)
+
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+        size = _range("size")(self._ctx.ctx, SEQ, start, end)
+        if not size:
+            return None
+        payload = buffer(size)
+        if payload.nbytes != size:
+            return None
+        checksum = library().save_range(self._ctx.ctx, payload, SEQ, start, end)
+        return None if checksum is None else (payload, checksum)
+
+    def _write(self, payload: Bytes) -> bool:
+        first = self.layout.first_position(payload)
+        end = first + self.layout.count(payload)
+        read = _range("set")(self._ctx.ctx, _pointer(payload), payload.nbytes, SEQ, first, end)
+        return bool(read == payload.nbytes)
+
+
+@cache
+def _range(what: str) -> Any:
+    """A function for ranges: "size" of a saved one, or "set"."""
+    name = {"size": "get_size", "set": "set_data"}[what]
+    function = getattr(llama_cpp._lib, f"llama_state_seq_{name}_range")
+    buffer = [] if what == "size" else [ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t]
+    function.argtypes = [ctypes.c_void_p, *buffer, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+    function.restype = ctypes.c_size_t
+    return function
+
+
+_STATE_HEAD = 8  # magic and sequence id, in front of every sequence state (src/llama-context.cpp:3213)
+_SCRATCH_HEAD = _STATE_HEAD + 8  # and the numbers of streams and cells
+_RANGE_HEAD = 8  # magic and the number of cells
+
+
+def _size(ctx: LlamaContext, seq: int, flags: int) -> int:
+    return int(llama_cpp.llama_state_seq_get_size_ext(ctx.ctx, seq, flags))
+
+
+def _get(ctx: LlamaContext, out: Bytes, seq: int, flags: int) -> int:
+    return int(llama_cpp.llama_state_seq_get_data_ext(ctx.ctx, _pointer(out), out.nbytes, seq, flags))
+
+
+def _set(ctx: LlamaContext, data: Bytes, seq: int, flags: int) -> int:
+    return int(llama_cpp.llama_state_seq_set_data_ext(ctx.ctx, _pointer(data), data.nbytes, seq, flags))
+
+
+def _pointer(array: Bytes) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -1,0 +1,139 @@
+"""Attention KV of a token range as the library writes it: its layout, cutting it in two, joining pieces.
+
+A segment's payload is what `paging` gets for a range: a head that ends with the number of cells, the cells'
+metadata, then for each layer the keys and the values, and at the end what a scratch sequence has to say of
+its empty recurrent or window part (src/llama-kv-cache.cpp, state_write_meta and state_write_data). The layout
+is learnt from one such state and holds for every other of its context.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llamahybrid.prompt_cache.base import Bytes
+
+_COUNT = struct.Struct("<I")
+_KINDS = struct.Struct("<II")  # values transposed, layers
+_ROWS = struct.Struct("<iQ")  # type, bytes of a cell's row
+_COLUMNS = struct.Struct("<iII")  # type, bytes of an element, elements of a cell
+
+CELL_BYTES = (12, 20, 24, 28)
+"""Sizes of a cell's metadata that are tried: position, count, sequence id, and what M-RoPE adds."""
+
+
+@dataclass(frozen=True)
+class SegmentLayout:
+    """Where the bytes of each cell lie in a payload of n cells."""
+
+    head_bytes: int
+    cell_bytes: int
+    planes: tuple[tuple[int, int], ...]
+    """(rows, bytes of a cell in a row) of keys, then values, in the order of their layers."""
+    rest_bytes: int
+    """What an empty sequence has besides attention, behind the cells."""
+
+    @classmethod
+    def learn(cls, payload: Bytes, n: int, head_bytes: int, rest_bytes: int) -> SegmentLayout | None:
+        """The layout of a payload of n cells at consecutive positions; None when it is not as we know it."""
+        for cell_bytes in CELL_BYTES:
+            planes = _planes(payload[: payload.nbytes - rest_bytes], n, head_bytes, cell_bytes)
+            if planes is not None:
+                return cls(head_bytes, cell_bytes, planes, rest_bytes)
+        return None
+
+    @property
+    def transposed(self) -> bool:
+        """Values of one cell lie apart, as they do without flash attention."""
+        return any(rows > 1 for rows, _ in self.planes)
+
+    def size(self, n: int) -> int:
+        """Bytes of a payload of n cells."""
+        cells = self.cell_bytes + sum(rows * width for rows, width in self.planes)
+        fixed = self.head_bytes + _KINDS.size + len(self.planes) * _ROWS.size + self.rest_bytes
+        return fixed + n * cells
+
+    def joined_size(self, payloads: Sequence[Bytes]) -> int:
+        """Bytes of all payloads in one."""
+        return self.size(sum(self.count(p) for p in payloads))
+
+    def cut(self, payload: Bytes, at: int, out: tuple[Bytes, Bytes]) -> None:
+        """Write cells [0, at) and [at, n) of a payload into two of their own, filling `out`."""
+        n = self.count(payload)
+        for piece, start, end in ((out[0], 0, at), (out[1], at, n)):
+            self._frame(payload, n, piece, end - start)
+            for whole, part in zip(self._cells(payload, n), self._cells(piece, end - start), strict=True):
+                part[:] = whole[:, start:end]
+
+    def join(self, payloads: Sequence[Bytes], out: Bytes) -> None:
+        """Write the cells of all payloads, in order, into one of `size` of their sum."""
+        counts = [self.count(p) for p in payloads]
+        total = sum(counts)
+        self._frame(payloads[0], counts[0], out, total)
+        starts = itertools.accumulate(counts, initial=0)
+        for payload, n, start in zip(payloads, counts, starts, strict=False):
+            for part, whole in zip(self._cells(payload, n), self._cells(out, total), strict=True):
+                whole[:, start : start + n] = part
+
+    def first_position(self, payload: Bytes) -> int:
+        """Where the first cell of a payload lies."""
+        return int(payload[self.head_bytes : self.head_bytes + 4].view(np.int32)[0])
+
+    def count(self, payload: Bytes) -> int:
+        """Cells of a payload. Raises ValueError when it is none of this layout."""
+        (n,) = _COUNT.unpack_from(payload.data, self.head_bytes - _COUNT.size)
+        if payload.nbytes != self.size(n):
+            raise ValueError(f"{payload.nbytes} bytes are no {n} cells of this layout")
+        return int(n)
+
+    def _frame(self, source: Bytes, n: int, out: Bytes, count: int) -> None:
+        """Everything but the cells, as in `source` of n cells, for `count` cells."""
+        for (a, b), (c, d) in zip(self._gaps(n), self._gaps(count), strict=True):
+            out[c:d] = source[a:b]
+        _COUNT.pack_into(out.data, self.head_bytes - _COUNT.size, count)
+
+    def _gaps(self, n: int) -> Iterator[tuple[int, int]]:
+        """The byte ranges between the cells, of a payload of n cells."""
+        yield 0, self.head_bytes
+        at = self.head_bytes + n * self.cell_bytes
+        gap = _KINDS.size
+        for rows, width in self.planes:
+            gap += _ROWS.size
+            yield at, at + gap
+            at, gap = at + gap + n * rows * width, 0
+        yield at, at + gap + self.rest_bytes
+
+    def _cells(self, payload: Bytes, n: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """Views of shape (rows, n, bytes): the metadata, then each plane."""
+        shapes = ((1, self.cell_bytes), *self.planes)
+        for (_, start), (rows, width) in zip(self._gaps(n), shapes, strict=False):
+            yield payload[start : start + n * rows * width].reshape(rows, n, width)
+
+
+def _planes(data: Bytes, n: int, head_bytes: int, cell_bytes: int) -> tuple[tuple[int, int], ...] | None:
+    """Rows and widths of keys and values; None unless every byte of `data` is accounted for."""
+    at = head_bytes + n * cell_bytes + _KINDS.size
+    if data.nbytes < at:
+        return None
+    (cells,) = _COUNT.unpack_from(data.data, head_bytes - _COUNT.size)
+    metadata = data[head_bytes : head_bytes + n * cell_bytes].reshape(n, cell_bytes)
+    positions = metadata[:, :4].copy().view(np.int32).ravel()
+    transposed, layers = _KINDS.unpack_from(data.data, at - _KINDS.size)
+    if cells != n or transposed > 1 or np.any(np.diff(positions) != 1):
+        return None
+    planes: list[tuple[int, int]] = []
+    while at < data.nbytes:
+        if data.nbytes - at < _ROWS.size:
+            return None
+        if transposed and len(planes) >= layers:
+            _, width, rows = _COLUMNS.unpack_from(data.data, at)
+        else:
+            (_, width), rows = _ROWS.unpack_from(data.data, at), 1
+        planes.append((rows, width))
+        at += _ROWS.size + n * rows * width
+    return tuple(planes) if at == data.nbytes and layers <= len(planes) <= 2 * layers else None

@@ -1,0 +1,1 @@
+"""One request, from its prompt to its last token."""

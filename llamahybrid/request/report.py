@@ -1,0 +1,48 @@
+"""What a request did, as handed out in `llm.last_request` and `usage`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llamahybrid.prompt_cache.base import Source
+
+
+@dataclass(frozen=True)
+class RequestReport:
+    """One request. Tokens: total = cached + left; matched is the longest prefix known to anything."""
+
+    total: int
+    """Tokens of the prompt."""
+    matched: int
+    cached: int
+    """Prompt tokens that were not decoded again."""
+    source: Source
+    """Where the restore point came from: the live sequence, RAM, disk, or nothing."""
+    reason: str
+    generated: int = 0
+    """Tokens handed out so far."""
+    steps: int = 0
+    """Native batches that the answer took: fewer than tokens where drafts were right."""
+    drafted: int = 0
+    """Tokens that a draft model guessed and that were decoded."""
+    accepted: int = 0
+    """Those of them that became part of the answer."""
+    redecoded: int = 0
+    """Certain tokens decoded once more after a wrong guess, where its undoing took them along."""
+    rollbacks: Mapping[str, int] = field(default_factory=dict)
+    """How often guesses were taken back, by kind: "cut" (attention), "planes" (of a recurrent memory), or
+    "snapshot" (what was right behind it is decoded again)."""
+    checkpoints: int = 0
+    """Checkpoints taken by this request."""
+    plan_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    """From the request's start to its first token."""
+    cancelled: bool = False
+
+    @property
+    def left(self) -> int:
+        """Prompt tokens that had to be decoded."""
+        return self.total - self.cached

@@ -1,0 +1,176 @@
+"""Upstream's whole-state interfaces made safe: `save_state`, `load_state` and `set_cache`.
+
+A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip.
+One that upstream saved carries no checksum: it is taken as upstream takes it, and whoever kept it vouches
+for its bytes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import xxhash
+from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
+
+from llamahybrid.errors import SnapshotError
+from llamahybrid.memory.fingerprint import Computation
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.state import common_prefix
+from llamahybrid.prompt_cache.base import Logits, Tokens
+
+SEAL = "llamahybrid"
+
+
+@dataclass(frozen=True)
+class StateSeal:
+    """What rides along with a `LlamaState`. Pickled, it says what it belongs to by content."""
+
+    fingerprint: bytes
+    checksum: int
+    """xxh3-64 of the native bytes, the ids and the logits."""
+    tokens: Tokens
+    """Ids of the sequence, shape (n_tokens,); negative where content was decoded natively."""
+    logits: Logits | None
+    score_rows: int
+    """Rows of the state's `scores` that are those of its tokens."""
+    computation: Computation | None = field(default=None, compare=False, repr=False)
+    """What it was computed by, within this process."""
+
+    def __reduce__(self) -> tuple[type[StateSeal], tuple[Any, ...]]:
+        name = self.fingerprint if self.computation is None else self.computation.portable()
+        return StateSeal, (name, self.checksum, self.tokens, self.logits, self.score_rows)
+
+    def belongs_to(self, live: LiveSequence) -> bool:
+        """The state was saved by what computes `live`, here or (as far as pickled) in another process."""
+        if self.fingerprint == live.fingerprint:
+            return True
+        if self.computation is not None or live.computation is None:
+            return False
+        return self.fingerprint == live.computation.portable()
+
+
+def seal_state(state: llama_cpp.LlamaState, live: LiveSequence, score_rows: int) -> llama_cpp.LlamaState:
+    """Attach the seal to a state just saved from `live`."""
+    logits, tokens = live.logits(), live.tokens.copy()
+    kept = None if logits is None else logits.copy()
+    checksum = _checksum(state.llama_state, tokens, kept)
+    seal = StateSeal(live.fingerprint, checksum, tokens, kept, score_rows, live.computation)
+    setattr(state, SEAL, seal)
+    return state
+
+
+def _checksum(native: bytes, tokens: Tokens, logits: Logits | None) -> int:
+    hasher = xxhash.xxh3_64(native)
+    hasher.update(tokens.tobytes())
+    hasher.update(b"" if logits is None else logits.tobytes())
+    return hasher.intdigest()
+
+
+def check_state(state: llama_cpp.LlamaState, live: LiveSequence) -> None:
+    """Raise SnapshotError for a sealed state that is damaged or of another model or context shape."""
+    if state.llama_state_size != len(state.llama_state):
+        raise SnapshotError(f"state is truncated: {len(state.llama_state)} of {state.llama_state_size} bytes")
+    if not 0 <= state.n_tokens <= min(live.capacity, len(state.input_ids)):
+        raise SnapshotError(f"state of {state.n_tokens} tokens does not fit a context of {live.capacity}")
+    if np.ndim(state.scores) != 2 or state.scores.shape[1] != live.n_vocab:
+        raise SnapshotError(
+            f"state has scores of shape {np.shape(state.scores)}, expected (n, {live.n_vocab})"
+        )
+    seal: StateSeal | None = getattr(state, SEAL, None)
+    if seal is None:
+        return
+    if not seal.belongs_to(live):
+        raise SnapshotError("state belongs to another model, engine or context shape")
+    ids = np.asarray(state.input_ids[: state.n_tokens])
+    same = len(seal.tokens) == len(ids) and bool(np.all((seal.tokens == ids) | (seal.tokens < 0)))
+    if not same or seal.checksum != _checksum(state.llama_state, seal.tokens, seal.logits):
+        raise SnapshotError("state is damaged")
+
+
+def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaState, int]:
+    """The state with as many rows of scores as upstream copies, and how many of them are its tokens'.
+
+    `rows`: those that there is room for. A context that keeps the logits of every token has more of them than
+    one that does not.
+    """
+    seal: StateSeal | None = getattr(state, SEAL, None)
+    have, wanted = len(state.scores), min(state.n_tokens, rows)
+    true = min(wanted, have if seal is None else seal.score_rows)
+    if have == wanted:
+        return state, true
+    scores = np.zeros((wanted, state.scores.shape[1]), state.scores.dtype)
+    scores[: min(have, wanted)] = state.scores[:wanted]
+    fitted = copy.copy(state)
+    fitted.scores = scores
+    return fitted, true
+
+
+def adopt_state(state: llama_cpp.LlamaState, live: LiveSequence) -> bool:
+    """Let `live` believe a state the library has loaded; False if memory does not bear it out."""
+    seal: StateSeal | None = getattr(state, SEAL, None)
+    ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
+    if live.adopt_tokens(ids) is not None:
+        return False
+    if seal is not None and seal.logits is not None:
+        live.put_logits(seal.logits)
+    return True
+
+
+class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
+    """A user's `LlamaRAMCache` or `LlamaDiskCache`, asked only for states that save decoding here.
+
+    Upstream loads the state with the longest common prefix even where it cannot be cut back to it, which
+    wipes live memory and then decodes everything (llama.py:1370).
+    """
+
+    def __init__(self, inner: Any, depth: Callable[[Tokens], int], cuttable: bool) -> None:
+        """`depth(prompt)`: tokens already at hand; `cuttable`: a loaded state can be cut anywhere."""
+        super().__init__(inner.capacity_bytes)
+        self.inner = inner
+        self._offered: tuple[Any, llama_cpp.LlamaState] | None = None
+        self._depth = depth
+        self._cuttable = cuttable
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes in the user's cache."""
+        return int(self.inner.cache_size)
+
+    def __getitem__(self, key: Sequence[int]) -> llama_cpp.LlamaState:
+        """The state to load for a prompt. Raises KeyError where none would help."""
+        prompt = np.asarray(key, dtype=np.int32)
+        found = self.inner._find_longest_prefix_key(tuple(key))
+        if found is None:
+            raise KeyError("Key not found")
+        common = common_prefix(np.asarray(found, dtype=np.int32), prompt)
+        # A key names the answer's last token too, which was sampled but not decoded.
+        serves = common if self._cuttable or common >= len(found) - 1 else 0
+        if serves <= self._depth(prompt):
+            raise KeyError("live state and checkpoints already serve this prompt as well")
+        state = self.inner[key]
+        self._offered = found, state
+        return state
+
+    def take_back(self, state: llama_cpp.LlamaState) -> bool:
+        """A state could not be loaded; True if it came from here: then that is a miss, and no error.
+
+        Another `Llama` with the same cache may have saved it, of another model or context.
+        """
+        offered, self._offered = self._offered, None
+        if offered is None or offered[1] is not state:
+            return False
+        if isinstance(self.inner, LlamaDiskCache):  # which gives a state away
+            self.inner.cache[offered[0]] = state
+        return True
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return key in self.inner
+
+    def __setitem__(self, key: Sequence[int], value: llama_cpp.LlamaState) -> None:
+        self._offered = None
+        self.inner[key] = value

@@ -1,0 +1,1 @@
+"""Drafts, and how long they may be."""

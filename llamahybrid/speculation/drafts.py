@@ -1,0 +1,285 @@
+"""Drafts: tokens that are guessed, decoded in one batch with the next one, and taken back where wrong.
+
+Upstream's `generate()` asks a `LlamaDraftModel` for a guess, hands it to `eval()` and samples each token
+against it. Here is what stands between: how a wrong guess is undone, and what guesses came to.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from llama_cpp.llama_speculative import LlamaDraftModel
+
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.prompt_cache.base import Bytes, Tokens
+from llamahybrid.speculation.draft_length import Pace
+
+Rollback: TypeAlias = Literal["cut", "planes", "snapshot"]
+"""How tokens were taken back: attention was cut, a rollback plane became the state, or a snapshot was loaded
+(the tokens behind it are then decoded again)."""
+
+USUAL = 10
+"""Tokens that a draft model guesses which does not say how many (upstream's default)."""
+
+NOTHING: npt.NDArray[np.intc] = np.empty(0, dtype=np.intc)
+
+
+@dataclass
+class DraftCounts:
+    """What one request's drafts came to."""
+
+    drafted: int = 0
+    """Guessed tokens that were decoded."""
+    accepted: int = 0
+    """Those that the model would have said itself."""
+    redecoded: int = 0
+    """Certain tokens that were decoded again, because a snapshot was loaded to take guesses back."""
+    rollbacks: dict[str, int] = field(default_factory=dict)
+
+
+class PacedDraft(LlamaDraftModel):  # type: ignore[misc]
+    """A draft model whose work grows with the tokens it guesses, and which can be asked for fewer."""
+
+    at_most: int
+    """Set before each call: more tokens than these are thrown away."""
+
+    @abstractmethod
+    def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
+        """How many of `input_ids`, shape (n,), it has to read before it can guess what follows."""
+
+
+class Undo:
+    """The live sequence's state before tokens that may have to go again."""
+
+    def __init__(self, live: LiveSequence) -> None:
+        self._live = live
+        self._record: Bytes = np.empty(0, dtype=np.uint8)
+        self._tokens: Tokens | None = None
+
+    @property
+    def position(self) -> int | None:
+        """Tokens of the state that is saved, where it is one of this history; else None."""
+        if self._tokens is None or not self._live.starts_with(self._tokens):
+            return None
+        return len(self._tokens)
+
+    def take(self) -> None:
+        """Save the tip's state, unless it is saved already or memory can be cut."""
+        live = self._live
+        if live.profile.cuttable or not live.profile.linear or self.position == live.n:
+            return
+        self._tokens = None  # what is saved next is not theirs, even if we are interrupted on the way
+        if live.snapshot(self._buffer) is not None:
+            self._tokens = live.tokens.copy()
+
+    def drop(self) -> None:
+        """What was saved is not to be used again: it may be what a request went wrong with."""
+        self._tokens = None
+
+    def go_back(self, n: int) -> Rollback | None:
+        """Take back what lies behind the first n tokens; how, or None if no exact way is known.
+
+        After "snapshot" fewer than n tokens may be left: the others must be decoded again.
+        """
+        live, position = self._live, self.position
+        if live.cut(n):
+            return "planes" if live.planes.pending else "cut"
+        if position is None or position > n:
+            return None
+        tokens, vouched = live.tokens[:position].copy(), live.vouched
+        if live.restore(self._record, tokens) is not None:
+            return None
+        live.vouched = vouched  # the rows that are there came after this state
+        return "snapshot"
+
+    def _buffer(self, n_bytes: int) -> Bytes:
+        if self._record.nbytes != n_bytes:
+            self._record = np.empty(n_bytes, dtype=np.uint8)
+        return self._record
+
+
+class Drafts(LlamaDraftModel):  # type: ignore[misc]
+    """What `generate()` gets as its draft model: the real one, asked for what pays and can be taken back."""
+
+    def __init__(self, live: LiveSequence, meter: CostMeter, n_batch: int, n_ubatch: int) -> None:
+        self.model: LlamaDraftModel | None = None
+        self.undo = Undo(live)
+        self.pace = Pace(meter)
+        self.counts = DraftCounts()
+        """Of the running request."""
+        self._live = live
+        self._n_batch = n_batch
+        self._most_planes = n_ubatch - 2  # the library wants n_ubatch > n_rs_seq + 1
+        self._start = self._known = self._pending = 0
+        self._longest = self._checkpoints = 0
+        self._guess = NOTHING
+        self._guessed_at = 0
+        """Tokens there were when the first of `_guess` was the next."""
+
+    def begin(self, prompt: int) -> DraftCounts:
+        """A request starts, with a prompt of so many tokens; what will be counted of its drafts."""
+        self.counts = DraftCounts()
+        self._pending = 0
+        self._guess = NOTHING
+        self.undo.drop()
+        self._start = self._known = self._guessed_at = prompt
+        self.pace.begin()
+        return self.counts
+
+    def resume(self, counts: DraftCounts, prompt: int, known: int) -> None:
+        """A request goes on after another one had its place: `known` tokens are certain."""
+        self.begin(prompt)
+        self.counts = counts
+        self._known = self._guessed_at = known
+
+    # -- for generate() --------------------------------------------------------------------------
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
+        """Guess what follows `input_ids`, shape (n,), whose last is still to be decoded; shape (k,).
+
+        A guess that is not worth decoding is still compared with what the model says, token by token: that
+        costs nothing and tells when guesses are right again.
+        """
+        clock = time.perf_counter()
+        live, n = self._live, len(input_ids)
+        self.settle(n)
+        self._compare(input_ids)
+        answered = n - self._start
+        if not len(self._guess) and not self.pace.due(answered):
+            return NOTHING
+        at = live.n if live.n < n else self.undo.position  # a rejected draft is still there, to be undone
+        owed = 0 if at is None else n - 1 - at
+        room = min(live.capacity - n, self._n_batch - 1 - owed, self._limit, self._safe)
+        if owed > self._limit:  # wrong again and again: what is certain comes first, or it only grows
+            room = 0
+        behind = self.model.behind(input_ids) if isinstance(self.model, PacedDraft) else 0
+        most = self.pace.length(answered, room, owed, self._free, behind)
+        if len(self._guess) < max(1, most):
+            wanted = most or (self.pace.watch(answered, behind) if room > 0 else 0)
+            if wanted:
+                self._ask(input_ids, wanted, kwargs)
+                tokens = max(1, len(self._guess)) if isinstance(self.model, PacedDraft) else 0
+                self.pace.asked(time.perf_counter() - clock, tokens, behind)
+            if len(self._guess) < most:
+                most = self.pace.length(answered, len(self._guess), owed, self._free)
+        self._pending = max(0, most)
+        self.counts.drafted += self._pending
+        return self._guess[: self._pending]
+
+    def _ask(self, ids: npt.NDArray[np.intc], wanted: int, options: dict[str, object]) -> None:
+        """Take the draft model's guess, up to the first id that is none."""
+        assert self.model is not None, "generate() asks only where there is one"
+        if isinstance(self.model, PacedDraft):
+            self.model.at_most = wanted
+        guess = np.asarray(self.model(ids, **options), dtype=np.int64).reshape(-1)
+        self._longest = max(self._longest, len(guess))
+        wrong = np.flatnonzero((guess < 0) | (guess >= self._live.n_vocab))
+        self._guess = guess[: wrong[0] if wrong.size else len(guess)].astype(np.intc)
+        self._guessed_at = len(ids)
+
+    def _compare(self, ids: npt.NDArray[np.intc]) -> None:
+        """Compare the guess with what was said since; what is left of it, if it was right so far, stays."""
+        for token in ids[self._guessed_at :]:
+            if not len(self._guess):
+                break
+            right = bool(self._guess[0] == token)
+            self.pace.chance.saw(right)
+            self._guess = self._guess[1:] if right else NOTHING
+        self._guessed_at = len(ids)
+
+    @property
+    def _limit(self) -> int:
+        """The most that can be expected of the draft model."""
+        return max(self._longest, getattr(self.model, "num_pred_tokens", 0) or USUAL)
+
+    @property
+    def _safe(self) -> int:
+        """Guessed tokens that can be taken back at all."""
+        live = self._live
+        if live.profile.cuttable:
+            return live.capacity
+        if live.opaque:  # no snapshot vouches for content that was decoded natively
+            return 0
+        return live.capacity if live.profile.linear else live.planes.count
+
+    @property
+    def _free(self) -> int:
+        """Guessed tokens that can be taken back without a snapshot."""
+        return self._live.capacity if self._live.profile.cuttable else self._live.planes.count
+
+    # -- for eval() ------------------------------------------------------------------------------
+
+    def prepare(self, tokens: int, unsure: int, checkpoints: int) -> None:
+        """`tokens` are decoded next, the last `unsure` of which may have to go again: see that they can.
+
+        `checkpoints`: how many the request has taken.
+        """
+        live = self._live
+        live.planes.held = False
+        if checkpoints != self._checkpoints:
+            self._checkpoints = checkpoints
+            self.pace.checkpointed()
+        if not unsure or live.profile.cuttable:
+            return
+        if tokens > self._n_batch or not self._planes_for(unsure):
+            clock = time.perf_counter()
+            self.undo.take()
+            self.pace.saved(time.perf_counter() - clock)
+        live.planes.held = True
+
+    def _planes_for(self, unsure: int) -> bool:
+        """There are planes for so many tokens; some are bought where snapshots have cost as much by now."""
+        planes = self._live.planes
+        count = min(max(self._longest, unsure), self._most_planes)
+        if planes.count < unsure <= count and planes.resizable and self.pace.planes_pay():
+            clock = time.perf_counter()
+            grown = planes.grow(count)
+            self.pace.bought(time.perf_counter() - clock, grown)
+        return planes.count >= unsure
+
+    def decoded(self, tokens: int, seconds: float) -> None:
+        """A batch of the answer took so long."""
+        self.pace.decoded(tokens, seconds)
+
+    def go_back(self, n: int) -> bool:
+        """Take back what lies behind the first n tokens; False if no exact way is known.
+
+        Fewer than n may be left, to be decoded again.
+        """
+        clock = time.perf_counter()
+        kind = self.undo.go_back(n)
+        if kind == "snapshot":
+            self.pace.loaded(time.perf_counter() - clock, n - self._live.n)
+            self.counts.redecoded += n - self._live.n
+        if kind is not None:
+            self._count(kind)
+        return kind is not None
+
+    def _count(self, kind: Rollback) -> None:
+        rollbacks = self.counts.rollbacks
+        rollbacks[kind] = rollbacks.get(kind, 0) + 1
+
+    def settle(self, known: int, over: bool = False) -> None:
+        """`known` tokens are certain now, the last one sampled: what became of the draft before.
+
+        `over`: the request ended, maybe before all of the draft was looked at.
+        """
+        self._live.planes.held = False
+        gained, pending = known - self._known, self._pending
+        accepted = min(max(gained - 1, 0), pending)
+        self.counts.accepted += accepted
+        if pending and not over and accepted < pending and self._live.n == known - 1:
+            self._count("planes" if self._live.planes.pending else "cut")
+        self.pace.settled(gained)
+        self._known, self._pending = known, 0
+
+    def end(self) -> None:
+        """The request is over."""
+        self.counts = DraftCounts()
+        self._live.settle()

@@ -1,0 +1,87 @@
+"""ModelDraft: a second, smaller model guesses what the first will say."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import llama_cpp
+
+from llamahybrid.errors import LlamaHybridError
+from llamahybrid.llama import Llama
+from llamahybrid.memory.state import common_prefix
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.speculation.drafts import PacedDraft, Undo
+
+
+class ModelDraft(PacedDraft):
+    """A draft model for `Llama(draft_model=…)`: the greedy continuation of another `Llama`.
+
+    That one must have the same vocabulary (ids the first model does not have end a guess), a context as long,
+    and its prompt cache on: its sequence is kept from call to call, and what the first model did not say is
+    taken back the way its memory allows. It must not be used for anything else meanwhile.
+    """
+
+    def __init__(self, llm: Llama, num_pred_tokens: int = 8) -> None:
+        """`num_pred_tokens`: the most that is guessed at once; what pays is found out while running."""
+        if llm._keeper is None:
+            raise LlamaHybridError(
+                "a draft model needs its prompt cache; open it without prompt_cache=False or embedding=True"
+            )
+        self.llm = llm
+        self.num_pred_tokens = num_pred_tokens
+        self.at_most = num_pred_tokens
+        self._keeper = llm._keeper
+        self._undo = Undo(self._keeper.live)
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
+        """What the second model says after `input_ids`, shape (n,): shape (k,), fewer where its text ends.
+
+        Raises LlamaHybridError when asked to draft for itself, DecodeError when the library fails.
+        """
+        if self.llm._gate.nested():
+            raise LlamaHybridError("a model cannot draft for itself; open a second Llama for it")
+        ids = np.asarray(input_ids, dtype=np.int32)
+        count = min(self.num_pred_tokens, self.at_most, self._keeper.live.capacity - len(ids))
+        if count < 1 or ids.max() >= self._keeper.live.n_vocab:
+            return np.empty(0, dtype=np.intc)
+        return self.llm._gate.alone(self._guess, ids, count)
+
+    def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
+        """How many of `input_ids` the second model has to decode first; more where its cache knows them."""
+        return len(input_ids) - common_prefix(self._keeper.live.tokens, np.asarray(input_ids, dtype=np.int32))
+
+    def _guess(self, ids: Tokens, count: int) -> npt.NDArray[np.intc]:
+        self._follow(ids)
+        self._undo.take()
+        return np.array(self._ahead(count), dtype=np.intc)
+
+    def _follow(self, ids: Tokens) -> None:
+        """Make the sequence `ids`, with the logits of its end."""
+        keeper, live = self._keeper, self._keeper.live
+        keeper.check()
+        if live.tip_logits and live.holds(ids):
+            return
+        known = min(common_prefix(live.tokens, ids), len(ids) - 1)
+        turn = None
+        if live.is_junk or (known < live.n and self._undo.go_back(known) is None):
+            self._undo.drop()
+            turn = keeper.begin(ids)
+        for _ in keeper.decode(turn, ids[live.n :], "last") if live.n < len(ids) else ():
+            pass
+        if turn is not None and not keeper.prompt_done(turn):
+            live.empty()
+            for _ in keeper.decode(None, ids, "last"):
+                pass
+
+    def _ahead(self, count: int) -> list[int]:
+        """The next `count` tokens, greedily; all but the last are decoded."""
+        live, vocabulary = self._keeper.live, self.llm._model.vocab
+        guess: list[int] = []
+        while True:
+            logits = live.logits()
+            assert logits is not None
+            token = int(logits.argmax())
+            guess.append(token)
+            if len(guess) == count or llama_cpp.llama_vocab_is_eog(vocabulary, token):
+                return guess
+            self._keeper.append(token)

@@ -1,0 +1,394 @@
+"""The shim and its stand-ins do the same: each test runs with the compiled one and without."""
+
+from __future__ import annotations
+
+import ctypes
+import doctest
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from llama_cpp import llama_cpp
+
+from llamahybrid.capi import shim as native
+from llamahybrid.errors import EngineError
+from llamahybrid.memory.sequence import UNCHANGED_BY_FAILURE
+
+BYTES = ctypes.POINTER(ctypes.c_uint8)
+TOKENS = np.arange(5, 35, dtype=np.int32)
+ABORTED = 2
+
+
+@pytest.fixture(params=["shim", "shim, two passes", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "shim, two passes":
+        monkeypatch.setattr(native, "HASHING", (("XXH3_of_tomorrow",),))
+    if request.param == "numpy":
+        monkeypatch.setattr(native, "_shim", None)
+        monkeypatch.setattr(native, "available", False)
+    native.library.cache_clear()  # a library bound without the shim leaves the shim unbound
+    return str(request.param)
+
+
+@contextmanager
+def loaded(path: Path) -> Iterator[int]:
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_default_params()
+    pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    assert pointer is not None
+    yield pointer
+    llama_cpp.llama_model_free(pointer)
+
+
+@contextmanager
+def contexts(model: int) -> Iterator[Callable[[], int]]:
+    made: list[int] = []
+
+    def make() -> int:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_threads, params.n_threads_batch = 128, 64, 1, 1
+        pointer = llama_cpp.llama_init_from_model(model, params)
+        assert pointer is not None
+        made.append(pointer)
+        return pointer
+
+    yield make
+    for pointer in made:
+        llama_cpp.llama_free(pointer)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[..., Path]) -> Iterator[int]:
+    with loaded(tiny_model("qwen35")) as pointer:
+        yield pointer
+
+
+@pytest.fixture
+def context(model: int) -> Iterator[Callable[[], int]]:
+    with contexts(model) as make:
+        yield make
+
+
+def logits(ctx: int, row: int) -> list[float]:
+    vocab = llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(ctx))
+    return list(llama_cpp.llama_get_logits_ith(ctx, row)[: llama_cpp.llama_vocab_n_tokens(vocab)])
+
+
+def upstream_decode(ctx: int, tokens: np.ndarray) -> None:
+    ids = (ctypes.c_int32 * len(tokens))(*tokens)
+    assert llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(ids, len(tokens))) == 0
+
+
+def test_the_development_environment_has_the_shim() -> None:
+    assert native.available
+
+
+def test_docstrings_hold() -> None:
+    assert doctest.testmod(native).failed == 0
+
+
+@given(st.data())
+def test_common_prefix_is_the_one_counted_by_hand(data: st.DataObject) -> None:
+    few = st.integers(0, 2)
+    a = data.draw(hnp.arrays(np.int32, st.integers(0, 20), elements=few))
+    b = data.draw(hnp.arrays(np.int32, st.integers(0, 20), elements=few))
+    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert native.common_prefix(a, b) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_shim", None)
+        assert native.common_prefix(a, b) == expected
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("at", [0, 1, 1023, 1024, 1025, 4095])
+def test_common_prefix_of_long_arrays(at: int) -> None:
+    a = np.zeros(4096, np.int32)
+    b = a.copy()
+    assert native.common_prefix(a, b) == len(a)
+    b[at] = 1
+    assert native.common_prefix(a, b) == at
+
+
+@pytest.mark.usefixtures("way")
+def test_common_prefix_of_a_strided_view() -> None:
+    assert native.common_prefix(np.arange(20, dtype=np.int32)[::2], np.arange(0, 20, 2, dtype=np.int32)) == 10
+
+
+@pytest.mark.usefixtures("way")
+def test_decode_gives_the_logits_upstream_gives(context: Callable[[], int]) -> None:
+    ours, theirs = context(), context()
+    assert native.library().decode(ours, TOKENS, 0) == 0
+    upstream_decode(theirs, TOKENS)
+    assert logits(ours, -1) == logits(theirs, -1)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("outputs", "rows"), [("none", []), ("last", [29]), ("all", [*range(30)])])
+def test_outputs_are_those_asked_for(
+    context: Callable[[], int], outputs: native.Outputs, rows: list[int]
+) -> None:
+    ctx = context()
+    assert native.library().decode(ctx, TOKENS, 0, outputs=outputs) == 0
+    assert [row for row in range(30) if llama_cpp.llama_get_logits_ith(ctx, row)] == rows
+
+
+@pytest.mark.usefixtures("way")
+def test_decode_hands_back_the_native_result(context: Callable[[], int]) -> None:
+    ctx = context()
+    assert native.library().decode(ctx, TOKENS[:0], 0) == -1
+    assert native.library().decode(ctx, TOKENS, 0, seq=7) == -1
+    assert native.library().decode(ctx, np.resize(TOKENS, 60), 0) == 0
+    assert native.library().decode(ctx, np.array([1 << 30], np.int32), 60) == -1
+
+
+@pytest.mark.usefixtures("way")
+def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
+    library, source, target = native.library(), context(), context()
+    library.decode(source, TOKENS, 0, outputs="none")
+    state = np.empty(llama_cpp.llama_state_seq_get_size_ext(source, 0, 0), np.uint8)
+    assert library.save_state(source, state, 0, 0) == xxhash.xxh3_64_intdigest(state.data)
+    assert library.load_state(target, state, 0, 0)
+    assert not library.load_state(target, state[:-1], 0, 0)
+    assert library.load_state(target, state, 0, 0)
+    for ctx in (source, target):
+        assert library.decode(ctx, TOKENS[:1], len(TOKENS)) == 0
+    assert logits(source, -1) == logits(target, -1)
+
+
+@pytest.mark.usefixtures("way")
+def test_state_fails_without_harm_where_the_buffer_is_short(context: Callable[[], int]) -> None:
+    library, ctx = native.library(), context()
+    library.decode(ctx, TOKENS, 0)
+    size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
+    for wrong in (size - 1, 8, 0):
+        assert library.save_state(ctx, np.empty(wrong, np.uint8), 0, 0) is None
+    with pytest.raises(ValueError, match="contiguous"):
+        library.save_state(ctx, np.empty(2 * size, np.uint8)[::2], 0, 0)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("offset", range(0, 17, 3))
+def test_a_large_state_is_saved_whole_and_hashed(tiny_model: Callable[..., Path], offset: int) -> None:
+    """Larger than what is copied around the cache, to wherever it is to lie."""
+    library = native.library()
+    with loaded(tiny_model("mamba", embd=512, layers=18)) as model, contexts(model) as make:
+        ctx = make()
+        library.decode(ctx, TOKENS, 0)
+        size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
+        assert size > 1 << 20
+        expected = np.empty(size, np.uint8)
+        llama_cpp.llama_state_seq_get_data_ext(ctx, expected.ctypes.data_as(BYTES), size, 0, 0)
+        room = np.full(size + 64, 7, np.uint8)
+        out = room[offset : offset + size]
+        assert library.save_state(ctx, out, 0, 0) == xxhash.xxh3_64_intdigest(expected.data)
+        assert np.array_equal(out, expected)
+        assert np.all(room[:offset] == 7)
+        assert np.all(room[offset + size :] == 7)
+        for short in (size - 1, size // 2):
+            assert library.save_state(ctx, room[:short], 0, 0) is None
+
+
+@pytest.mark.usefixtures("way")
+def test_a_range_is_saved_whole_and_hashed(context: Callable[[], int]) -> None:
+    library, ctx = native.library(), context()
+    if "llama_state_seq_get_data_range" not in library.optional:
+        pytest.skip("this library has no ranges")
+    library.decode(ctx, TOKENS, 0)
+    size_of = llama_cpp._lib.llama_state_seq_get_size_range
+    size_of.argtypes, size_of.restype = [ctypes.c_void_p, *[ctypes.c_int32] * 3], ctypes.c_size_t
+    size = size_of(ctx, 0, 3, 20)
+    part, again = np.empty(size, np.uint8), np.empty(size, np.uint8)
+    assert library.save_range(ctx, part, 0, 3, 20) == xxhash.xxh3_64_intdigest(part.data)
+    library.one_pass = False
+    assert library.save_range(ctx, again, 0, 3, 20) == xxhash.xxh3_64_intdigest(part.data)
+    assert np.array_equal(part, again)
+    library.one_pass = native.Library().one_pass
+    for place in ((0, 3, 21), (0, 3, 19), (9, 3, 20), (0, 20, 3)):
+        assert library.save_range(ctx, part, *place) is None
+
+
+def test_a_state_is_saved_in_one_pass_where_the_library_hands_out_pieces() -> None:
+    native.library.cache_clear()
+    assert native.library().one_pass == ("llama_state_seq_write_ext" in native.library().optional)
+
+
+def test_another_hash_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native._hashing() is not None
+    monkeypatch.setattr(native.xxhash, "xxh3_64_intdigest", lambda data: 1)
+    assert native._hashing() is None
+
+
+def test_a_library_that_lacks_a_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "REQUIRED", (*native.REQUIRED, "llama_of_tomorrow"))
+    with pytest.raises(EngineError, match="llama_of_tomorrow"):
+        native.Library()
+
+
+def swapped(one: str, other: str) -> type[ctypes.Structure]:
+    """struct llama_batch with two fields at each other's place."""
+    fields = dict(llama_cpp.llama_batch._fields_)
+    names = [{one: other, other: one}.get(name, name) for name in fields]
+    return type("Swapped", (ctypes.Structure,), {"_fields_": [(name, fields[name]) for name in names]})
+
+
+def replaced(name: str, *instead: tuple[str, object]) -> type[ctypes.Structure]:
+    """struct llama_batch with other fields in place of one."""
+    fields = [(field, kind) for field, kind in llama_cpp.llama_batch._fields_]
+    at = [field for field, _ in fields].index(name)
+    return type("Replaced", (ctypes.Structure,), {"_fields_": [*fields[:at], *instead, *fields[at + 1 :]]})
+
+
+LAYOUTS = {
+    "a field more": replaced("logits", ("logits", BYTES), ("more", ctypes.c_void_p)),
+    "two pointers in another order": swapped("pos", "n_seq_id"),
+    "the last two in another order": swapped("seq_id", "logits"),
+    "a number in the place of a pointer": swapped("n_tokens", "token"),
+    "a field of another name": replaced("logits", ("output", BYTES)),
+    "a longer number where there was room": replaced("n_tokens", ("n_tokens", ctypes.c_int64)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_another_batch_layout_is_refused(
+    monkeypatch: pytest.MonkeyPatch, layout: type[ctypes.Structure]
+) -> None:
+    monkeypatch.setattr(llama_cpp, "llama_batch", layout)
+    with pytest.raises(EngineError, match="llama_batch"):
+        native.Library()
+
+
+@pytest.fixture
+def throwing() -> Iterator[native.Library]:
+    """A library all of whose functions throw std::bad_alloc."""
+    try:
+        throw = ctypes.CDLL("libstdc++.so.6")["_ZSt17__throw_bad_allocv"]
+    except (OSError, AttributeError):
+        pytest.skip("no function here that is known to throw")
+    native.library.cache_clear()
+    library, lib, hashing = native.library(), native._shim.lib, native._hashing()
+    address = ctypes.cast(throw, ctypes.c_void_p).value
+    assert lib.llh_bind(address, address, address, native._layout(llama_cpp.llama_batch))
+    if hashing is not None:
+        lib.llh_bind_pieces(address, address, hashing)
+    yield library
+    native.library.cache_clear()
+    native.library()
+
+
+def test_what_libllama_throws_is_not_called_harmless(throwing: native.Library) -> None:
+    """After an allocation failed inside, the context may hold anything; nor may an exception reach Python."""
+    assert throwing.decode(0, TOKENS, 0) == native.THREW
+    call, tokens = throwing.call(), (ctypes.c_int32 * len(TOKENS))(*TOKENS)
+    assert call is not None
+    assert call.decode(0, llama_cpp.llama_batch_get_one(tokens, len(tokens))) == native.THREW
+    assert call.result == native.THREW
+    assert native.THREW not in UNCHANGED_BY_FAILURE
+    state = np.empty(64, np.uint8)
+    assert not throwing.load_state(0, state, 0, 0)
+    assert throwing.save_state(0, state, 0, 0) is None
+    if throwing.one_pass:
+        assert throwing.save_range(0, state, 0, 0, 8) is None
+        throwing.one_pass = False
+        assert throwing.save_state(0, state, 0, 0) is None
+
+
+def test_a_batch_that_cannot_be_allocated_is_not_decoded(throwing: native.Library) -> None:
+    lib, ffi = native._shim.lib, native._shim.ffi
+    for impossible in (-1, -(2**31)):
+        assert lib.llh_decode(0, ffi.NULL, impossible, 0, 0, lib.LLH_OUTPUTS_LAST) == native.NO_MEMORY
+
+
+def poll(stop: native.Stop) -> bool:
+    """Call the native callback as ggml does."""
+    assert stop.address is not None
+    return bool(ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(stop.address)(stop.data))
+
+
+def test_the_callback_stops_the_request_it_was_meant_for() -> None:
+    stop = native.Stop()
+    stop.arm(True)
+    assert not poll(stop)
+    first = stop.begin()
+    assert not poll(stop)
+    stop.request(first)
+    assert poll(stop)
+    stop.arm(False)
+    assert not poll(stop)
+    assert stop.requested
+    stop.arm(True)
+    second = stop.begin()
+    assert not poll(stop)
+    stop.request(first)
+    assert not poll(stop)
+    stop.request(second)
+    stop.request(first)
+    assert poll(stop)
+    stop.end()
+    assert not poll(stop)
+
+
+def test_a_late_stop_of_an_old_request_takes_nothing_back() -> None:
+    lib, ffi = native._shim.lib, native._shim.ffi
+    block = ffi.gc(lib.llh_stop_new(), lib.llh_stop_free)
+    lib.llh_stop_arm(block, True)
+    lib.llh_stop_begin(block, 6)
+    lib.llh_stop_request(block, 6)
+    lib.llh_stop_request(block, 5)
+    assert lib.llh_stop_poll(block)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_stop_does_nothing_when_nothing_runs() -> None:
+    stop = native.Stop()
+    stop.request(0)
+    stop.request(1)
+    assert not stop.requested
+    stop.begin()
+    assert not stop.requested
+
+
+@pytest.mark.usefixtures("way")
+def test_stops_from_many_threads_hit_only_their_request() -> None:
+    stop = native.Stop()
+    for _ in range(50):
+        number = stop.begin()
+        threads = [threading.Thread(target=stop.request, args=(n,)) for n in (number - 1, number, number)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert stop.requested
+        stop.begin()
+        assert not stop.requested
+
+
+def test_a_stop_ends_a_decode_from_within(context: Callable[[], int]) -> None:
+    library, ctx, stop = native.library(), context(), native.Stop()
+    assert library.set_stop(ctx, stop)
+    stop.arm(True)
+    stop.request(stop.begin())
+    assert library.decode(ctx, TOKENS, 0) == ABORTED
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+    stop.begin()
+    assert library.decode(ctx, TOKENS, 0) == 0
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+    stop.request(stop.running)
+    assert library.set_stop(ctx, None)
+    assert library.decode(ctx, TOKENS, 0) == 0
+
+
+def test_without_the_shim_a_stop_cannot_reach_into_a_decode(
+    context: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_shim", None)
+    monkeypatch.setattr(native, "available", False)
+    stop = native.Stop()
+    assert stop.address is None
+    assert not native.library().set_stop(context(), stop)

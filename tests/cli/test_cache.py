@@ -1,0 +1,166 @@
+"""`llamahybrid cache` tells what lies on disk, finds damage, and removes what it is told to."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli import app
+from llamahybrid.cli import cache as cache_commands
+from llamahybrid.prompt_cache import records
+from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, key_of, pack
+
+TEXT = np.array([*b"the quick brown fox jumps over the lazy dog"], np.int32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two conversations of one model and one of another, with a day between each."""
+    store = RecordStore(tmp_path / "cache")
+    now = time.time()
+    paths = (("aaaa", TEXT), ("aaaa", TEXT[::-1].copy()), ("bbbb", TEXT[:20]))
+    for days, (namespace, tokens) in enumerate(paths):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(records.time, "time", lambda days=days: now - 86400 * days)
+            for kind, start, end in (
+                (SEGMENT, 0, len(tokens)),
+                (SNAPSHOT, 10, 10),
+                (SNAPSHOT, len(tokens), len(tokens)),
+            ):
+                payload = np.full(100_000, end, np.uint8)
+                key = key_of(namespace, kind, start, tokens[:end])
+                store.write(key, pack(namespace, kind, start, tokens[:end], None, payload))
+    return tmp_path / "cache"
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, ["cache", *map(str, arguments)], env={"COLUMNS": "160"})
+
+
+def keys(folder: Path) -> list[str]:
+    return list(RecordStore(folder).keys())
+
+
+def test_conversations_are_listed_with_sizes_and_ages(folder: Path) -> None:
+    result = run("list", "--dir", folder)
+    lines = [line.split() for line in result.output.splitlines() if "aaaa" in line or "bbbb" in line]
+    assert [(line[1], line[3], line[5]) for line in lines] == [
+        ("bbbb", "20", "2"),
+        ("aaaa", "43", "2"),
+        ("aaaa", "43", "2"),
+    ]
+    assert all("0.3" in line for line in lines)
+    assert "2 d" in result.output
+    assert "9 records" in result.output
+
+
+def test_records_are_listed_one_by_one(folder: Path) -> None:
+    result = run("list", "--records", "--dir", folder)
+    assert result.output.count("snapshot") == 6
+    assert "[0, 43)" in result.output
+
+
+def test_a_preview_shows_the_end_of_the_text(folder: Path, tiny_model: Any) -> None:
+    model = tiny_model("mamba")
+    result = run("list", "--dir", folder, "--preview", model)
+    import llama_cpp
+
+    spelt = llama_cpp.Llama(str(model), vocab_only=True, verbose=False).detokenize(TEXT[-6:].tolist())
+    assert spelt.decode(errors="replace").strip() in result.output
+
+
+def test_sound_folders_verify(folder: Path) -> None:
+    result = run("verify", "--dir", folder)
+    assert (result.exit_code, result.output.strip()) == (0, "9 records are sound, 0 damaged")
+
+
+def test_damage_is_found_and_removed_when_asked(folder: Path) -> None:
+    victim = sorted(folder.glob("*/*/*.record"))[3]
+    raw = bytearray(victim.read_bytes())
+    raw[-1] ^= 1
+    victim.write_bytes(raw)
+    result = run("verify", "--dir", folder)
+    assert result.exit_code == 1
+    assert "8 records are sound, 1 damaged" in result.output
+    assert "payload is damaged" in result.output
+    assert len(keys(folder)) == 9
+    assert run("verify", "--remove", "--dir", folder).exit_code == 0
+    assert len(keys(folder)) == 8
+    assert run("verify", "--dir", folder).exit_code == 0
+
+
+def test_pruning_by_age_takes_what_is_older(folder: Path) -> None:
+    run("prune", "--older-than", 0.5, "--dir", folder)
+    assert len(keys(folder)) == 3
+    assert re.search(r"\d (s|min)\b", run("list", "--dir", folder).output)
+
+
+def test_pruning_by_size_takes_the_oldest(folder: Path) -> None:
+    result = run("prune", "--max-mib", 0.5, "--dir", folder)
+    assert RecordStore(folder).nbytes <= 0.5 * 2**20
+    assert "records removed" in result.output
+    store = RecordStore(folder)
+    assert {store.head(key)[0].namespace for key in keys(folder)} == {"aaaa"}
+
+
+def test_pruning_by_model(folder: Path) -> None:
+    assert "6 records removed" in run("prune", "--model", "aaaa", "--dir", folder).output
+    assert len(keys(folder)) == 3
+
+
+def test_records_of_an_older_format_are_told_and_removed_when_asked(folder: Path) -> None:
+    old = folder / "ab" / "cd" / f"{'0' * 28}.val"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(records.MAGIC + b"\1\0" + b"x" * 1000)
+    (folder / "notes.txt").write_text("mine")
+    assert "1 records of an older format" in run("list", "--dir", folder).output
+    assert "1 records of an older format removed" in run("prune", "--old-formats", "--dir", folder).output
+    assert not old.exists()
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert len(keys(folder)) == 9
+    assert "older format" not in run("list", "--dir", folder).output
+
+
+def test_what_cannot_be_read_just_now_is_not_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr("llamahybrid.prompt_cache.disk.read_record", fail)
+    result = run("verify", "--remove", "--dir", folder)
+    assert result.exit_code == 1
+    assert "0 records are sound, 0 damaged, 9 could not be read" in result.output
+    assert len(keys(folder)) == 9
+
+
+def test_pruning_needs_to_be_told_what(folder: Path) -> None:
+    assert run("prune", "--dir", folder).exit_code == 2
+    assert len(keys(folder)) == 9
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "prune"])
+def test_a_folder_with_nothing_is_left_alone(tmp_path: Path, command: str) -> None:
+    result = run(command, "--dir", tmp_path, *(["--max-mib", "1"] if command == "prune" else []))
+    assert result.exit_code == 1
+    assert "nothing is stored" in result.output
+    assert os.listdir(tmp_path) == []
+
+
+def test_chat_keeps_its_conversations_where_the_commands_look(
+    tmp_path: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_commands.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    arguments = ["chat", str(tiny_model("qwen35")), "--keep", "--max-tokens", "4", "--threads", "1"]
+    for _ in range(2):
+        result = CliRunner().invoke(app, arguments, input="hello there, how are you today\n/exit\n")
+        assert result.exit_code == 0, result.output
+    (left,) = re.findall(r"left (\d+)", result.output)
+    assert int(left) <= 3, "it goes on where the answer begins"
+    assert "records" in run("list").output

@@ -1,0 +1,72 @@
+"""The differential runner itself: it must see what is wrong, and shrink it."""
+
+import llama_cpp
+import pytest
+
+from tests.lab import history as operations
+from tests.lab.differential import Mismatch, check
+from tests.lab.history import Again, Append, Ask, Edit, Eval, History, Unrelated, random_history, shrink
+from tests.lab.reference import SETTINGS
+
+
+class Miscounting(llama_cpp.Llama):
+    """Counts one token more than it decoded."""
+
+    def eval(self, tokens):
+        super().eval(tokens)
+        self.n_tokens += 1
+
+
+@pytest.mark.parametrize("arch", ["llama", "jamba"])
+def test_stock_itself_passes(tiny_model, arch):
+    verdict = check(random_history(1), llama_cpp.Llama, tiny_model(arch))
+    assert verdict.requests >= 2
+    assert verdict.bit_equal >= 1
+
+
+def test_a_cut_that_did_not_happen_is_found_and_shrunk(tiny_model, forgetful):
+    history = History(
+        (
+            Ask(Unrelated(new=60, seed=1), take=6),
+            Ask(Append(new=10, seed=2), take=6),
+            Eval(new=3, seed=3),
+            Ask(Edit(percent=30, new=4, seed=4), take=6),
+            Ask(Again(back=0), take=3),
+        )
+    )
+    with pytest.raises(Mismatch) as caught:
+        check(history, forgetful, tiny_model("mamba"))
+    assert "operation 1" in str(caught.value)
+    printed = str(caught.value).partition("\nHistory(")[2]
+    assert printed.count("Ask(") == 2
+    assert "Eval(" not in printed
+
+
+def test_a_wrong_count_is_found(tiny_model):
+    with pytest.raises(Mismatch, match="expected 1 tokens"):
+        check(History((Eval(new=20, seed=1),)), Miscounting, tiny_model("llama"))
+
+
+def test_a_failed_history_prints_as_python():
+    history = random_history(5)
+    assert eval(str(history), vars(operations)) == history
+
+
+def test_the_same_seed_is_the_same_history():
+    assert random_history(3) == random_history(3)
+    assert len({str(random_history(seed)) for seed in range(50)}) == 50
+
+
+def test_shrinking_keeps_what_fails():
+    def fails(history: History) -> bool:
+        return any(isinstance(operation, Eval) and operation.new >= 3 for operation in history.operations)
+
+    history = next(h for h in map(random_history, range(100)) if fails(h))
+    short = shrink(history, fails)
+    assert len(short.operations) == 1
+    assert fails(short)
+    assert short.operations[0].new <= 5
+
+
+def test_settings_have_their_own_names():
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)

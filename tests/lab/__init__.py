@@ -1,0 +1,1 @@
+"""The laboratory: histories, threads, signals, damaged files, simulators: `make fuzz`, `make soak`."""

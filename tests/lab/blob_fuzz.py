@@ -1,0 +1,385 @@
+"""Blob campaigns: damaged, foreign and made-up state, through our API or straight at the C API.
+
+``python -m tests.lab.blob_fuzz [--count 10000] [--seconds 600] [--seed 0] [--native]``
+
+Through the API every record that is not exactly what was saved here must be refused, and the next answer
+must be right. With ``--native`` the bytes go to the library itself, which must not die, and where it refuses
+must be as before: that holds for the patched engine. Each batch runs in a process of its own, so that a crash
+or a hang is a result. A `LlamaState` that stock saved carries no checksum: damage to it cannot be told, and
+it is left out here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from llamahybrid import tiny
+from llamahybrid.capi.gguf import Gguf
+
+Bytes = npt.NDArray[np.uint8]
+ARCHITECTURES = ("qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama")
+BATCH = 100
+HANG_SECONDS = 300
+TOLERANCE = 1e-3
+"""Of the logits' range: the prompt may have been cut into other batches in between."""
+
+PROMPT = [(7 * i + 1) % 120 for i in range(90)]
+OTHER = [(11 * i + 3) % 120 for i in range(90)]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "other weights": {},
+    "flash attention": {"flash_attn": True},
+    "q8 keys": {"type_k": 8, "flash_attn": True},
+    "window": {"swa_full": False},
+    "no second sequence": {"paging": False},
+    "larger context": {"n_ctx": 512},
+}
+"""How the context differs whose sound records, of the very same tokens, must be refused all the same."""
+
+
+class Damage(AssertionError):
+    """Something that must be refused was taken, or left wrong state behind."""
+
+
+def mutated(record: Any, other: Any, rng: random.Random) -> Any:
+    """A record with one to a few things wrong; never equal to it."""
+    if isinstance(record, np.ndarray):
+        return mutated_bytes(record, other, rng)
+    return mutated_state(record, other, rng)
+
+
+def mutated_state(state: Any, other: Any, rng: random.Random) -> Any:
+    """A `LlamaState` with its bytes, its ids, its counts or its seal damaged, or another's seal."""
+    out, seal = copy.copy(state), copy.copy(state.llamahybrid)
+    kind = rng.choice(("bytes", "bytes", "ids", "tokens", "logits", "count", "size", "seal"))
+    if kind == "bytes":
+        mine, theirs = (np.frombuffer(s.llama_state, np.uint8) for s in (state, other))
+        out.llama_state = mutated_bytes(mine, theirs, rng).tobytes()
+        out.llama_state_size = len(out.llama_state) if rng.random() < 0.8 else state.llama_state_size
+    elif kind == "ids":
+        out.input_ids = state.input_ids.copy()
+        out.input_ids[rng.randrange(state.n_tokens)] ^= 1
+    elif kind == "count":
+        out.n_tokens = rng.choice((0, 1, state.n_tokens - 1, state.n_tokens + 1, 10**6, -1))
+    elif kind == "size":
+        out.llama_state_size += rng.choice((-1, 1, 1 << 20))
+    elif kind == "seal":
+        seal = other.llamahybrid if other is not state else seal
+        seal = seal if seal.checksum != state.llamahybrid.checksum else dataclasses.replace(seal, checksum=1)
+    else:
+        damaged = getattr(seal, kind).copy()
+        damaged.view(np.uint8)[rng.randrange(damaged.nbytes)] ^= 1 << rng.randrange(8)
+        seal = dataclasses.replace(seal, **{kind: damaged})
+    out.llamahybrid = seal
+    return out
+
+
+def mutated_bytes(blob: Bytes, other: Bytes, rng: random.Random) -> Bytes:
+    """`blob` with one to a few things wrong; never equal to it."""
+    out = blob.copy()
+    kind = rng.choice(("bit", "bit", "bytes", "word", "cut", "longer", "splice", "zeros", "header", "empty"))
+    n = len(out)
+    if kind == "bit":
+        for _ in range(rng.choice((1, 1, 8))):
+            out[rng.randrange(n)] ^= 1 << rng.randrange(8)
+    elif kind == "bytes":
+        at = rng.randrange(n)
+        out[at : at + 8] = np.frombuffer(rng.randbytes(8), np.uint8)[: len(out[at : at + 8])]
+    elif kind == "word":  # a count, a length, a type: the lengths that readers trust
+        at = rng.randrange(max(1, min(n, 600) - 4)) & ~3
+        value = rng.choice((0, 1, 2, 255, 1 << 16, 0x7FFFFFFF, 0xFFFFFFFF, rng.randrange(1 << 32)))
+        out[at : at + 4] = np.frombuffer(value.to_bytes(4, "little"), np.uint8)[: len(out[at : at + 4])]
+    elif kind == "cut":
+        out = out[: rng.randrange(n)]
+    elif kind == "longer":
+        out = np.concatenate([out, np.frombuffer(rng.randbytes(rng.randint(1, 64)), np.uint8)])
+    elif kind == "splice":
+        at = rng.randrange(n)
+        out = np.concatenate([out[:at], other[rng.randrange(len(other)) :]])
+    elif kind == "zeros":
+        at = rng.randrange(n)
+        out[at : at + rng.randint(1, 4096)] = 0
+    elif kind == "header":
+        out[: min(n, 96)] = other[: min(n, 96, len(other))] if len(other) >= 96 else 0
+    else:
+        out = out[:0]
+    return mutated_bytes(blob, other, rng) if np.array_equal(out, blob) else out
+
+
+# -- through our API -----------------------------------------------------------------------------------
+
+
+def through_api(model: Path, seed: int, count: int) -> Counter[str]:
+    """Hand `count` wrong records to a `Llama`; what became of them.
+
+    A third are sound but foreign: of another context, model or text, with the seal they were given there.
+    The others are damaged, or in parts from two sources. A payload that was made up together with a fitting
+    seal is out of scope: checksums tell damage, not intent.
+
+    Raises:
+        Damage: one was taken, or the next logits were not those of before.
+    """
+    from llamahybrid.errors import SnapshotError
+    from llamahybrid.llama import Llama
+    from tests.lab.reference import difference
+
+    rng, outcomes = random.Random(seed), Counter[str]()
+    name = list(VARIANTS)[seed % len(VARIANTS)]
+    base: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    weights = model
+    if name == "other weights":
+        with Gguf(model) as gguf:
+            arch = str(gguf.read("")["general.architecture"])
+        weights = tiny.make(arch, model.with_suffix(".other.gguf"), seed=7)
+
+    with (
+        closing(Llama(str(model), **base)) as llm,
+        closing(Llama(str(weights), **{**base, **VARIANTS[name]})) as donor,
+    ):
+        foreign, elsewhere = _records(donor, PROMPT), _records(llm, OTHER)
+        records = _records(llm, PROMPT)
+        wanted = _answer(llm)
+        for number in range(count):
+            kind = rng.choice(list(records))
+            source = rng.choice(("damaged", "damaged", "foreign", "other text"))
+            sound = {"foreign": foreign, "other text": elsewhere}.get(source, {}).get(kind)
+            wrong = mutated(records[kind], rng.choice((foreign, elsewhere)).get(kind, records[kind]), rng)
+            llm.reset()
+            llm.eval(PROMPT)
+            try:
+                taken = _hand_over(llm, kind, wrong if sound is None else sound, rng)
+            except (SnapshotError, RuntimeError) as error:
+                outcomes[type(error).__name__] += 1
+            else:
+                what = f"{source} {kind} ({name})"
+                if taken and (source != "other text" or kind != "state"):
+                    raise Damage(f"{model.name}, seed {seed}, number {number}: {what} was taken")
+                outcomes["taken" if taken else "fault"] += 1
+            if not difference(_answer(llm), wanted) <= TOLERANCE:
+                raise Damage(
+                    f"{model.name}, seed {seed}, number {number}: other logits after a {source} {kind}"
+                )
+    return outcomes
+
+
+def _answer(llm: Any) -> npt.NDArray[np.float32]:
+    """The logits at the end of one prompt, decoded from where it differs from `PROMPT` by a token."""
+    from tests.lab.reference import output_row
+
+    stream = llm.generate([*PROMPT, 5], temp=0.0)
+    with closing(stream):
+        next(stream)
+        return output_row(llm.ctx, -1, llm.n_vocab())
+
+
+def _records(llm: Any, tokens: list[int]) -> dict[str, Any]:
+    """Every kind of stored state this model makes, of `tokens`; a whole state with its seal."""
+    llm.reset()
+    llm.eval(tokens)
+    live = llm._keeper.live
+    out = {"state": llm.save_state()}
+    if live.profile.needs_checkpoints:
+        out["snapshot"] = live.snapshot(lambda n: np.empty(n, np.uint8))
+    if live.profile.needs_checkpoints and live.profile.pager is not None:
+        out["segment"] = live.page_out(0, len(tokens), lambda n: np.empty(n, np.uint8)).record
+    return out
+
+
+def _hand_over(llm: Any, kind: str, record: Any, rng: random.Random) -> bool:
+    """Try to make the model take a record; True if it did."""
+    from llamahybrid.prompt_cache.base import Segment
+
+    live, ids = llm._keeper.live, np.array(PROMPT, np.int32)
+    if kind == "state":
+        llm.load_state(record)
+        return True
+    if kind == "snapshot":
+        return live.restore(record, ids) is None
+    snapshot = live.snapshot(lambda n: np.empty(n, np.uint8))
+    return live.restore(snapshot, ids, [Segment(0, len(PROMPT), record)], 0) is None
+
+
+# -- straight at the library ---------------------------------------------------------------------------
+
+
+def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
+    """Hand `count` mutated states to the C API: nothing may die, and a refused one changes nothing.
+
+    Raises:
+        Damage: a refused load left other bytes or other logits behind.
+    """
+    import llama_cpp
+    from llama_cpp import llama_cpp as native
+
+    from tests.lab.reference import difference, output_row
+
+    rng, outcomes = random.Random(seed), Counter[str]()
+    shape = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    swa = {"swa_full": False} if rng.random() < 0.5 else {}
+    with closing(llama_cpp.Llama(str(model), **shape, **swa)) as llm:
+        ways = {
+            "sequence": _Way(native, llm.ctx, 0),
+            "partial": _Way(native, llm.ctx, 1),
+            "device": _Way(native, llm.ctx, 2),
+            "partial device": _Way(native, llm.ctx, 3),
+            "whole": _Way(native, llm.ctx, None),
+        }
+        llm.eval(OTHER)
+        others = {name: way.save() for name, way in ways.items()}
+        llm.reset()
+        llm.eval(PROMPT)
+        sound = {name: way.save() for name, way in ways.items()}
+        llm.eval([5])
+        wanted = output_row(llm.ctx, -1, llm.n_vocab())
+        if ways["whole"].load(sound["whole"]) != len(sound["whole"]):
+            raise Damage(f"{model.name}, seed {seed}: the library does not read its own state")
+        for number in range(count):
+            name = rng.choice(list(ways))
+            if "device" in name:
+                sound[name] = ways[name].save()  # only the last one of a sequence is kept
+            before = ways["whole"].save()
+            blob = mutated_bytes(sound[name], others[name], rng)
+            read = ways[name].load(blob)
+            if read:
+                outcomes["taken"] += 1
+                with contextlib.suppress(RuntimeError):
+                    llm.eval([7])  # whatever was taken is decoded on, or refused
+                if ways["whole"].load(sound["whole"]) != len(sound["whole"]):
+                    raise Damage(f"{model.name}, seed {seed}, number {number}: no way back after {name}")
+            else:
+                outcomes["refused"] += 1
+                if not np.array_equal(ways["whole"].save(), before):
+                    raise Damage(f"{model.name}, seed {seed}, number {number}: refused {name} changed memory")
+        llm.n_tokens = len(PROMPT)
+        llm.eval([5])
+        if not difference(output_row(llm.ctx, -1, llm.n_vocab()), wanted) <= TOLERANCE:
+            raise Damage(f"{model.name}, seed {seed}: other logits after {count} records")
+    return outcomes
+
+
+class _Way:
+    """One pair of save and load functions of the C API."""
+
+    def __init__(self, native: Any, ctx: Any, flags: int | None) -> None:
+        self._native, self._ctx, self._flags = native, ctx, flags
+
+    def save(self) -> Bytes:
+        """The state as bytes."""
+        lib, ctx, flags = self._native, self._ctx, self._flags
+        if flags is None:
+            out = np.zeros(lib.llama_state_get_size(ctx), np.uint8)
+            return out[: lib.llama_state_get_data(ctx, self._pointer(out), out.nbytes)]
+        out = np.zeros(lib.llama_state_seq_get_size_ext(ctx, 0, flags), np.uint8)
+        return out[: lib.llama_state_seq_get_data_ext(ctx, self._pointer(out), out.nbytes, 0, flags)]
+
+    def load(self, blob: Bytes) -> int:
+        """Bytes the library read; 0 where it refused."""
+        lib, ctx = self._native, self._ctx
+        data = np.ascontiguousarray(blob if blob.size else np.zeros(1, np.uint8))
+        if self._flags is None:
+            return int(lib.llama_state_set_data(ctx, self._pointer(data), blob.nbytes))
+        pointer = self._pointer(data)
+        return int(lib.llama_state_seq_set_data_ext(ctx, pointer, blob.nbytes, 0, self._flags))
+
+    @staticmethod
+    def _pointer(array: Bytes) -> Any:
+        import ctypes
+
+        return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+# -- the campaign --------------------------------------------------------------------------------------
+
+TARGETS: dict[str, Callable[[Path, int, int], Counter[str]]] = {
+    "api": through_api,
+    "native": at_the_library,
+}
+
+
+def batch(target: str, model: Path, seed: int, count: int) -> tuple[Counter[str], str]:
+    """Run one batch in a process of its own: outcomes, and what went wrong if anything did."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.lab.blob_fuzz",
+        "--child",
+        target,
+        str(model),
+        str(seed),
+        str(count),
+    ]
+    where = f"{model.name}, seed {seed}"
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Counter(), f"{where}: hangs"
+    if child.returncode < 0:
+        return Counter(), f"{where}: died of signal {-child.returncode}: {child.stderr[-500:]}"
+    if child.returncode:
+        return Counter(), f"{where}: {child.stderr[-1500:]}"
+    return Counter(json.loads(child.stdout.splitlines()[-1])), ""
+
+
+def campaign(target: str, count: int, seconds: float, seed: int, console: Console) -> bool:
+    """Batches over all architectures until `count` or the time is reached; True if nothing was found."""
+    totals = {arch: Counter[str]() for arch in ARCHITECTURES}
+    failures: list[str] = []
+    start, done, number = time.monotonic(), 0, seed
+    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
+        models = {arch: tiny.make(arch, Path(folder, f"{arch}.gguf")) for arch in ARCHITECTURES}
+        bar = progress.add_task("blobs", total=count)
+        while done < count and time.monotonic() - start < seconds:
+            arch = ARCHITECTURES[number % len(ARCHITECTURES)]
+            outcomes, failure = batch(target, models[arch], number, BATCH)
+            totals[arch].update(outcomes)
+            failures += [failure] if failure else []
+            done, number = done + BATCH, number + 1
+            progress.update(bar, completed=done)
+    kinds = sorted({kind for outcomes in totals.values() for kind in outcomes})
+    table = Table("architecture", *kinds, title=f"{target}: {done} records, seeds {seed} to {number - 1}")
+    for arch, outcomes in totals.items():
+        table.add_row(arch, *(str(outcomes[kind]) for kind in kinds))
+    console.print(table)
+    for failure in failures:
+        console.print(failure, style="red", markup=False, highlight=False)
+    return not failures
+
+
+def main(
+    count: Annotated[int, typer.Option(help="Records in all.")] = 10_000,
+    seconds: Annotated[float, typer.Option(help="How long at most.")] = 600,
+    seed: Annotated[int, typer.Option(help="Seed of the first batch.")] = 0,
+    native: Annotated[bool, typer.Option(help="Straight at the C API.")] = False,
+) -> None:
+    """Damaged and foreign state, for a bounded time."""
+    if not campaign("native" if native else "api", count, seconds, seed, Console()):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        from llamahybrid.evaluate.quiet import silence
+
+        silence()
+        print(json.dumps(TARGETS[sys.argv[2]](Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))))
+    else:
+        typer.run(main)

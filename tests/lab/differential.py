@@ -1,0 +1,343 @@
+"""The differential runner: whatever was asked before, a `Llama` must answer as a fresh stock context would.
+
+After each request of a history the logits that the sampler saw, at the prompt's end and after every generated
+token, are compared with those of a new context of plain llama_cpp fed the same tokens. Two runs that cut
+their batches elsewhere differ in the last bits, so the measure is the largest difference over the range of
+the reference's logits; where two tokens lie closer than that, greedy decoding may take either (a *tie*).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache import PromptCache
+from tests.lab.history import (
+    CHATS,
+    Ask,
+    Budget,
+    Chat,
+    Collect,
+    Continue,
+    Ending,
+    Eval,
+    History,
+    Load,
+    Operation,
+    Reopen,
+    Reset,
+    Save,
+    Switch,
+    shrink,
+)
+from tests.lab.reference import SETTINGS, Factory, Logits, Reference, Setting, difference, output_row
+
+
+class Mismatch(AssertionError):
+    """The subject differs from a fresh stock context, or from what it says about itself."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A greedy choice that two right runs may make differently."""
+
+    position: int
+    """Tokens before the choice."""
+    margin: float
+    """Distance between the two best logits, as a share of the range."""
+
+
+@dataclass
+class Verdict:
+    """What a history showed; adds up over histories with `add`."""
+
+    requests: int = 0
+    bit_equal: int = 0
+    """Requests whose first logits were the reference's, bit for bit."""
+    worst: float = 0.0
+    """Largest difference seen, as a share of the range."""
+    ties: list[Tie] = field(default_factory=list)
+
+    def add(self, other: Verdict) -> None:
+        """Count `other` in."""
+        self.requests += other.requests
+        self.bit_equal += other.bit_equal
+        self.worst = max(self.worst, other.worst)
+        self.ties += other.ties
+
+
+class _Boom(Exception):
+    """Raised inside a logits processor on purpose."""
+
+
+@contextlib.contextmanager
+def _quiet_boom() -> Iterator[None]:
+    """ctypes prints, and swallows, what a callback raises; this one is on purpose."""
+    previous = sys.unraisablehook
+    sys.unraisablehook = lambda args: None if isinstance(args.exc_value, _Boom) else previous(args)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
+
+
+class Runner:
+    """One history on one fresh subject, compared with `reference` after each operation."""
+
+    def __init__(
+        self,
+        subject: Any,
+        reference: Reference,
+        setting: Setting,
+        reopen: Callable[..., Any] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """`reopen`: makes another subject, given its prompt cache; None: this one stays throughout.
+
+        `folder`: where the subject's prompt cache has its disk tier; None: it has none.
+        """
+        self._llm = subject
+        self._folder = folder
+        self._reopen = reopen
+        self._reference = reference
+        self._setting = setting
+        self._chats = [Chat() for _ in range(CHATS)]
+        self._chat = self._chats[0]
+        self._live: list[int] = []
+        self._saved: tuple[Any, list[int]] | None = None
+        self._hanging: list[Any] = []
+        self.verdict = Verdict()
+
+    def run(self, history: History) -> Verdict:
+        """Apply all operations.
+
+        Raises:
+            Mismatch: at the first operation after which anything is not as it must be.
+        """
+        for index, operation in enumerate(history.operations):
+            try:
+                self._apply(operation)
+                self._check_self()
+            except Exception as error:
+                raise Mismatch(f"operation {index}, {operation!r}: {error}") from error
+        return self.verdict
+
+    def close(self) -> None:
+        """Free the subject."""
+        self._llm.close()
+
+    def _apply(self, operation: Operation) -> None:
+        llm = self._llm
+        if isinstance(operation, Ask):
+            prompt = operation.prompt.tokens(self._chat, self._reference.vocabulary)
+            self._ask(self._fitting(prompt, operation.take), operation.take, operation.end)
+        elif isinstance(operation, Continue):
+            text = self._reference.vocabulary.text(operation.new, operation.seed)
+            if len(self._live) + len(text) + operation.take < self._reference.n_ctx:
+                self._ask(self._live + text, operation.take, "close", start=len(self._live))
+        elif isinstance(operation, Eval):
+            text = self._reference.vocabulary.text(operation.new, operation.seed)
+            if len(self._live) + len(text) < self._reference.n_ctx:
+                self._eval(text)
+        elif isinstance(operation, Reset):
+            llm.reset()
+            self._live = []
+        elif isinstance(operation, Save):
+            self._saved = (llm.save_state(), list(self._live))
+        elif isinstance(operation, Load):
+            if self._saved is not None:
+                llm.load_state(self._saved[0])
+                self._live = list(self._saved[1])
+                self._chat.prompt, self._chat.answer = list(self._live), []
+        elif isinstance(operation, Collect):
+            while self._hanging:
+                self._hanging.pop().close()
+        elif isinstance(operation, Switch):
+            self._chat = self._chats[operation.chat]
+        else:
+            self._tend(operation)
+
+    def _tend(self, operation: Budget | Reopen) -> None:
+        """What its owner does to the prompt cache; a subject without one is left alone."""
+        cache = getattr(self._llm, "prompt_cache", None)
+        if cache is None:
+            return
+        if isinstance(operation, Budget):
+            cache.ram_bytes = operation.kib << 10
+        elif self._reopen is not None:
+            self._hanging.clear()
+            self._llm.close()
+            if operation.restart:
+                cache.close()
+                cache = PromptCache(cache.ram_bytes, self._folder)
+            self._llm, self._live = self._reopen(prompt_cache=cache), []
+
+    def _fitting(self, prompt: list[int], take: int) -> list[int]:
+        """The prompt's end where it is too long for the context, one token where there is none."""
+        room = self._reference.n_ctx - take - 1
+        return prompt[-room:] or [self._reference.vocabulary.size // 2]
+
+    def _ask(self, prompt: list[int], take: int, end: Ending, *, start: int | None = None) -> None:
+        """`start`: tokens that are live already (`reset=False`)."""
+        seen: list[Logits] = []
+        answer: list[int] = []
+
+        def watch(ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+            seen.append(np.array(scores, dtype=np.float32))
+            if end == "processor error" and len(seen) > take:
+                raise _Boom
+            return scores
+
+        def criterion(ids: npt.NDArray[np.intc], scores: Logits) -> bool:
+            if len(answer) == take and end == "interrupt":
+                raise KeyboardInterrupt
+            return len(answer) == take and end == "stop"
+
+        from llama_cpp import LogitsProcessorList, StoppingCriteriaList
+
+        tokens = self._llm.generate(
+            prompt if start is None else prompt[start:],
+            temp=0.0,
+            reset=start is None,
+            logits_processor=LogitsProcessorList([watch]),
+            stopping_criteria=StoppingCriteriaList([criterion]),
+        )
+        limit = take if end in ("close", "abandon") else take + 1
+        with _quiet_boom(), contextlib.suppress(KeyboardInterrupt, _Boom):
+            for token in tokens:
+                answer.append(int(token))
+                if len(answer) == limit:
+                    break
+        if end == "abandon":
+            self._hanging.append(tokens)
+        else:
+            tokens.close()
+        rows = self._compare(prompt, answer, seen)
+        self._chat.asked(prompt, answer)
+        self._expect_live([prompt + answer[:-1], prompt + answer])
+        self._compare_scores(rows)
+
+    def _eval(self, text: list[int]) -> None:
+        self._llm.eval(text)
+        self._live = self._live + text
+        self._chat.prompt, self._chat.answer = list(self._live), []
+        row = output_row(self._llm.ctx, -1, self._reference.vocabulary.size)
+        rows = self._compare(self._live, [], [row])
+        self._expect_live([self._live])
+        self._compare_scores(rows)
+
+    def _compare(self, prompt: list[int], answer: list[int], seen: Sequence[Logits]) -> Logits:
+        """Hold what the sampler saw against the reference; the reference's rows come back."""
+        every = self._llm._logits_all
+        rows = self._reference.logits(prompt, answer, every=every)
+        after = rows[len(prompt) - 1 :] if every else rows
+        if len(seen) < len(answer):
+            raise Mismatch(f"{len(answer)} tokens came out of {len(seen)} samplings")
+        self.verdict.requests += 1
+        self.verdict.bit_equal += bool(seen) and np.array_equal(seen[0], after[0])
+        for step, (ours, reference) in enumerate(zip(seen, after, strict=False)):
+            apart = difference(ours, reference)
+            self.verdict.worst = max(self.verdict.worst, apart)
+            if not apart <= self._setting.tolerance:
+                raise Mismatch(
+                    f"logits after {len(prompt)} + {step} tokens are {apart:.2e} of the range apart "
+                    f"(tolerance {self._setting.tolerance:.0e})"
+                )
+        for step, (token, reference) in enumerate(zip(answer, after, strict=False)):
+            self._compare_choice(token, reference, len(prompt) + step)
+        return rows
+
+    def _compare_choice(self, token: int, reference: Logits, position: int) -> None:
+        best = int(reference.argmax())
+        if token != best:
+            margin = float((reference[best] - reference[token]) / (reference.max() - reference.min()))
+            if margin > 2 * self._setting.tolerance:
+                raise Mismatch(
+                    f"token {token} after {position} tokens, the reference takes {best} by {margin:.2e}"
+                )
+            self.verdict.ties.append(Tie(position, margin))
+
+    def _expect_live(self, allowed: Sequence[list[int]]) -> None:
+        """The context's own account of its tokens must be one of `allowed`."""
+        llm = self._llm
+        live = llm.input_ids[: llm.n_tokens].tolist()
+        if live not in allowed:
+            raise Mismatch(
+                f"n_tokens is {llm.n_tokens}, input_ids end in {live[-3:]}; "
+                f"expected {' or '.join(f'{len(a)} tokens ending in {a[-3:]}' for a in allowed)}"
+            )
+        self._live = live
+
+    def _compare_scores(self, rows: Logits) -> None:
+        """With logits_all the scores of every live token are promised."""
+        if self._llm._logits_all:
+            count = self._llm.n_tokens
+            apart = max(difference(a, b) for a, b in zip(self._llm.scores[:count], rows[:count], strict=True))
+            if not apart <= self._setting.tolerance:
+                raise Mismatch(f"rows of `scores` are {apart:.2e} of the range apart")
+
+    def _check_self(self) -> None:
+        """What the subject says about itself must be consistent (a stock `Llama` says nothing)."""
+        report = getattr(self._llm, "last_request", None)
+        if report is not None and not (
+            report.left == report.total - report.cached
+            and 0 <= report.cached <= report.matched <= report.total
+        ):
+            raise Mismatch(f"inconsistent report: {report}")
+        cache = getattr(self._llm, "prompt_cache", None)
+        if cache is not None:
+            cache.check_integrity()
+
+
+def run(history: History, factory: Factory, model: Path, reference: Reference, setting: Setting) -> Verdict:
+    """Apply `history` to a fresh `factory(model)` and compare throughout.
+
+    Raises:
+        Mismatch: with the operation at which it failed.
+    """
+
+    def start(**more: Any) -> Any:
+        return setting.open(factory, model, **more)
+
+    ours = isinstance(factory, type) and issubclass(factory, Llama)
+    with tempfile.TemporaryDirectory() as folder:
+        first = {"prompt_cache": PromptCache(None, folder)} if ours else {}
+        runner = Runner(start(**first), reference, setting, start, Path(folder))
+        try:
+            return runner.run(history)
+        finally:
+            runner.close()
+
+
+def check(history: History, factory: Factory, model: Path, setting: Setting = SETTINGS[0]) -> Verdict:
+    """`run`, and on failure the shortest history that still fails.
+
+    Raises:
+        Mismatch: its message holds the shrunk history as Python.
+    """
+    reference = Reference(model, setting)
+
+    def error(candidate: History) -> Mismatch | None:
+        try:
+            run(candidate, factory, model, reference, setting)
+        except Mismatch as mismatch:
+            return mismatch
+        return None
+
+    try:
+        return run(history, factory, model, reference, setting)
+    except Mismatch as first:
+        short = shrink(history, lambda candidate: error(candidate) is not None)
+        last = error(short) or first
+        raise Mismatch(f"{model.name}, setting {setting.name!r}: {last}\n{short}") from first
+    finally:
+        reference.close()

@@ -1,0 +1,234 @@
+"""What a folder of the disk tier must live through: killed writers, several at once, and a disk that fails.
+
+``python -m tests.lab.disk_fuzz --kills 200 --seconds 60 --processes 2 --faults 100 [--seed 1]``
+
+State is made up: bytes that only follow from their tokens, so that any record can be told right from wrong.
+Every record that a killed process had reported written must be there, whole; what is there must be right.
+Exit status 1 at the first that is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+import xxhash
+from rich.console import Console
+from rich.progress import track
+
+from llamahybrid.errors import RecordError
+from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Segment, Tokens
+from llamahybrid.prompt_cache.cache import PromptCache
+from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.records import SEGMENT
+
+NAMESPACE = "made up"
+CHATS = 30
+STEMS = 4
+"""Prefixes that chats share."""
+
+KILLS_IN_A_FOLDER = 20
+RAM_BYTES = 24 << 20
+DISK_BYTES = 48 << 20
+
+
+def content(kind: str, start: int, tokens: Tokens) -> Bytes:
+    """The bytes of a state: they follow from its tokens alone; some are small, some large."""
+    name = xxhash.xxh3_64_intdigest(f"{kind} {start} ".encode() + tokens.tobytes())
+    size = random.Random(name).choice((300, 5_000, 70_000, 600_000, 3_000_000))
+    return np.random.default_rng(name).integers(0, 256, size, np.uint8)
+
+
+def split(segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+    """Cut a made-up segment in two. Raises ValueError when it is not what it should be."""
+    if not np.array_equal(segment.record, content("attention", segment.start, path)):
+        raise ValueError("a segment is damaged or foreign")
+    first, second = path[:at], path
+    return (
+        Segment(segment.start, at, content("attention", segment.start, first)),
+        Segment(at, segment.end, content("attention", at, second)),
+    )
+
+
+def view_of(tokens: Tokens) -> LiveView:
+    """A hybrid context that holds these tokens."""
+    return LiveView(NAMESPACE, tokens, len(tokens), True, True, True, split=split)
+
+
+def chat(number: int, length: int) -> Tokens:
+    """The first tokens of a chat; some chats begin alike."""
+    stem = np.random.default_rng(number % STEMS).integers(0, 1000, 60)
+    rest = np.random.default_rng(1000 + number).integers(0, 1000, 400)
+    return np.concatenate([stem, rest]).astype(np.int32)[:length]
+
+
+def turn(cache: PromptCache, rng: random.Random) -> str:
+    """A turn of one of the chats; where its restore point came from.
+
+    Raises AssertionError when what came is not what belongs to its tokens.
+    """
+    tokens = chat(rng.randrange(CHATS), rng.randrange(20, 300))
+    plan = cache.plan(tokens, view_of(tokens[:0]), (), Costs())
+    try:
+        if plan.checkpoint is not None:
+            own = content("state", plan.cached, tokens[: plan.cached])
+            assert np.array_equal(plan.checkpoint.snapshot, own), "a foreign or damaged snapshot"
+            reach = 0
+            for part in plan.segments:
+                assert part.start == reach, "attention with a hole"
+                own = content("attention", part.start, tokens[: part.end])
+                assert np.array_equal(part.record, own), "foreign or damaged attention"
+                reach = part.end
+            assert reach == plan.cached, "attention ends too soon"
+    finally:
+        cache.release(plan)
+    view = view_of(tokens)
+    for position in sorted({*range(50, len(tokens), 100), len(tokens)}):
+        if position > plan.cached:
+            cache.admit(view, position, content("state", position, tokens[:position]))
+    for start, end in cache.missing(view):
+        cache.keep(view, Segment(start, end, content("attention", start, tokens[:end])))
+    cache.remember(NAMESPACE, tokens)
+    cache.settle(view)
+    return plan.source
+
+
+def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
+    """A process of its own: turns for so long; prints each record once it is written, and its counts."""
+    commit = RecordStore.commit
+
+    def report(store: RecordStore, part: str, key: str) -> None:
+        commit(store, part, key)
+        os.write(1, f"{key}\n".encode())
+
+    RecordStore.commit = report  # type: ignore[method-assign,assignment]
+    cache, rng, sources = hasty(folder, disk_bytes), random.Random(seed), Counter[str]()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sources[turn(cache, rng)] += 1
+    cache.close()
+    cache.check_integrity()
+    os.write(1, json.dumps({"sources": sources, **cache.stats().extra}).encode() + b"\n")
+
+
+def hasty(folder: str | Path, disk_bytes: int) -> PromptCache:
+    """A cache that writes everything, at once."""
+    cache = PromptCache(RAM_BYTES, folder, disk_bytes, 1 << 50)
+    assert cache._disk is not None, "the folder cannot be used"
+    cache._disk.writer.settle_seconds = 0.0
+    return cache
+
+
+def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subprocess.Popen[str]:
+    """`work` in a process of its own."""
+    code = f"from {__name__} import work; work({str(folder)!r}, {seed}, {seconds}, {disk_bytes})"
+    # This module as imported, also where it is run as a script.
+    code = code.replace("__main__", "tests.lab.disk_fuzz")
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def check_record(store: RecordStore, key: str) -> None:
+    """Raise AssertionError unless a record's payload is what its tokens say, RecordError if it is damaged."""
+    record = store.load(key)
+    kind = "attention" if record.head.kind == SEGMENT else "state"
+    assert np.array_equal(record.payload, content(kind, record.head.start, record.tokens)), (
+        f"{key} was accepted, and is wrong"
+    )
+
+
+def kill_one(folder: Path, seed: int) -> tuple[int, int]:
+    """Kill a writer at a random moment; (records it had reported, damaged ones found and refused).
+
+    Raises AssertionError when a reported record is lost, or a wrong one accepted.
+    """
+    rng = random.Random(seed)
+    process = start(folder, seed, 60, 1 << 40)
+    assert process.stdout is not None
+    reported = [process.stdout.readline()]  # it is at work
+    time.sleep(rng.uniform(0, 0.4))
+    process.kill()
+    reported += process.stdout.readlines()
+    process.communicate()
+    keys = [line.strip() for line in reported if line.endswith("\n")]
+    assert any(keys), "the writer died by itself"
+    store, damaged = RecordStore(folder), 0
+    there = set(store.keys())
+    for key in keys:
+        assert key in there, f"{key} was reported written, and is lost"
+        check_record(store, key)
+    for key in there - set(keys):
+        try:
+            check_record(store, key)
+        except RecordError:
+            damaged += 1
+    cache = hasty(folder, 1 << 40)  # and it goes on without repair
+    turn(cache, rng)
+    cache.close()
+    cache.check_integrity()
+    assert not cache.stats().extra["disk_failed"], "the folder cannot be written to any more"
+    return len(keys), damaged
+
+
+def kills(count: int, seed: int, console: Console) -> None:
+    """Kill `count` writers, one after the other; each `KILLS_IN_A_FOLDER` share a folder."""
+    records = damaged = 0
+    for first in track(range(0, count, KILLS_IN_A_FOLDER), "kill -9", console=console, transient=True):
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(first, min(count, first + KILLS_IN_A_FOLDER)):
+                one = kill_one(Path(folder), seed + number)
+                records, damaged = records + one[0], damaged + one[1]
+    console.print(
+        f"kill -9: {count} writers (seeds {seed} to {seed + count - 1}), {records} records reported written, "
+        f"all there and right; {damaged} damaged ones found, none accepted"
+    )
+
+
+def hammer(processes: int, seconds: float, seed: int, console: Console) -> None:
+    """Several processes on one folder that is too small for them.
+
+    Raises AssertionError when one of them fails or is given anything wrong.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        crowd = [start(Path(folder), seed + n, seconds, DISK_BYTES) for n in range(processes)]
+        for number, process in enumerate(crowd):
+            out, err = process.communicate()
+            assert process.returncode == 0, f"process {number}: {err}"
+            assert not json.loads(out.splitlines()[-1])["disk_failed"], f"process {number}: {err}"
+            console.print(f"process {number} (seed {seed + number}): {out.splitlines()[-1]}", soft_wrap=True)
+
+
+def main(
+    kill: Annotated[int, typer.Option("--kills", help="Writers to kill.")] = 20,
+    seconds: Annotated[float, typer.Option(help="How long several share a folder.")] = 20,
+    processes: Annotated[int, typer.Option(help="How many.")] = 2,
+    faults: Annotated[int, typer.Option(help="Histories of what a disk may do, of 40 steps each.")] = 5,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+) -> None:
+    """Kill writers, then let several share a folder, then let the disk fail."""
+    from tests.lab.disk_faults import histories
+
+    console = Console()
+    try:
+        kills(kill, seed, console)
+        hammer(processes, seconds, seed, console)
+        done = histories(faults, seed, 40)
+        console.print(f"faults: {faults} histories, nothing lost, nothing outside touched; {dict(done)}")
+    except AssertionError as error:
+        console.print(f"failed: {error}", style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
+if __name__ == "__main__":
+    typer.run(main)

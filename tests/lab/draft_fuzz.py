@@ -1,0 +1,294 @@
+"""Draft campaigns: drafts that are right and wrong at random places, undone in every way there is.
+
+``python -m tests.lab.draft_fuzz --seconds 300 [--count 1000] [--seed 1] [--arch qwen35]``
+
+A *pattern* is one answer in drafts of random length, each right up to a random token. The text is prescribed,
+so that the draft model knows what is right; the logits of every token of it must be those of a fresh stock
+context that saw no draft, and afterwards memory must hold what was handed out, in as many bytes as before.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from llama_cpp import LogitsProcessorList
+from llama_cpp.llama_speculative import LlamaDraftModel
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from llamahybrid import tiny
+from llamahybrid.capi.shim import library
+from llamahybrid.evaluate.quiet import silence
+from llamahybrid.llama import Llama
+from llamahybrid.speculation.draft_length import Pace
+from tests.lab.differential import Mismatch
+from tests.lab.reference import Logits, Reference, Setting, difference
+
+ARCHITECTURES = tuple(arch for arch in tiny.decoders() if arch not in ("qwen3", "cohere2", "smallthinker"))
+SETTINGS = (
+    Setting("default"),
+    Setting("small batches, window", {"n_batch": 16, "n_ubatch": 16, "swa_full": False}),
+)
+PLANES = 4
+LONGEST = 6
+"""More than there are planes: such a draft is undone by a snapshot even where there are some."""
+
+ANSWER = 20
+PER_TEXT = 4
+"""Patterns on one prescribed text, whose reference is dear."""
+
+
+class Prescribed(LlamaDraftModel):  # type: ignore[misc]
+    """Drafts the prescribed text, wrong from a random token on."""
+
+    def __init__(self, rng: random.Random, vocabulary: int) -> None:
+        self.text: Sequence[int] = ()
+        self._rng = rng
+        self._vocabulary = vocabulary
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: Any) -> npt.NDArray[np.intc]:
+        """What follows `input_ids`, or nearly."""
+        draft = np.array(self.text[len(input_ids) :][: self._rng.randint(0, LONGEST)], dtype=np.intc)
+        wrong = self._rng.randint(0, LONGEST)
+        if wrong < len(draft):
+            draft[wrong] = (draft[wrong] + self._rng.randrange(1, self._vocabulary)) % self._vocabulary
+        return draft
+
+
+class Unpaced(Pace):
+    """Allows every draft, whatever it costs."""
+
+    buys = False
+    """Planes are bought for the first draft that needs any; otherwise never."""
+
+    def length(self, tokens: int, most: int, owed: int, free: int, behind: int = 0) -> int:
+        """As long as there is room."""
+        return most
+
+    def due(self, tokens: int) -> bool:
+        """At every token."""
+        return True
+
+    def watch(self, tokens: int, behind: int = 0) -> int:
+        """Never: every guess is decoded."""
+        return 0
+
+    def planes_pay(self) -> bool:
+        """As prescribed."""
+        return self.buys
+
+
+@dataclass
+class Outcome:
+    """What the patterns on one model showed."""
+
+    patterns: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rollbacks: Counter[str] = field(default_factory=Counter)
+    worst: float = 0.0
+    ties: int = 0
+    """Rows in which two fresh contexts differ, because the batch decides which experts are asked."""
+
+    def add(self, other: Outcome) -> None:
+        """Count `other` in."""
+        self.patterns += other.patterns
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.rollbacks += other.rollbacks
+        self.worst = max(self.worst, other.worst)
+        self.ties += other.ties
+
+
+class Trial:
+    """One model, setting and way of undoing."""
+
+    def __init__(self, model: Path, setting: Setting, seed: int, planes: bool) -> None:
+        self._rng = random.Random(seed)
+        self._name = f"{model.name}, {setting.name}, {'planes' if planes else 'no planes'}, seed {seed}"
+        self._tolerance = setting.tolerance
+        self._reference = Reference(model, setting)
+        size = self._reference.vocabulary.size
+        self._draft = Prescribed(self._rng, size)
+        fixed = PLANES if planes and not patched() else 0
+        self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=fixed)
+        drafts = self.llm._drafts
+        assert drafts is not None
+        drafts.pace = Unpaced(self.llm._keeper.meter) if self.llm._keeper else drafts.pace
+        drafts.pace.buys = planes
+        self.outcome = Outcome()
+
+    def close(self) -> None:
+        """Free both sides."""
+        self.llm.close()
+        self._reference.close()
+
+    def text(self) -> None:
+        """A prescribed text, and patterns on it.
+
+        Raises:
+            Mismatch: logits differ, or memory is not given back.
+        """
+        rng, words = self._rng, self._reference.vocabulary
+        prompt = words.text(rng.randint(2, 60), rng.randrange(1 << 30))
+        answer = words.text(ANSWER, rng.randrange(1 << 30))
+        wanted = self._reference.logits(prompt, answer[:-1])
+        for _ in range(PER_TEXT):
+            if rng.random() < 0.5:  # leave the history somewhere
+                history = (prompt + answer)[: rng.randint(1, len(prompt) + ANSWER)]
+                asked = [*history, *words.text(rng.randint(1, 9), rng.randrange(1 << 30))]
+                self._ask(asked, words.text(2, rng.randrange(1 << 30)), None)
+            self._ask(prompt, answer[: rng.randint(3, ANSWER)], wanted)
+            self.outcome.patterns += 1
+
+    def _apart(self, rows: list[Logits], wanted: Logits, prompt: list[int], answer: list[int]) -> list[float]:
+        """How far each row lies from the wanted one.
+
+        Where experts, or tokens to attend to, are picked by a threshold, the batches alone may decide. Rows
+        in which fresh contexts differ, fed at once or token by token, are ties: either will do.
+        """
+        apart = [difference(row, right) for row, right in zip(rows, wanted, strict=False)]
+        if max(apart) <= self._tolerance:
+            return apart
+        whole, first = [*prompt, *answer[:-1]], len(prompt) - 1
+        singly = range(len(whole))
+        others = (
+            self._reference.logits(whole, every=True)[first:],
+            self._reference.logits(whole, every=True, cuts=singly)[first:],
+        )
+        for other_rows in others:
+            for i, (row, right, other) in enumerate(zip(rows, wanted, other_rows, strict=False)):
+                if apart[i] > self._tolerance < difference(other, right):
+                    self.outcome.ties += 1
+                    apart[i] = difference(row, other)
+        return apart
+
+    def _ask(self, prompt: list[int], answer: list[int], wanted: Logits | None) -> None:
+        """Generate `answer`, compare its logits, shape (len(answer), n_vocab)."""
+        llm = self.llm
+        rows: list[Logits] = []
+        self._draft.text = [*prompt, *answer, *answer]
+        bytes_before = memory_bytes(llm)
+
+        def prescribe(ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+            token = answer[len(rows)] if len(rows) < len(answer) else 0
+            rows.append(scores.copy())
+            out = np.full_like(scores, -1e9)
+            out[token] = 1e9
+            return out
+
+        said: list[int] = []
+        stream = llm.generate(prompt, temp=0.0, logits_processor=LogitsProcessorList([prescribe]))
+        with closing(stream):
+            for token in stream:
+                said.append(token)
+                if len(said) == len(answer):
+                    break
+        if said != answer:
+            raise Mismatch(f"{self._name}: said {said} in place of {answer}")
+        if wanted is None:
+            wanted = self._reference.logits(prompt, answer[:-1])
+        apart = self._apart(rows, wanted, prompt, answer)
+        self.outcome.worst = max(self.outcome.worst, *apart)
+        if not max(apart) <= self._tolerance:
+            raise Mismatch(
+                f"{self._name}: logits of token {apart.index(max(apart))} are {max(apart):.1e} apart"
+            )
+        if memory_bytes(llm) != bytes_before:
+            raise Mismatch(f"{self._name}: memory grew by {memory_bytes(llm) - bytes_before} bytes")
+        live = llm._keeper.live if llm._keeper else None
+        if (
+            live is None
+            or not live.starts_with(np.array(prompt + answer[:-1]))
+            or live.n > len(prompt + answer)
+        ):
+            raise Mismatch(f"{self._name}: the live sequence is not what was handed out")
+        report = llm.last_request
+        assert report is not None
+        self.outcome.drafted += report.drafted
+        self.outcome.accepted += report.accepted
+        self.outcome.rollbacks.update(report.rollbacks)
+
+
+def patched() -> bool:
+    """The library makes planes when they are needed; stock has those that the context was made with."""
+    return "llama_set_n_rs_seq" in library().optional
+
+
+def memory_bytes(llm: Llama) -> int:
+    """Bytes of the context's memory; 0 where the library does not say."""
+    return llm._keeper.live.memory_bytes() if llm._keeper else 0
+
+
+def run(model: Path, seed: int, count: int, until: float, tick: Callable[[], None] = lambda: None) -> Outcome:
+    """`count` patterns on `model`, or as many as fit before the clock shows `until` (`time.monotonic`).
+
+    Raises:
+        Mismatch: something is wrong.
+    """
+    total = Outcome()
+    ways = [(setting, planes) for setting in SETTINGS for planes in (False, True)]
+    for index, (setting, planes) in enumerate(ways):
+        with closing(Trial(model, setting, seed + index, planes)) as trial:
+            while trial.outcome.patterns * len(ways) < count and time.monotonic() < until:
+                trial.text()
+                tick()
+            total.add(trial.outcome)
+    return total
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="How long at most.")] = 60,
+    count: Annotated[int, typer.Option(help="Patterns for each architecture.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of texts and drafts.")] = 0,
+    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
+) -> None:
+    """Drafts accepted and rejected at random, for a bounded time."""
+    silence()
+    console = Console()
+    table = Table("architecture", title=f"seed {seed}")
+    for heading in (
+        "patterns",
+        "drafted",
+        "accepted",
+        "cut",
+        "planes",
+        "snapshot",
+        "worst difference",
+        "ties",
+    ):
+        table.add_column(heading, justify="right")
+    names, failure = tuple(arch) if arch else ARCHITECTURES, ""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
+        for index, name in enumerate(progress.track(names, description="drafts")):
+            model = tiny.make(name, Path(folder, f"{name}.gguf"))
+            until = start + seconds * (index + 1) / len(names)
+            try:
+                outcome = run(model, seed, count, until)
+            except Mismatch as mismatch:
+                failure = str(mismatch)
+                break
+            kinds = (outcome.rollbacks[kind] for kind in ("cut", "planes", "snapshot"))
+            counts = (outcome.patterns, outcome.drafted, outcome.accepted, *kinds)
+            table.add_row(name, *map(str, counts), f"{outcome.worst:.1e}", str(outcome.ties))
+    console.print(table)
+    if failure:
+        console.print(failure, style="red", markup=False, highlight=False)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

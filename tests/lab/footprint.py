@@ -1,0 +1,192 @@
+"""Memory over many conversations: what a prompt cache really takes is what its budget says.
+
+``python -m tests.lab.footprint [--conversations 500] [--seed 1] [--arch qwen35 ...]``
+
+In a fresh process each: chats warm the process up with a budget of nothing, then a budget is set and many
+more chats come, old ones among them. The highest resident memory may be above the warm one by the budget,
+10 %, and one snapshot in flight. The C library keeps some MiB of what was freed, so budgets are larger than
+that. Linux only (/proc/self/status tells the peak, clear_refs resets it).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llamahybrid import Llama, PromptCache, tiny
+from llamahybrid.evaluate.quiet import silence
+from llamahybrid.evaluate.speech import Speech
+
+ALLOWED_SHARE = 1.10
+WARM_UP = 60
+"""Requests before the budget is set."""
+SNAPSHOTS = (32, 96, 192)
+"""Budgets that are tried, in snapshots: from starving to moderate."""
+MODELS: Mapping[str, Mapping[str, int]] = {
+    "qwen35": {"embd": 256, "heads": 1, "layers": 6},
+    "mamba": {"embd": 512, "layers": 8},
+    "gemma3": {"embd": 512, "window": 256},
+}
+"""Small models with large states: what else a process allocates is then little beside a snapshot."""
+OPEN = 12
+"""Chats that may be gone on with."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Resident bytes of one run."""
+
+    budget: int
+    snapshot: int
+    warm: int
+    """Resident after the warm-up."""
+    peak: int
+    counted: int
+    """The most that the cache said it held after a request."""
+    requests: int
+    evictions: int
+
+    @property
+    def grown(self) -> int:
+        """What the budget brought with it at most."""
+        return self.peak - self.warm
+
+    @property
+    def allowed(self) -> int:
+        """What it may bring."""
+        return int(self.budget * ALLOWED_SHARE) + self.snapshot
+
+
+def _status(field: str) -> int:
+    """A size in bytes from /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise OSError(f"/proc/self/status says no {field}")
+
+
+class _Chats:
+    """Chats that are begun, gone on with in any order, and dropped."""
+
+    def __init__(self, llm: Llama, seed: int) -> None:
+        self._llm = llm
+        self._speech = Speech(llm, seed)
+        self._chance = random.Random(seed)
+        self._system = self._speech.message(60, "system")
+        self._histories: list[list[int]] = []
+        self.begun = 0
+        """Chats there were so far."""
+
+    def turn(self) -> None:
+        """One request, of a new chat or an old one."""
+        chance = self._chance
+        if self._histories and chance.random() < 0.5:
+            history = self._histories.pop(chance.randrange(len(self._histories)))
+        else:
+            history = list(self._system if chance.random() < 0.5 else self._speech.message(60, "system"))
+            self.begun += 1
+        history += self._speech.message(chance.randrange(10, 120)) + self._speech.reply()
+        stream = self._llm.generate(history, temp=0.0)
+        history += islice(stream, chance.randrange(2, 40))
+        stream.close()
+        self._histories = [h for h in [*self._histories, history] if len(h) < 700][-OPEN:]
+
+
+def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
+    """One run in this process, which should be a fresh one, until so many chats came under the budget."""
+    silence()
+    cache = PromptCache(0)
+    llama = partial(Llama, n_ctx=1024, n_batch=128, n_ubatch=64, swa_full=False, verbose=False)
+    with closing(llama(str(model), prompt_cache=cache, n_threads=1, n_threads_batch=1)) as llm:
+        keeper = llm._keeper
+        assert keeper is not None
+        chats = _Chats(llm, seed)
+        snapshot = counted = 0
+        for _ in range(WARM_UP):
+            chats.turn()
+            snapshot = max(snapshot, keeper.live.snapshot_bytes())
+        warm = _status("VmRSS")
+        cache.ram_bytes = snapshots * snapshot
+        Path("/proc/self/clear_refs").write_text("5")
+        requests, before = 0, chats.begun
+        while chats.begun < before + conversations:
+            chats.turn()
+            requests += 1
+            counted = max(counted, cache.stats().bytes_ram)
+        cache.check_integrity()
+        evictions = cache.stats().evictions
+        return Footprint(cache.ram_bytes, snapshot, warm, _status("VmHWM"), counted, requests, evictions)
+
+
+def in_a_process(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
+    """`run` in a process of its own, on the engine of this one."""
+    arguments = (model, snapshots, conversations, seed)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.lab.footprint",
+        "--child",
+        json.dumps([str(a) for a in arguments]),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"a run with {snapshots} snapshots failed: {done.stderr[-2000:]}")
+    return Footprint(**json.loads(done.stdout))
+
+
+def made(arch: str, folder: Path) -> Path:
+    """A model to run on."""
+    return tiny.make(arch, folder / f"{arch}.gguf", **MODELS[arch])  # type: ignore[arg-type]
+
+
+def main(
+    conversations: Annotated[int, typer.Option(help="Chats begun after the warm-up.")] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of the chats.")] = 1,
+    arch: Annotated[list[str] | None, typer.Option(help="Architecture; may be repeated.")] = None,
+    child: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Resident memory against the budget, each run in a process of its own."""
+    if child:
+        path, *numbers = json.loads(child)
+        print(json.dumps(asdict(run(Path(path), *map(int, numbers)))))
+        return
+    console = Console()
+    table = Table("model", title=f"{conversations} chats, seed {seed}; MiB")
+    for head in ("budget", "snapshot", "counted", "grown", "allowed", "requests", "evictions", "holds"):
+        table.add_column(head, justify="right")
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arch or MODELS:
+            model = made(name, Path(folder))
+            for snapshots in SNAPSHOTS:
+                found = in_a_process(model, snapshots, conversations, seed)
+                holds = found.grown <= found.allowed
+                missed += not holds
+                sizes = (found.budget, found.snapshot, found.counted, found.grown, found.allowed)
+                row = (
+                    *(f"{n / 2**20:.1f}" for n in sizes),
+                    str(found.requests),
+                    str(found.evictions),
+                    "yes" if holds else "no",
+                )
+                table.add_row(name, *row)
+    console.print(table)
+    raise typer.Exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,353 @@
+"""Interrupt campaigns: a KeyboardInterrupt at every line of the prompt cache, and at random moments.
+
+``python -m tests.lab.interrupt_fuzz --seconds 300 [--seed 1] [--every 1]``
+
+First each line that a workload runs is interrupted when it runs for the first, second and seventh time, with
+all that a debugger's or profiler's hook could raise there; then a timer's signal, or another thread's
+exception, comes wherever it comes, for `seconds`.
+
+After each, the cache's lock is free, its books are right, nothing is pinned or lent any more, and later
+requests are served, from it, what is theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import logging
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from llamahybrid import prompt_cache
+from llamahybrid.evaluate.quiet import silence
+from llamahybrid.prompt_cache import PromptCache
+from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
+
+ROOT = str(Path(prompt_cache.__file__).parent)
+FILES = (
+    *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "ram", "ram_cache", "ram_store"),
+    *("selection", "tree", "worth"),
+)
+"""Modules whose lines are interrupted: what happens in RAM."""
+
+TIMES = (1, 2, 7)
+"""Which time that a line runs it is interrupted."""
+
+BUDGET = 12_000
+"""Bytes: several chats are evicted."""
+
+STUCK_SECONDS = 20
+
+CHAT, CODE, POEM = list(range(100, 220)), list(range(500, 580)), list(range(700, 760))
+PROMPTS = (CHAT, [*CHAT[:60], *CODE], POEM, CHAT[:80], [*CHAT[:60], *CODE[:30], *POEM], [*POEM[:40], *CHAT])
+LATER = (*PROMPTS, list(range(2000, 2150)), list(range(3000, 3150)), CHAT)
+
+Line = tuple[str, int]
+
+
+class Stuck(BaseException):
+    """A request did not come back."""
+
+
+@dataclass
+class Outcome:
+    """What a campaign showed."""
+
+    interrupted: int = 0
+    restarts: int = 0
+    """Times that the cache gave up what it held."""
+    broken: Counter[str] = field(default_factory=Counter)
+    """What was wrong afterwards, by where and how."""
+
+
+def requests(cache: PromptCache, prompts: tuple[list[int], ...], kind: Kind = "hybrid") -> int:
+    """Chats with an engine whose state shows every wrong restore; tokens that were not decoded."""
+    engine = FakeEngine(cache, kind, costs=CHEAP, snapshot_tokens=16)
+    saved = 0
+    for prompt in prompts:
+        saved += engine.prefill(prompt, [20, 60]).cached
+        engine.generate(range(9000, 9020))
+    return saved
+
+
+def work(cache: PromptCache, reserve: int = 300) -> None:
+    """All that may be asked of a cache, by requests and by its user."""
+    if reserve:
+        cache.reserve(reserve)
+    requests(cache, PROMPTS)
+    cache.pin(CHAT[:60])
+    requests(cache, PROMPTS[:4], "recurrent")
+    engine = FakeEngine(cache, "hybrid", costs=CHEAP)
+    engine.prefill(CHAT)
+    cache.recycle(cache.buffer(400))
+    cache.peek(engine.view().tokens, engine.view(), CHEAP)
+    plan = cache.plan(engine.view().tokens[:-3], FakeEngine(cache).view(), (), CHEAP)
+    for segment in plan.segments[:1]:
+        cache.drop_segment("model", segment)
+    if plan.checkpoint is not None:
+        cache.drop(plan.checkpoint)
+    cache.release(plan)
+    cache.forget(CHAT[:70])
+    engine.generate(range(10))
+    engine.prefill(CHAT)
+    cache.unpin(CHAT[:60])
+    cache.ram_bytes = BUDGET // 2
+    cache.ram_bytes = BUDGET
+    cache.stats()
+    cache.check_integrity()
+    if cache.flush(5):  # what is on disk comes back into an empty RAM
+        cache.ram_bytes = 0
+        cache.ram_bytes = BUDGET
+    requests(cache, PROMPTS[:3])
+    cache.clear()
+    requests(cache, PROMPTS[:1])
+
+
+def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
+    """What is wrong with a cache after an interrupt, in words; None if nothing is."""
+    seen: list[object] = []
+    asking = threading.Thread(target=lambda: seen.append(cache.stats()), daemon=True)
+    asking.start()
+    asking.join(seconds)
+    if not seen:
+        return "its lock is held"
+    try:
+        with deadline(seconds):
+            cache.ram_bytes = BUDGET
+            cache.check_integrity()
+            cache.flush(seconds)  # what is being written is in use
+            gc.collect()
+            pinned, lent = len(cache._store.pins.entries()), cache._store.loans.nbytes()
+            if pinned or lent:
+                return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
+            requests(cache, LATER)
+            cache.check_integrity()
+            if requests(cache, (CHAT, CHAT)) < len(CHAT):
+                return "it serves nothing"
+    except Stuck:
+        return "a request does not come back"
+    except BaseException as error:
+        return f"a later request fails: {type(error).__name__} {error}"
+    return None
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise Stuck in the main thread when the body takes longer."""
+
+    def stop(*_: object) -> None:
+        raise Stuck
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupted(job: Callable[[], object], line: Line, times: int) -> bool:
+    """Run a job, with a KeyboardInterrupt before a line runs for the given time; False if it did not."""
+    left = times
+    name, number = line
+    inside: dict[CodeType, bool] = {}
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        code = frame.f_code
+        if code not in inside:
+            inside[code] = module_of(code) == name and any(n == number for *_, n in code.co_lines())
+        if not inside[code]:
+            return None
+        if event == "line" and frame.f_lineno == number:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    try:
+        with traced(trace):
+            job()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def lines_of(job: Callable[[], object]) -> list[Line]:
+    """The lines of `FILES` that a job runs."""
+    found: set[Line] = set()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        name = module_of(frame.f_code)
+        if name is None:
+            return None
+        if event == "line":
+            found.add((name, frame.f_lineno))
+        return trace
+
+    with traced(trace):
+        job()
+    return sorted(found)
+
+
+@functools.cache
+def module_of(code: CodeType) -> str | None:
+    """Which of `FILES` code is of."""
+    path = Path(code.co_filename)
+    return path.stem if str(path.parent) == ROOT and path.stem in FILES else None
+
+
+@contextmanager
+def traced(trace: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+    """Have every new frame of this thread traced."""
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def opened(folder: str | None) -> PromptCache:
+    """A cache that has served some requests."""
+    cache = PromptCache(BUDGET, folder, disk_bytes=1 << 22)
+    requests(cache, PROMPTS[:3])
+    return cache
+
+
+def at_line(line: Line, times: int, outcome: Outcome, *, disk: bool) -> bool:
+    """Interrupt one line once and look at what is left; False if it did not run so often."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = opened(folder if disk else None)
+        hit = interrupted(lambda: work(cache), line, times)
+        if hit:
+            outcome.interrupted += 1
+            wrong = verdict(cache)
+            if wrong:
+                outcome.broken[f"{line[0]}.py:{line[1]}, time {times}: {wrong}"] += 1
+            else:
+                outcome.restarts += cache.stats().extra["restarts"]
+        if disk:
+            cache.close()
+    return hit
+
+
+def all_lines(*, disk: bool) -> list[Line]:
+    """The lines that `work` runs; with a disk only those of what joins the tiers."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = opened(folder if disk else None)
+        found = lines_of(lambda: work(cache))
+        cache.close()
+    return [line for line in found if not disk or line[0] == "cache"]
+
+
+def by_timer(chance: random.Random, outcome: Outcome) -> None:
+    """One interrupt by a signal at a random moment."""
+    cache = opened(None)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 10 ** chance.uniform(-4, -1.5))
+        try:
+            while True:  # however fast the machine is, and however late its timers
+                work(cache)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        outcome.interrupted += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    _judge(cache, outcome)
+
+
+def by_thread(chance: random.Random, outcome: Outcome) -> None:
+    """One interrupt of a thread by another, as notebooks and thread pools raise them."""
+    cache = opened(None)
+    hits: list[bool] = []
+    over = threading.Event()
+
+    def run() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                while not over.is_set():
+                    work(cache, 0)  # no reserve: a thread being made could get what was meant for its maker
+            except KeyboardInterrupt:
+                hits.append(True)
+            over.wait(STUCK_SECONDS)  # until then its number is no other thread's
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert thread.ident is not None
+    time.sleep(10 ** chance.uniform(-4, -1.5))
+    raised = ctypes.py_object(KeyboardInterrupt)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), raised)
+    over.set()
+    thread.join(STUCK_SECONDS)
+    outcome.broken["a thread does not come back"] += thread.is_alive()
+    outcome.broken += Counter()  # drops what did not happen
+    outcome.interrupted += len(hits)
+    _judge(cache, outcome)
+
+
+def _judge(cache: PromptCache, outcome: Outcome) -> None:
+    wrong = verdict(cache)
+    if wrong:
+        outcome.broken[wrong] += 1
+    else:
+        outcome.restarts += cache.stats().extra["restarts"]
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="How long interrupts come at random moments.")] = 60,
+    seed: Annotated[int, typer.Option(help="Seed of these moments.")] = 0,
+    every: Annotated[int, typer.Option(help="Take one in so many lines.")] = 1,
+) -> None:
+    """Interrupt the prompt cache wherever it can be; fails if one leaves it broken."""
+    silence()
+    logging.getLogger("llamahybrid").setLevel(logging.ERROR)  # each interrupt may say what it cost
+    console = Console()
+    swept, timed = Outcome(), Outcome()
+    for disk in (False, True):
+        lines = all_lines(disk=disk)[::every]
+        for line in track(lines, f"lines{' with a disk' * disk}", console=console, transient=True):
+            for times in TIMES:
+                if not at_line(line, times, swept, disk=disk):
+                    break
+        console.print(f"{len(lines)} lines{' with a disk' * disk}")
+    chance, end = random.Random(seed), time.monotonic() + seconds
+    while time.monotonic() < end:
+        by_timer(chance, timed)
+        by_thread(chance, timed)
+    for name, outcome in (("at lines", swept), ("at random moments", timed)):
+        console.print(
+            f"{name}: {outcome.interrupted} interrupts, {outcome.restarts} cost what RAM held, "
+            f"{outcome.broken.total()} left the cache broken"
+        )
+        for what, count in outcome.broken.most_common():
+            console.print(f"  {count} x {what}", style="red", markup=False)
+    raise typer.Exit(bool(swept.broken or timed.broken))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,159 @@
+"""Workloads without a model: what each policy would decode at sizes that nothing here could hold.
+
+The answers are made up, the same for every policy: all of them see the same conversations.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from llamahybrid.evaluate.conversation import Answer, Conversation, Record, Request
+from llamahybrid.evaluate.speech import Speech
+from llamahybrid.prompt_cache import Costs, PromptCache
+from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.server_rules import ServerRules, Sizes
+
+OPENING, THINK = 0, 1
+FIRST_WORD, WORDS = 2, 50_000
+
+
+class PretendSpeech(Speech):
+    """Speech of a vocabulary of its own; messages come out `longer` times as long as asked for."""
+
+    def __init__(self, seed: int = 0, marked: bool = True, longer: int = 1) -> None:
+        self._random = random.Random(seed)
+        self._longer = longer
+        self.marked = marked
+        self._words = list(range(FIRST_WORD, FIRST_WORD + WORDS))
+        self._ordinary = frozenset(self._words)
+        opening, self._think = (OPENING, THINK) if marked else self._words[4:6]
+        self._roles = {r: [opening, *self._words[i : i + 2]] for i, r in enumerate(("system", "user"))}
+        self._reply = [opening, *self._words[2:4]]
+
+    def message(self, n: int, role: str = "user") -> list[int]:
+        """A message of `n` times `longer` tokens."""
+        return super().message(n * self._longer, role)
+
+    def starts(self, prompt: Sequence[int]) -> list[int]:
+        """Where a message, or a marked part of one, starts; the prompt's first token aside."""
+        ids = np.array(prompt)
+        return np.flatnonzero(np.isin(ids, (OPENING, THINK)))[1:].tolist() if self.marked else []
+
+    def user_starts(self, prompt: Sequence[int]) -> list[int]:
+        """Where messages of users start."""
+        head = self._roles["user"]
+        return [i for i in [0, *self.starts(prompt)] if self.marked and list(prompt[i : i + 3]) == head]
+
+
+class Policy(Protocol):
+    """Whatever decides what is decoded again."""
+
+    def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
+        """Tokens decoded for a prompt and its answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A model's sizes and costs, with all bytes divided by `divisor` so that a test can hold them."""
+
+    sizes: Sizes
+    costs: Costs
+    vocabulary: int
+    divisor: int
+
+    def bytes(self, n: float) -> int:
+        """`n` real bytes, as many as stand for them here."""
+        return int(n) // self.divisor
+
+
+QWEN36_27B = Scale(
+    sizes=Sizes(snapshot=150 << 20, token=64 << 10),
+    costs=Costs(token_seconds=0.2, prefill_seconds=0.03, snapshot_seconds=0.03, restore_seconds=0.03),
+    vocabulary=248_320,
+    divisor=64,
+)
+"""150 MiB a snapshot and 64 KiB of attention KV a token, on a CPU that decodes 5 tokens a second, reads 33
+and copies 5 GB."""
+
+ON_A_GPU = replace(
+    QWEN36_27B,
+    costs=Costs(token_seconds=25e-3, prefill_seconds=1e-3, snapshot_seconds=15e-3, restore_seconds=15e-3),
+)
+"""The same where a small batch costs as much as forty tokens of a large one: few cuts are affordable."""
+
+
+class Ours:
+    """This library's cache and placement within `ram_bytes` real bytes, on the fake engine."""
+
+    def __init__(self, scale: Scale, ram_bytes: float, kind: Kind = "hybrid") -> None:
+        snapshot = scale.bytes(scale.sizes.snapshot)
+        self.engine = FakeEngine(
+            PromptCache(scale.bytes(ram_bytes)),
+            kind,
+            costs=replace(scale.costs, snapshot_bytes=snapshot),
+            snapshot_bytes=snapshot,
+            token_bytes=scale.bytes(scale.sizes.token),
+            vocabulary=scale.vocabulary // scale.divisor,
+        )
+
+    def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
+        """Tokens decoded for a prompt and its answer."""
+        before = self.engine.prefilled
+        self.engine.prefill(prompt, speech.starts(prompt))
+        self.engine.generate(answer[:-1])
+        return self.engine.prefilled - before + len(answer) - 1
+
+
+class Server:
+    """llama-server's rules within `ram_bytes` real bytes, of which `checkpoints` in its slot take theirs."""
+
+    def __init__(self, scale: Scale, ram_bytes: float, checkpoints: int) -> None:
+        rest = int(ram_bytes) - checkpoints * scale.sizes.snapshot
+        self.rules = ServerRules(scale.sizes, max(0, rest), checkpoints)
+
+    def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
+        """Tokens decoded for a prompt and its answer."""
+        return self.rules.request(prompt, speech.user_starts(prompt), answer)
+
+
+def play(conversation: Conversation, speech: PretendSpeech, policy: Policy) -> Iterator[Record]:
+    """Run a conversation to its end, one record for each request."""
+    request: Request | None = next(conversation, None)
+    while request is not None:
+        prompt = tuple(request.tokens)
+        answer = made_up(prompt, request.max_tokens, request.seed)
+        decoded = policy.ask(speech, prompt, answer)
+        yield Record(prompt, answer, decoded, 0.0, 0.0, "", None, None)
+        try:
+            request = conversation.send(Answer(answer, str))
+        except StopIteration:
+            request = None
+
+
+def interleaved(
+    starts: Sequence[Callable[[Speech], Conversation]], speech: PretendSpeech, policy: Policy
+) -> Iterator[Record]:
+    """Run conversations side by side, a request of each in turn."""
+    running = [play(start(speech), speech, policy) for start in starts]
+    while running:
+        for conversation in list(running):
+            record = next(conversation, None)
+            if record is None:
+                running.remove(conversation)
+            else:
+                yield record
+
+
+def made_up(prompt: Sequence[int], n: int, seed: int | None) -> tuple[int, ...]:
+    """An answer of `n` words that depends on the prompt and the seed alone."""
+    rng = np.random.default_rng(
+        [zlib.crc32(np.array(prompt, np.int32).tobytes()), 0 if seed is None else seed]
+    )
+    return tuple(rng.integers(FIRST_WORD, FIRST_WORD + WORDS, n).tolist())

@@ -1,0 +1,154 @@
+"""What a `Llama` is compared with: fresh contexts of plain llama_cpp, in the settings that shape state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+import llamahybrid  # noqa: F401  (chooses the engine, so it comes before llama_cpp)
+from llamahybrid.capi.gguf import Gguf
+from tests.lab.history import Vocabulary
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+Factory: TypeAlias = Callable[..., Any]
+"""`llama_cpp.Llama` or anything that takes its arguments."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Arguments for both sides, and how far their logits may lie apart as a share of the logits' range."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-3
+    batch_sensitive: bool = False
+    """Logits depend on where batches are cut by more than rounding."""
+
+    def open(self, factory: Factory, model: Path, **more: Any) -> Any:
+        """A `Llama` of that class on `model`: 512 tokens of context and one thread, if not set otherwise."""
+        base = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "seed": 1}
+        return factory(str(model), **{**base, **self.arguments, **more})
+
+
+GGML_TYPE_Q8_0 = 8
+
+# Flash attention on a CPU reduces in another order for each batch size: two cold stock runs with different
+# cuts lie up to 5e-3 of the range apart, whatever is cached.
+SETTINGS: tuple[Setting, ...] = (
+    Setting("default"),
+    # A windowed cache has room for window + n_ubatch tokens, padded to 256: more are needed to lose any.
+    Setting("window", {"swa_full": False, "n_batch": 32, "n_ubatch": 32}),
+    Setting("small batches", {"n_batch": 24}),
+    Setting("odd context", {"n_ctx": 300}),
+    Setting("all logits", {"logits_all": True}),
+    Setting("flash attention", {"flash_attn": True}, tolerance=1e-2, batch_sensitive=True),
+    Setting(
+        "q8 cache",
+        {"flash_attn": True, "type_k": GGML_TYPE_Q8_0, "type_v": GGML_TYPE_Q8_0},
+        tolerance=1e-2,
+        batch_sensitive=True,
+    ),
+)
+
+
+def settings_for(model: Path) -> tuple[Setting, ...]:
+    """The settings in which `model` can be compared.
+
+    A mixture of experts picks them by a threshold, so that a difference of 1e-3 may send a token to another
+    expert and the logits anywhere: with batch-sensitive settings two right runs then have nothing in common.
+    """
+    with Gguf(model) as gguf:
+        routed = any(key.endswith(".expert_count") and count for key, count in gguf.read("").items())
+    return tuple(setting for setting in SETTINGS if not (routed and setting.batch_sensitive))
+
+
+class Reference:
+    """Fresh stock contexts of one model."""
+
+    def __init__(self, model: Path, setting: Setting) -> None:
+        import llama_cpp
+
+        self._llama = setting.open(llama_cpp.Llama, model)
+        # upstream's arrays are as long as the n_ctx asked for, the native context may be longer
+        self.n_ctx: int = min(self._llama.n_ctx(), len(self._llama.input_ids))
+        size = self._llama.n_vocab()
+        vocab = llama_cpp.llama_model_get_vocab(self._llama.model)
+        openers = tuple(t for t in range(size) if llama_cpp.llama_vocab_is_control(vocab, t))
+        self.vocabulary = Vocabulary(size, openers)
+
+    def logits(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        *,
+        every: bool = False,
+        cuts: Sequence[int] = (),
+    ) -> Logits:
+        """Logits at the prompt's end and after each token of `answer`, from a context made for this call.
+
+        The prompt is decoded in batches of n_batch, also cut at `cuts`, the answer token by token. With
+        `every` the rows of all prompt tokens come first. Shape
+        (len(answer) + 1 [+ len(prompt) - 1], n_vocab).
+        """
+        from llama_cpp import _internals
+
+        llama = self._llama
+        context = _internals.LlamaContext(model=llama._model, params=llama.context_params, verbose=False)
+        adapter = llama._lora_adapter
+        if adapter is not None:
+            _set_lora(context, adapter, llama.lora_scale)
+        rows: list[Logits] = []
+        try:
+            step = llama.n_batch
+            borders = sorted(
+                {*range(0, len(prompt), step), *(c for c in cuts if 0 < c < len(prompt)), len(prompt)}
+            )
+            batches = [list(prompt[start:end]) for start, end in pairwise(borders)]
+            done = 0
+            for batch in [*batches, *([token] for token in answer)]:
+                llama._batch.set_batch(batch=batch, n_past=done, logits_all=every)
+                context.decode(llama._batch)
+                done += len(batch)
+                if every:
+                    rows += [output_row(context.ctx, i, self.vocabulary.size) for i in range(len(batch))]
+                elif done >= len(prompt):
+                    rows.append(output_row(context.ctx, -1, self.vocabulary.size))
+        finally:
+            context.close()
+        return np.stack(rows)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._llama.close()
+
+
+def output_row(ctx: Any, index: int, size: int) -> Logits:
+    """A copy of the context's logits for one output of the last batch, shape (size,); -1: the last one."""
+    import llama_cpp
+
+    return np.array(
+        np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(ctx, index), (size,)), dtype=np.float32
+    )
+
+
+def _set_lora(context: Any, adapter: Any, scale: float) -> None:
+    import ctypes
+
+    import llama_cpp
+
+    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+    if llama_cpp.llama_set_adapters_lora(context.ctx, adapters, 1, (ctypes.c_float * 1)(scale)):
+        raise RuntimeError("the reference context refused the LoRA adapter; check the adapter's architecture")
+
+
+def difference(ours: Logits, reference: Logits) -> float:
+    """Largest absolute difference over the range (max - min) of the reference; infinite where not finite."""
+    if not (np.isfinite(ours).all() and np.isfinite(reference).all()):
+        return float("inf")
+    return float(np.abs(ours - reference).max() / (reference.max() - reference.min()))

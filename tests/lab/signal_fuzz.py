@@ -1,0 +1,187 @@
+"""Signal campaigns: real timer signals that raise KeyboardInterrupt at any moment of a request.
+
+``python -m tests.lab.signal_fuzz --seconds 300 [--count 20000] [--seed 1] [--arch qwen35]``
+
+A timer interrupts requests, restores, drafts and disk writes; the request after each must answer as a fresh
+stock context does, from the same object, and now and then from a new one on the same folder. A round that
+takes a minute prints every thread's stack and ends the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import llama_cpp
+import typer
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from rich.console import Console
+from rich.table import Table
+
+from llamahybrid import tiny
+from llamahybrid.evaluate.quiet import silence
+from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache import PromptCache
+from tests.lab.differential import Mismatch
+from tests.lab.reference import Reference, Setting
+from tests.lab.thread_fuzz import shortfall
+
+ARCHITECTURES = ("qwen35", "mamba", "gemma3", "llama")
+"""A hybrid, a recurrent, a windowed and a plain memory."""
+
+MODES = ("plain", "drafts", "disk")
+SETTING = Setting("window", {"swa_full": False, "n_batch": 64, "n_ubatch": 32})
+TOKENS = 12
+RAM = 3 << 20
+"""Small enough that entries come and go."""
+
+PER_OBJECT = 50
+"""Rounds after which a new `Llama` takes over, on the same folder."""
+
+STUCK_SECONDS = 60
+
+
+@dataclass
+class Outcome:
+    """What one campaign on one model showed."""
+
+    rounds: int = 0
+    interrupted: int = 0
+
+
+class Timer:
+    """Raises KeyboardInterrupt in the main thread while armed."""
+
+    def __init__(self) -> None:
+        self._armed = False
+
+    def _fire(self, number: int, frame: FrameType | None) -> None:
+        if self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take SIGALRM over."""
+        before = signal.signal(signal.SIGALRM, self._fire)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def interrupts(self, delay: float, work: Any) -> bool:
+        """Run `work()` with an interrupt after `delay` seconds; whether it came."""
+        try:
+            self._armed = True
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            work()
+            self._armed = False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            self._armed = False
+        return False
+
+
+def prompts(rng: random.Random) -> list[list[int]]:
+    """Chats that share beginnings and repeat themselves, so that restores, cuts and drafts take place."""
+    phrase = [rng.randrange(1, 200) for _ in range(5)]
+    first, second = ([rng.randrange(1, 200) for _ in range(rng.randrange(40, 120))] for _ in range(2))
+    tail = phrase * 3 + phrase[:1]
+    mixed = [first[: rng.randrange(10, 40)] + second, second[: rng.randrange(10, 40)] + first]
+    return [chat + tail for chat in (first, second, *mixed)]
+
+
+def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
+    """At most `count` rounds, until the clock shows `until` (`time.monotonic`).
+
+    Raises:
+        Mismatch: an answer after an interrupt is not that of a fresh context.
+    """
+    rng, outcome, timer = random.Random(seed), Outcome(), Timer()
+    chats = prompts(rng)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        closing(Reference(model, SETTING)) as reference,
+        timer.installed(),
+    ):
+        wanted = [_fresh(model, chat) for chat in chats]
+        usual = 0.02
+        try:
+            while outcome.rounds < count and time.monotonic() < until:
+                cache = PromptCache(RAM, folder if mode == "disk" else None)
+                draft = LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2)
+                more = {"draft_model": draft} if mode == "drafts" else {}
+                with closing(SETTING.open(Llama, model, prompt_cache=cache, **more)) as llm:
+                    for _ in range(min(PER_OBJECT, count - outcome.rounds)):
+                        faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
+                        chat, clock = rng.choice(chats), time.perf_counter()
+                        hit = timer.interrupts(rng.random() * 1.5 * usual, lambda c=chat: _ask(llm, c))
+                        if not hit:
+                            usual = 0.8 * usual + 0.2 * (time.perf_counter() - clock)
+                        outcome.interrupted += hit
+                        outcome.rounds += 1
+                        index = rng.randrange(len(chats))
+                        answer = _ask(llm, chats[index])
+                        if answer != wanted[index]:
+                            shortfall(reference, chats[index], answer)
+                        cache.check_integrity()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    return outcome
+
+
+def _ask(llm: Any, prompt: list[int]) -> list[int]:
+    with closing(llm.generate(prompt, temp=0.0)) as stream:
+        return list(islice(stream, TOKENS))
+
+
+def _fresh(model: Path, prompt: list[int]) -> list[int]:
+    with closing(SETTING.open(llama_cpp.Llama, model)) as stock:
+        return _ask(stock, prompt)
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="How long at most.")] = 60,
+    count: Annotated[int, typer.Option(help="Rounds in all.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Seed of chats and moments.")] = 0,
+    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
+) -> None:
+    """Interrupts at random moments of requests, for a bounded time."""
+    silence()
+    console = Console()
+    trials = list(itertools.product(arch or ARCHITECTURES, MODES))
+    table = Table("architecture", "mode", "rounds", "interrupted", title=f"seeds from {seed}")
+    start, total, failure = time.monotonic(), 0, ""
+    with tempfile.TemporaryDirectory() as folder:
+        for index, (name, mode) in enumerate(trials):
+            model = tiny.make(name, Path(folder, f"{name}.gguf"), window=16)
+            until = start + seconds * (index + 1) / len(trials)
+            try:
+                outcome = run(model, mode, seed + index, -(-count // len(trials)), until)
+            except Mismatch as mismatch:
+                failure = f"{name}, {mode}, seed {seed + index}: {mismatch}"
+                break
+            total += outcome.rounds
+            table.add_row(name, mode, str(outcome.rounds), str(outcome.interrupted))
+    console.print(table)
+    console.print(f"{total} rounds")
+    if failure:
+        console.print(failure, style="red", markup=False, highlight=False)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,433 @@
+"""What is put on a context beside its model: noticed where it can be, named by its user where it cannot."""
+
+import ctypes
+import itertools
+import os
+import shutil
+import time
+
+import llama_cpp
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as native
+
+from llamahybrid import Llama, PromptCache
+from llamahybrid.capi.gguf import Gguf, Shape
+from llamahybrid.memory import adapters
+
+PROMPT = [(7 * i + 1) % 200 for i in range(80)]
+OTHER = [(11 * i + 5) % 200 for i in range(50)]
+SETTINGS = dict(n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+KINDS = ("llama", "gemma3", "mamba", "qwen35")
+FLOATS = ctypes.POINTER(ctypes.c_float)
+
+
+@pytest.fixture
+def open_model(tiny_model):
+    def opener(arch="qwen35", cls=Llama, **kw):
+        return cls(str(tiny_model(arch)), **{**SETTINGS, **kw})
+
+    return opener
+
+
+@pytest.fixture
+def fresh(open_model):
+    """The answer of a fresh stock context, after `prepare(llm)`."""
+
+    def answer(prompt, arch="qwen35", prepare=lambda llm: None, **kw):
+        llm = open_model(arch, llama_cpp.Llama, **kw)
+        prepare(llm)
+        return take(llm, prompt)
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory):
+    """`lora(arch, seed)`: the path of an adapter of rank 4 on the first layer's `ffn_down`."""
+
+    def make(arch="qwen35", seed=1, path=None):
+        path = path or tmp_path_factory.mktemp("lora") / f"{arch}.gguf"
+        rng = np.random.default_rng(seed)
+        with Gguf() as gguf:
+            gguf.set({"general.type": "adapter", "general.architecture": arch, "adapter.type": "lora"})
+            gguf.set({"adapter.lora.alpha": 8.0})
+            for side, ne in (("a", (128, 4)), ("b", (4, 64))):
+                data = rng.standard_normal(ne[0] * ne[1]).astype(np.float32) * np.float32(2)
+                gguf.add(Shape(f"blk.0.ffn_down.weight.lora_{side}", ne), data)
+            gguf.write(path)
+        return path
+
+    return make
+
+
+def take(llm, prompt, n=8):
+    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
+
+
+def steer(llm, seed=1, setter=native.llama_set_adapter_cvec, rows=None, last=None):
+    """Put a control vector on a model's context; `seed` None takes it off."""
+    if seed is None:
+        return setter(llm._ctx.ctx, None, 0, 0, 0, 0)
+    width, layers = llm.n_embd(), native.llama_model_n_layer(llm._model.model)
+    noise = np.random.default_rng(seed).standard_normal(width * (rows or layers - 1))
+    numbers = (0.7 * noise).astype(np.float32)
+    pointer = numbers.ctypes.data_as(FLOATS)
+    assert setter(llm._ctx.ctx, pointer, numbers.size, width, 1, last or layers - 1) == 0
+    return None
+
+
+def unseen(name):
+    """A function of the library by a handle of one's own."""
+    function = getattr(ctypes.CDLL(native._lib._name), name)
+    known = getattr(native, name)
+    function.argtypes, function.restype = known.argtypes, known.restype
+    return function
+
+
+def load(llm, path):
+    adapter = native.llama_adapter_lora_init(llm._model.model, str(path).encode())
+    assert adapter
+    return adapter
+
+
+def adapt(llm, *put):
+    """Put (adapter, scale) pairs on a model's context."""
+    pointers = (native.llama_adapter_lora_p_ctypes * len(put))(*(a for a, _ in put))
+    scales = (ctypes.c_float * len(put))(*(scale for _, scale in put))
+    assert native.llama_set_adapters_lora(llm._ctx.ctx, pointers, len(put), scales) == 0
+
+
+# -- what is noticed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_a_control_vector_changes_the_next_answer(open_model, fresh, arch):
+    want, steered = fresh(PROMPT, arch), fresh(PROMPT, arch, steer)
+    assert want != steered, "or the test proves nothing"
+    llm = open_model(arch)
+    for seed, answer in ((None, want), (1, steered), (1, steered), (None, want)):
+        steer(llm, seed)
+        assert take(llm, PROMPT) == answer
+
+
+def test_what_was_kept_serves_again_when_a_vector_is_taken_off(open_model):
+    llm = open_model()
+    take(llm, PROMPT)
+    steer(llm)
+    take(llm, PROMPT)
+    assert llm.last_request.cached == 0
+    for seed in (None, 1):
+        steer(llm, seed)
+        take(llm, PROMPT)
+        assert llm.last_request.cached == len(PROMPT)
+    steer(llm, 2)
+    take(llm, PROMPT)
+    assert llm.last_request.cached == 0
+
+
+def test_a_vector_may_reach_beyond_the_last_layer(open_model):
+    llm = open_model()
+    layers = native.llama_model_n_layer(llm._model.model)
+    steer(llm, last=layers)
+    first = llm._keeper.live.fingerprint
+    steer(llm)
+    assert llm._keeper.live.fingerprint == first
+
+
+def test_what_an_earlier_vector_left_behind_counts(open_model, fresh):
+    """Rows that a shorter one does not bring stay those of the one before (src/llama-adapter.cpp:126)."""
+    llm = open_model()
+    layers = native.llama_model_n_layer(llm._model.model)
+    answers = []
+    for seed in (1, 2):
+        steer(llm, seed)
+        steer(llm, 3, rows=1, last=layers - 1)
+
+        def both(stock, seed=seed):
+            steer(stock, seed)
+            steer(stock, 3, rows=1, last=layers - 1)
+
+        answers.append(take(llm, PROMPT))
+        assert answers[-1] == fresh(PROMPT, prepare=both)
+        assert llm.last_request.cached == 0
+    assert answers[0] != answers[1], "or the test proves nothing"
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_adapters_change_the_next_answer(open_model, fresh, lora, arch):
+    one, two = lora(arch, 1), lora(arch, 2)
+    llm = open_model(arch)
+    a, b = load(llm, one), load(llm, two)
+    answers = []
+    for put, files in (
+        ((), ()),
+        (((a, 1.0),), ((one, 1.0),)),
+        (((a, 0.02),), ((one, 0.02),)),
+        (((b, 1.0),), ((two, 1.0),)),
+        (((a, 1.0), (b, 1.0)), ((one, 1.0), (two, 1.0))),
+        (((a, 1.0), (b, 0.0)), ((one, 1.0),)),
+    ):
+        adapt(llm, *put)
+
+        def prepare(stock, files=files):
+            adapt(stock, *((load(stock, file), scale) for file, scale in files))
+
+        answers.append(take(llm, PROMPT))
+        assert answers[-1] == fresh(PROMPT, arch, prepare)
+    assert len(set(map(tuple, answers))) == 5, "or the test proves nothing"
+    assert arch == "llama" or llm.last_request.cached == len(PROMPT), "a scale of 0 is none"
+
+
+def test_an_adapter_is_named_by_its_content(open_model, lora, tmp_path):
+    llm, path = open_model(), lora()
+    names = []
+    for seed in (1, 2):
+        file = shutil.copy(lora(seed=seed), tmp_path / "same-name.gguf")
+        adapt(llm, (load(llm, file), 0.3))
+        names.append(llm._keeper.live.fingerprint)
+    assert names[0] != names[1]
+    given = open_model(lora_path=str(path), lora_scale=0.3)
+    assert names[0] == given._keeper.live.fingerprint
+    adapt(given)
+    assert given._keeper.live.fingerprint == open_model()._keeper.live.fingerprint
+
+
+def test_an_adapter_twice_is_not_the_same_as_once(open_model, lora):
+    llm, path = open_model(), lora()
+    a, b = load(llm, path), load(llm, path)
+    names = []
+    for put in (((a, 1.0),), ((a, 1.0), (b, 1.0))):
+        adapt(llm, *put)
+        names.append(llm._keeper.live.fingerprint)
+    assert names[0] != names[1]
+
+
+def test_an_adapter_whose_file_was_edited_has_no_equal(open_model, lora, tmp_path):
+    names = set()
+    for _ in range(2):
+        llm, path = open_model(), lora(path=tmp_path / "edited.gguf")
+        adapter = load(llm, path)
+        time.sleep(0.02)
+        os.truncate(path, path.stat().st_size - 1)
+        adapt(llm, (adapter, 1.0))
+        names.add(llm._keeper.live.fingerprint)
+    assert len(names) == 2
+
+
+def test_another_models_adapter_is_its_own_affair(open_model):
+    ours, stock = open_model(), open_model(cls=llama_cpp.Llama)
+    other = open_model()
+    before = ours._keeper.live.fingerprint
+    steer(stock)
+    steer(other)
+    assert ours._keeper.live.fingerprint == before
+    assert other._keeper.live.fingerprint != before
+
+
+def test_a_closed_models_address_means_nothing(open_model):
+    llm = open_model()
+    address, before = llm._ctx.ctx, llm._keeper.live.fingerprint
+    llm.close()
+    adapters._contexts[address] = llm._ctx  # whatever the library uses this address for next
+    stock = open_model(cls=llama_cpp.Llama)
+    adapters._contexts[stock._ctx.ctx] = llm._ctx
+    steer(stock)
+    assert llm._keeper.live.fingerprint == before
+
+
+def test_a_mode_that_changes_numbers_is_noticed(open_model, fresh):
+    def both_ways(llm):
+        native.llama_set_causal_attn(llm._ctx.ctx, False)
+
+    llm = open_model("llama")
+    take(llm, PROMPT)
+    both_ways(llm)
+    answer = take(llm, PROMPT)
+    assert llm.last_request.cached == 0
+    assert answer == fresh(PROMPT, "llama", both_ways)
+    native.llama_set_causal_attn(llm._ctx.ctx, True)
+    assert take(llm, PROMPT) == fresh(PROMPT, "llama")
+
+
+def test_the_deprecated_names_are_noticed(open_model, lora):
+    llm = open_model()
+    before = llm._keeper.live.fingerprint
+    with pytest.warns(DeprecationWarning, match="is deprecated"):
+        native.llama_set_adapter_lora(llm._ctx.ctx, load(llm, lora()), 1.0)
+    after = llm._keeper.live.fingerprint
+    with pytest.warns(DeprecationWarning, match="is deprecated"):
+        native.llama_apply_adapter_cvec(
+            llm._ctx.ctx, np.zeros(999, np.float32).ctypes.data_as(FLOATS), 1, 1, 1, 1
+        )
+    assert len({before, after, llm._keeper.live.fingerprint}) == 3
+
+
+def test_a_call_that_cannot_be_followed_is_a_change(open_model, monkeypatch):
+    llm = open_model()
+    take(llm, PROMPT)
+    monkeypatch.setattr(native, "llama_model_n_layer", None)
+    width = llm.n_embd()
+    numbers = np.zeros(9 * width, np.float32)
+    native.llama_set_adapter_cvec(llm._ctx.ctx, numbers.ctypes.data_as(FLOATS), numbers.size, width, 1, 1)
+    monkeypatch.undo()
+    take(llm, PROMPT)
+    assert llm.last_request.cached == 0
+
+
+def test_attention_is_cut_in_two_where_steered_conversations_part(open_model, fresh):
+    llm = open_model()
+    steer(llm)
+    one, two = (PROMPT * 3)[:200], [*(PROMPT * 3)[:100], *OTHER]
+    for prompt in (one, OTHER, two, OTHER, one, OTHER, two):
+        assert take(llm, prompt) == fresh(prompt, prepare=steer)
+    assert llm.last_request.cached == len(two)
+
+
+# -- in the middle of something --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_an_answer_goes_on_as_stock_does_and_is_not_stored(open_model, fresh, arch):
+    """The prompt without, the answer with: what is in memory is a mixture, and of no use to anybody else."""
+
+    def half(llm):
+        stream = llm.generate(PROMPT, temp=0.0)
+        answer = [next(stream)]
+        steer(llm)
+        answer += itertools.islice(stream, 120)
+        stream.close()
+        return answer
+
+    ours, stock = open_model(arch), open_model(arch, llama_cpp.Llama)
+    answer = half(ours)
+    assert answer == half(stock)
+    longer = [*PROMPT, *answer, 3]
+    assert take(ours, longer) == fresh(longer, arch, steer)
+    assert ours.last_request.cached == 0
+    steer(ours, None)
+    assert take(ours, longer) == fresh(longer, arch)
+    assert ours.last_request.cached in (0, len(PROMPT))
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_a_sequence_is_continued_as_stock_does(open_model, arch):
+    answers = []
+    for cls in (Llama, llama_cpp.Llama):
+        llm = open_model(arch, cls)
+        llm.eval(PROMPT)
+        steer(llm)
+        answers.append(list(itertools.islice(llm.generate(OTHER, temp=0.0, reset=False), 8)))
+    assert answers[0] == answers[1]
+
+
+def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh):
+    llm = open_model()
+    decode, native_calls = llm._keeper.live._native.decode, llm._keeper.live._native
+
+    def steered(*arguments):
+        decode(*arguments)
+        native_calls.decode = decode
+        steer(llm)
+
+    native_calls.decode = steered
+    take(llm, PROMPT)
+    assert take(llm, PROMPT) == fresh(PROMPT, prepare=steer)
+    assert llm.last_request.cached == 0
+    steer(llm, None)
+    assert take(llm, PROMPT) == fresh(PROMPT)
+
+
+def test_checkpoints_that_wait_for_their_prompt_are_not_stored_under_another_name(open_model):
+    llm = open_model(n_ctx=1024, n_batch=64)
+    long = (PROMPT * 6)[:460]
+    keep_staged = llm._keeper.keep_staged
+    seen = []
+
+    def late(turn):
+        if turn.staged:
+            seen.append(len(turn.staged))
+            steer(llm)
+        keep_staged(turn)
+
+    llm._keeper.keep_staged = late
+    take(llm, long, 1)
+    assert seen, "or the test proves nothing"
+    assert llm.prompt_cache.stats().entries == 0
+
+
+# -- what is not -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_reset_forgets_what_is_live_in_every_memory(open_model, arch):
+    llm = open_model(arch)
+    take(llm, PROMPT)
+    entries = llm.prompt_cache.stats().entries
+    llm.reset()
+    assert llm._keeper.live.n == 0
+    assert not llm._keeper.live.tip_logits
+    assert native.llama_memory_seq_pos_max(llm._ctx.memory, 0) == -1
+    assert llm.prompt_cache.stats().entries == entries, "what the cache knows stays"
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_a_closed_model_may_be_reset_and_salted(open_model, arch):
+    llm = open_model(arch)
+    take(llm, PROMPT)
+    llm.close()
+    llm.reset()
+    llm.cache_salt = "other"
+
+
+def test_reset_is_enough_on_a_plain_model(open_model, fresh):
+    """As with stock: what is on the context was changed in a way that nobody can see."""
+    setter = unseen("llama_set_adapter_cvec")
+    llm = open_model("llama")
+    steer(llm, 1, setter)
+    take(llm, PROMPT)
+    steer(llm, None, setter)
+    llm.reset()
+    assert take(llm, PROMPT) == fresh(PROMPT, "llama")
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_a_salt_says_what_nobody_can_see(open_model, fresh, arch):
+    setter = unseen("llama_set_adapter_cvec")
+    llm = open_model(arch)
+    assert take(llm, PROMPT) == fresh(PROMPT, arch)
+    steer(llm, 1, setter)
+    llm.cache_salt = "steered"
+    assert take(llm, PROMPT) == fresh(PROMPT, arch, steer)
+    steer(llm, None, setter)
+    llm.cache_salt = ""
+    assert take(llm, PROMPT) == fresh(PROMPT, arch)
+    assert llm.last_request.cached == (0 if arch in ("llama", "gemma3") else len(PROMPT))
+
+
+def test_salts_part_what_models_share(open_model):
+    cache = PromptCache(1 << 28)
+    one, other, same = (open_model(prompt_cache=cache, cache_salt=salt) for salt in ("a", "b", "a"))
+    take(one, PROMPT)
+    for llm, cached in ((other, 0), (same, len(PROMPT))):
+        take(llm, PROMPT)
+        assert llm.last_request.cached == cached
+    assert one.__getstate__()["cache_salt"] == one.cache_salt == "a"
+
+
+def test_a_salt_without_a_cache_is_just_kept(open_model):
+    llm = open_model(prompt_cache=False, cache_salt="a")
+    llm.cache_salt = "b"
+    assert llm.cache_salt == "b"
+
+
+def test_a_salt_ends_the_request_that_is_suspended(open_model, fresh):
+    llm = open_model()
+    stream = llm.generate(PROMPT, temp=0.0)
+    next(stream)
+    llm.cache_salt = "other"
+    take(llm, PROMPT)
+    assert llm.last_request.cached == 0
+    llm.cache_salt = ""
+    assert take(llm, PROMPT) == fresh(PROMPT)
+    assert llm.last_request.cached == len(PROMPT)

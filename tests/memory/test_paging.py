@@ -1,0 +1,238 @@
+"""Attention KV leaves the context in segments and comes back exactly, or not at all."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llamahybrid import Llama, PromptCache
+from llamahybrid.errors import SnapshotError
+from llamahybrid.memory import paging
+from llamahybrid.memory.paging import seal_segment
+from llamahybrid.prompt_cache.base import Segment
+
+ONE = [(7 * i + 1) % 200 for i in range(120)]
+TWO = [(11 * i + 5) % 200 for i in range(90)]
+MODELS = {
+    "qwen35": {},
+    "qwen35-flash": {"flash_attn": True},
+    "jamba": {},
+    "lfm2": {},
+    "gemma3": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
+    "gpt-oss": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
+}
+
+
+def new(n):
+    return np.empty(n, dtype=np.uint8)
+
+
+def ids(tokens):
+    return np.array(tokens, dtype=np.int32)
+
+
+def greedy(llm, prompt, n=6):
+    out = []
+    for token in llm.generate(prompt, temp=0.0):
+        out.append(token)
+        if len(out) == n:
+            break
+    return out
+
+
+@pytest.fixture(params=MODELS)
+def open_model(request, tiny_model):
+    arch = request.param.removesuffix("-flash")
+    model = tiny_model(arch, **({"window": 16} if arch in ("gemma3", "gpt-oss") else {}))
+    made = []
+
+    def make(**more):
+        options = {"n_ctx": 512, "n_threads": 1, "verbose": False, **MODELS[request.param], **more}
+        made.append(Llama(str(model), **options))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+@pytest.fixture
+def live(open_model):
+    llm = open_model()
+    llm.eval(ONE)
+    return llm._keeper.live
+
+
+def test_saving_leaves_the_live_sequence_as_it_was(live):
+    before = live.snapshot(new)
+    assert live.page_out(10, 100, new) is not None
+    assert live.fault() is None
+    assert np.array_equal(live.snapshot(new), before)
+
+
+def test_pieces_are_what_the_library_would_have_saved(live):
+    whole, first, second = (
+        live.page_out(10, 100, new),
+        live.page_out(10, 40, new),
+        live.page_out(40, 100, new),
+    )
+    parts = live.view().split(whole, ids(ONE[:100]), 40)
+    for part, direct in zip(parts, (first, second), strict=True):
+        assert (part.start, part.end) == (direct.start, direct.end)
+        assert np.array_equal(part.record, direct.record)
+
+
+def test_joined_pieces_are_the_whole(live):
+    layout = live.profile.pager.layout
+    whole, *pieces = (
+        live.profile.pager.save(a, b, new)[0][96:] for a, b in ((5, 90), (5, 6), (6, 50), (50, 90))
+    )
+    joined = new(layout.joined_size(pieces))
+    layout.join(pieces, joined)
+    assert np.array_equal(joined, whole)
+
+
+@pytest.mark.parametrize(("least", "most"), [(1 << 40, 1 << 40), (1 << 40, 30), (0, 1 << 40)])
+def test_what_is_joined_is_small_and_little_at_a_time(live, monkeypatch, least, most):
+    """`least`: what counts as small; `most`: cells that are joined at once."""
+    pager = live.profile.pager
+    pieces = [pager.save(a, b, new)[0][96:] for a, b in itertools.pairwise((0, 9, 20, 31, 80, 90, len(ONE)))]
+    monkeypatch.setattr(paging, "SMALL_BYTES", least)
+    monkeypatch.setattr(paging, "JOINED_BYTES", pager.layout.size(most))
+    runs = [[pager.layout.count(p) for p in run] for run in pager._runs(pieces)]
+    apart = [[9], [11], [11], [49], [10], [len(ONE) - 90]]
+    together = [[*itertools.chain(*apart)]]
+    if most == 30:
+        assert runs == [[9, 11], [11], [49], [10], [len(ONE) - 90]]
+    else:
+        assert runs == (together if least or pager.layout.transposed else apart)
+
+
+@pytest.mark.parametrize("kept", [0, 30])
+def test_a_restore_from_segments_goes_on_to_the_very_logits(open_model, live, kept):
+    record = live.snapshot(new)
+    borders = [kept, 31, 80, len(ONE)]
+    segments = [live.page_out(a, b, new) for a, b in itertools.pairwise(borders)]
+    live.decode([3], "last")
+    wanted = live.logits().copy()
+    live.empty()
+    for token in [*ONE[:kept], *TWO]:
+        live.decode([token], "none")
+    assert live.restore(record, ids(ONE), segments, kept) is None
+    live.decode([3], "last")
+    apart = np.abs(live.logits() - wanted).max() / np.ptp(wanted)
+    assert apart <= 5e-3  # what is put back wrongly lies 0.03 and more apart
+
+
+def test_two_chats_find_their_state_again(open_model):
+    llm, fresh = open_model(), open_model(prompt_cache=False)
+    one, two = ONE + greedy(llm, ONE), TWO + greedy(llm, TWO)
+    for chat in (one, two, one, two):
+        chat += [9, 8, 7, *chat[:12]]
+        asked = list(chat)
+        answer = greedy(llm, asked)
+        fresh.reset()
+        assert answer == greedy(fresh, asked)
+        assert llm.last_request.source == "ram"
+        assert llm.last_request.cached >= llm.last_request.matched - 8
+        chat += answer
+
+
+def test_attention_is_stored_only_where_the_cache_has_room(open_model, monkeypatch):
+    llm = open_model()
+    monkeypatch.setattr(llm.prompt_cache, "room", lambda view, n_bytes: None)
+    greedy(llm, ONE)
+    greedy(llm, TWO)
+    assert llm.prompt_cache.stats().segments == 0
+    monkeypatch.undo()
+    greedy(llm, ONE)
+    greedy(llm, TWO)
+    assert llm.prompt_cache.stats().segments > 0
+
+
+def test_without_paging_another_chat_is_decoded_again(open_model):
+    llm = open_model(paging=False)
+    greedy(llm, ONE)
+    greedy(llm, TWO)
+    greedy(llm, [*ONE, 5, 6])
+    assert llm.last_request.cached == 0
+    assert llm.prompt_cache.stats().segments == 0
+
+
+@pytest.mark.parametrize("byte", [3, 50, 200, -1])
+def test_a_damaged_segment_never_reaches_the_library(live, byte, monkeypatch):
+    record, segment = live.snapshot(new), live.page_out(0, len(ONE), new)
+    segment.record[byte] ^= 1
+    live.empty()
+    monkeypatch.setattr(type(live.profile.pager), "append", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(SnapshotError):
+        live.restore(record, ids(ONE), [segment], 0)
+    assert live.n == 0
+
+
+def test_a_segment_of_other_tokens_is_refused(live):
+    record, segment = live.snapshot(new), live.page_out(0, 40, new)
+    rest = live.page_out(40, len(ONE), new)
+    live.empty()
+    with pytest.raises(SnapshotError, match="other tokens"):
+        live.restore(record, ids(ONE), [replace(segment, end=41), rest], 0)
+
+
+def test_a_range_that_is_missing_is_refused(live):
+    record, first, last = live.snapshot(new), live.page_out(0, 40, new), live.page_out(50, len(ONE), new)
+    live.empty()
+    for segments, kept in (([first, last], 0), ([last], 50), ([first], 0)):
+        with pytest.raises(SnapshotError, match="neither live nor stored"):
+            live.restore(record, ids(ONE), segments, kept)
+
+
+def test_a_segment_of_another_layout_is_refused(live):
+    record, segment = live.snapshot(new), live.page_out(0, len(ONE), new)
+    shorter = seal_segment(segment.record[:-8].copy(), live.fingerprint, ids(ONE), 0)
+    live.empty()
+    with pytest.raises(SnapshotError, match="another layout"):
+        live.restore(record, ids(ONE), [shorter], 0)
+
+
+def test_a_snapshot_is_no_segment(live):
+    record = live.snapshot(new)
+    with pytest.raises(SnapshotError, match="snapshot was taken for a segment"):
+        live.restore(record, ids(ONE), [Segment(0, len(ONE), record)], 0)
+
+
+def test_a_library_that_refuses_is_a_fault_and_the_cache_forgets(open_model, monkeypatch, caplog):
+    llm, fresh = open_model(), open_model(prompt_cache=False)
+    greedy(llm, ONE)
+    greedy(llm, TWO)
+    monkeypatch.setattr(type(llm._keeper.live.profile.pager), "append", lambda *_: False)
+    asked = [*ONE, 5, 6]
+    assert greedy(llm, asked) == greedy(fresh, asked)
+    assert "refused stored attention" in caplog.text
+    assert llm.last_request.cached == 0
+    llm.prompt_cache.check_integrity()
+
+
+def test_a_cache_shared_by_two_models_of_one_kind(open_model):
+    cache = PromptCache(64 << 20)
+    first, second = open_model(prompt_cache=cache), open_model(prompt_cache=cache)
+    greedy(first, ONE)
+    answer = greedy(second, [*ONE, 5, 6])
+    assert second.last_request.source == "ram"
+    assert second.last_request.cached >= len(ONE) - 1
+    fresh = open_model(prompt_cache=False)
+    assert answer == greedy(fresh, [*ONE, 5, 6])
+
+
+def test_each_token_is_stored_once(open_model):
+    """Bytes of segments over those of distinct tokens, after chats that branch: at most 1.10 on stock."""
+    llm = open_model()
+    per_token = llm._keeper.live.profile.attention_per_token
+    seen = set()
+    for tail in (3, 40, 70):
+        for number in range(3):
+            prompt = ONE[: 120 - tail] + [(number * 31 + i) % 200 for i in range(60)]
+            greedy(llm, prompt)
+            seen |= {tuple(prompt[:i]) for i in range(1, len(prompt) + 1)}
+    stored = llm.prompt_cache.stats().extra["segment_bytes"]
+    assert 0.9 <= stored / (per_token * len(seen)) <= 1.10

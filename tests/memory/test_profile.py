@@ -1,0 +1,94 @@
+"""What the trial finds out about each kind of memory."""
+
+import llama_cpp
+import pytest
+
+from llamahybrid.memory.profile import NO_MEMORY, MemoryProfile, probe
+
+
+def profile_of(path, **kw):
+    llm = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, verbose=False, **kw)
+    found = probe(llm._ctx, bool(llm.context_params.swa_full))
+    counters = llama_cpp.llama_perf_context(llm.ctx)
+    assert llama_cpp.llama_memory_seq_pos_max(llm._ctx.memory, 0) == -1, "the trial left tokens behind"
+    assert (counters.n_p_eval, counters.n_eval) == (1, 1), "the trial shows in the counters"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arch", "cuttable", "checkpoints", "attention"),
+    [
+        ("llama", True, False, False),
+        ("gemma3", True, True, True),
+        ("mamba", False, True, False),
+        ("rwkv7", False, True, False),
+        ("jamba", False, True, True),
+        ("qwen35", False, True, True),
+        ("lfm2", False, True, True),
+    ],
+)
+def test_each_kind_of_memory_is_recognised(tiny_model, arch, cuttable, checkpoints, attention):
+    found = profile_of(tiny_model(arch), swa_full=False)
+    assert found.linear
+    assert (found.cuttable, found.needs_checkpoints, found.needs_attention) == (
+        cuttable,
+        checkpoints,
+        attention,
+    )
+
+
+def test_a_full_size_window_cache_needs_no_checkpoints(tiny_model):
+    assert not profile_of(tiny_model("gemma3"), swa_full=True).needs_checkpoints
+
+
+def test_memory_whose_size_follows_no_line_is_not_restored(tiny_model):
+    found = profile_of(tiny_model("deepseek4"))
+    assert found.has_memory
+    assert not found.linear
+    assert not found.needs_checkpoints
+
+
+def test_an_embedding_model_without_memory_stays_out(tiny_model):
+    llm = llama_cpp.Llama(
+        str(tiny_model("bert", vocab="bert-bge")), n_ctx=64, n_threads=1, embedding=True, verbose=False
+    )
+    assert probe(llm._ctx, True) == NO_MEMORY
+
+
+def rule(**kw):
+    base = dict(
+        has_memory=True,
+        cuttable=True,
+        keeps_tip_only=False,
+        window=0,
+        prunes=False,
+        partial_is_partial=False,
+        attention_base=0,
+        attention_per_token=4,
+    )
+    return MemoryProfile(**{**base, **kw})
+
+
+@pytest.mark.parametrize(
+    ("profile", "n", "positions", "sound"),
+    [
+        (rule(), 5, (0, 4), True),
+        (rule(), 5, (0, 3), False),
+        (rule(), 5, (1, 4), False),
+        (rule(), 0, (-1, -1), True),
+        (rule(keeps_tip_only=True), 5, (4, 4), True),
+        (rule(keeps_tip_only=True), 5, (0, 4), False),
+        (rule(keeps_tip_only=True), 5, (5, -1), False),
+        (rule(window=4), 20, (16, 19), True),
+        (rule(window=4), 20, (17, 19), False),
+        (rule(window=4), 20, (-1, 19), False),
+    ],
+)
+def test_positions_must_be_those_of_the_memorys_kind(profile, n, positions, sound):
+    assert (profile.position_fault(n, *positions) is None) is sound
+
+
+def test_a_window_is_cut_no_deeper_than_it_reaches():
+    assert rule(window=8).cut_floor(100, 84) == 92
+    assert rule(window=8).cut_floor(100, 0) == 0
+    assert rule(cuttable=False).cut_floor(100, 99) == 100

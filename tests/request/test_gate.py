@@ -1,0 +1,508 @@
+"""Whose turn it is: tickets, requests that make room, those that are given up, and interrupts anywhere."""
+
+import gc
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from llamahybrid.errors import Busy, ModelClosed, RequestCancelled
+from llamahybrid.request import gate as gate_module
+from llamahybrid.request.gate import RequestGate
+
+
+class Tenant:
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def begin(self, ticket):
+        self.told.append(("begin", ticket))
+
+    def park(self, ticket):
+        self.told.append(("park", ticket))
+        ticket.parked = "its state"
+
+    def resume(self, ticket):
+        self.told.append(("resume", ticket))
+
+    def end(self, ticket):
+        self.told.append(("end", ticket))
+
+    def of(self, ticket):
+        return [what for what, whose in self.told if whose is ticket]
+
+
+@pytest.fixture
+def tenant():
+    return Tenant()
+
+
+@pytest.fixture
+def gate(tenant):
+    return RequestGate(True, tenant)
+
+
+def in_thread(function, *args):
+    """Run in another thread; (what it returned, what it raised)."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((function(*args), None))
+        except Exception as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert outcome, "the thread did not end"
+    return outcome[0]
+
+
+def begun(gate, where=None):
+    """A ticket that has made a step, in this thread or by `where`."""
+    ticket = gate.ticket()
+    (where or (lambda f, *args: f(*args)))(gate.run, ticket, int)
+    return ticket
+
+
+def gets_in(gate):
+    """Another thread makes a request, from its beginning to its end."""
+    return in_thread(gate.alone, lambda: "in") == ("in", None)
+
+
+# -- whose turn it is ------------------------------------------------------------------------------
+
+
+def test_another_thread_is_refused_when_it_must_not_wait(gate):
+    begun(gate)
+    gate.wait = False
+    assert isinstance(in_thread(gate.run, gate.ticket(), int)[1], Busy)
+
+
+def test_another_thread_gives_up_when_its_time_is_over(gate):
+    begun(gate)
+    gate.wait = 0.01
+    assert isinstance(in_thread(gate.run, gate.ticket(), int)[1], Busy)
+
+
+def test_another_thread_waits_for_the_end(gate):
+    gate.patience = 60
+    first, entered = begun(gate), threading.Event()
+    thread = threading.Thread(target=lambda: gate.alone(entered.set), daemon=True)
+    thread.start()
+    assert not entered.wait(0.3)
+    gate.run(first, gate.finish, first)
+    assert entered.wait(20)
+    thread.join(20)
+
+
+def test_a_refusal_is_for_those_that_have_not_begun(gate, tenant):
+    gate.wait, gate.patience = False, 0.2
+    old = begun(gate)
+    new = begun(gate)  # of the same thread
+    assert gate.current is new
+    assert in_thread(gate.run, old, lambda: gate.current is old) == (True, None)
+    assert tenant.of(old) == ["begin", "park", "resume"]
+
+
+def test_the_same_thread_takes_its_own_place_at_once(gate, tenant):
+    gate.patience = 60
+    old = begun(gate)
+    new = begun(gate)
+    gate.run(old, int)
+    gate.run(new, int)
+    assert tenant.of(old) == ["begin", "park", "resume", "park"]
+    assert tenant.of(new) == ["begin", "park", "resume"]
+
+
+def test_one_that_nobody_advances_makes_room(gate, tenant):
+    gate.patience = 0.1
+    old = begun(gate)
+    assert gets_in(gate)
+    assert tenant.of(old) == ["begin", "park"]
+
+
+def test_the_thread_that_made_the_last_step_may_be_dead(gate):
+    gate.patience = 0.1
+    begun(gate, in_thread)
+    assert gets_in(gate)
+
+
+def test_a_thread_is_never_taken_for_a_dead_one_of_the_same_ident(gate):
+    gate.patience = 60
+    ticket = begun(gate, in_thread)
+    for _ in range(20):  # idents are given out again
+        gate.wait = False
+        assert isinstance(in_thread(gate.run, gate.ticket(), int)[1], Busy)
+    assert gate.current is ticket
+
+
+def test_who_came_first_goes_first(gate):
+    gate.patience = 60
+    running, order = begun(gate), []
+    threads = []
+    for name in "abc":
+        threads.append(threading.Thread(target=gate.alone, args=(order.append, name), daemon=True))
+        threads[-1].start()
+        while len(gate._line) < len(threads):
+            time.sleep(0.01)
+    gate.run(running, gate.finish, running)
+    gate.alone(order.append, "late")
+    for thread in threads:
+        thread.join(20)
+    assert order == ["a", "b", "c", "late"]
+
+
+def test_a_place_in_the_line_that_nobody_renews_is_void(gate, monkeypatch):
+    monkeypatch.setattr(gate_module, "LEFT_THE_LINE", 0.2)
+    gate._line[gate.ticket()] = time.monotonic()  # its thread was interrupted between two lines
+    assert gets_in(gate)
+
+
+def test_steps_never_overlap(gate):
+    gate.patience = 0.0
+    inside, most = [], []
+
+    def work():
+        inside.append(1)
+        time.sleep(0.001)
+        most.append(len(inside))
+        inside.pop()
+
+    def ask():
+        ticket = gate.ticket()
+        for _ in range(10):
+            gate.run(ticket, work)
+        gate.run(ticket, gate.finish, ticket)
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(ask) for _ in range(4)]:
+            future.result(60)
+    assert max(most) == 1
+
+
+def test_an_operation_inside_a_step_is_part_of_it(gate, tenant):
+    ticket = gate.ticket()
+    assert gate.run(ticket, gate.alone, lambda: gate.current is ticket)
+    assert tenant.of(ticket) == ["begin"]
+
+
+def test_a_request_cannot_be_advanced_inside_anothers_step(gate):
+    old = begun(gate)
+    with pytest.raises(RuntimeError, match="inside"):
+        gate.run(gate.ticket(), gate.run, old, int)
+    assert gets_in(gate)
+
+
+# -- ends ------------------------------------------------------------------------------------------
+
+
+def test_a_failing_step_leaves_the_gate_usable(gate):
+    ticket = gate.ticket()
+    with pytest.raises(ZeroDivisionError):
+        gate.run(ticket, lambda: 1 / 0)
+    gate.leave(ticket)
+    assert gets_in(gate)
+
+
+def test_a_failing_operation_lets_the_next_thread_in(gate):
+    with pytest.raises(ZeroDivisionError):
+        gate.alone(lambda: 1 / 0)
+    assert gets_in(gate)
+
+
+def test_each_request_is_ended_once(gate, tenant):
+    finished, given_up, parked = gate.ticket(), begun(gate), begun(gate)
+    gate.run(finished, gate.finish, finished)
+    for ticket in (finished, given_up, parked, given_up):
+        gate.leave(ticket)
+    gate.alone(int)
+    assert [tenant.of(t).count("end") for t in (finished, given_up, parked)] == [1, 1, 1]
+
+
+def test_one_that_never_began_is_not_ended(gate, tenant):
+    gate.leave(gate.ticket())
+    gate.alone(int)
+    assert [what for what, _ in tenant.told] == ["begin", "end"]
+
+
+def test_what_is_given_up_while_the_collector_runs_is_ended_by_the_next(gate, tenant):
+    ticket = begun(gate)
+
+    class Cycle:
+        def __del__(self):
+            gate.leave(ticket)
+            assert "end" not in tenant.of(ticket), "work was done under the collector"
+
+    cycle = Cycle()
+    cycle.itself = cycle
+    del cycle
+    gc.collect()
+    assert ticket.over
+    assert tenant.of(ticket) == ["begin"]
+    gate.alone(int)
+    assert tenant.of(ticket) == ["begin", "end"]
+
+
+def test_the_callback_of_one_that_was_given_up_does_not_fail_another(gate, tenant, monkeypatch):
+    ticket = begun(gate)
+    monkeypatch.setattr(tenant, "end", lambda t: 1 / 0 if t is ticket else None)
+    gate._stepping = ticket  # somebody is in
+    gate.leave(ticket)
+    gate._stepping = None
+    assert gate.alone(lambda: "in") == "in"
+    assert gets_in(gate)
+
+
+# -- cancelling and closing ------------------------------------------------------------------------
+
+
+def test_a_cancel_ends_with_its_request(gate):
+    ticket = begun(gate)
+    gate.cancel()
+    with pytest.raises(RequestCancelled):
+        gate.run(ticket, gate.check)
+    gate.run(ticket, gate.finish, ticket)
+    gate.alone(gate.check)
+
+
+def test_a_cancel_of_one_that_lost_its_place_waits_for_it(gate):
+    old, new = begun(gate), begun(gate)
+    gate.cancel(old)
+    gate.run(new, gate.check)
+    assert not gate.stop.requested
+    with pytest.raises(RequestCancelled):
+        gate.run(old, gate.check)
+    assert gate.stop.requested, "native code that runs for it would not be stopped"
+
+
+def test_a_cancel_of_one_that_is_over_ends_nobody_else(gate):
+    old = begun(gate)
+    gate.leave(old)
+    new = begun(gate)
+    gate.cancel(old)
+    gate.run(new, gate.check)
+
+
+def test_closing_waits_for_the_step_and_ends_what_is_left(gate, tenant):
+    inside, go_on, closed = threading.Event(), threading.Event(), []
+    ticket = gate.ticket()
+
+    def work():
+        inside.set()
+        go_on.wait(20)
+        gate.check()
+
+    def run():
+        with pytest.raises(RequestCancelled):
+            gate.run(ticket, work)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    inside.wait(20)
+    closer = threading.Thread(target=gate.close, args=(lambda: closed.append(1),))
+    closer.start()
+    while not ticket.cancelled:
+        time.sleep(0.01)
+    assert not closed
+    go_on.set()
+    closer.join(20)
+    runner.join(20)
+    assert closed == [1]
+    assert tenant.of(ticket) == ["begin", "end"]
+    gate.close(lambda: closed.append(2))
+    with pytest.raises(ModelClosed):
+        gate.run(ticket, int)
+    with pytest.raises(ModelClosed):
+        gate.alone(int)
+    assert closed == [1]
+
+
+def test_nobody_waits_for_a_closed_gate(gate):
+    gate.patience = 60
+    ticket, raised = begun(gate), []
+
+    def wait():
+        with pytest.raises(ModelClosed):
+            gate.run(gate.ticket(), int)
+        raised.append(True)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not gate._line:
+        time.sleep(0.01)
+    gate.close(int)
+    waiter.join(20)
+    assert raised
+    gate.leave(ticket)
+
+
+def test_it_cannot_be_closed_from_inside_a_step(gate):
+    with pytest.raises(RuntimeError, match="inside"):
+        gate.alone(gate.close, int)
+    assert gets_in(gate)
+
+
+# -- interrupts ------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_an_interrupted_thread_left_is_replaced(gate):
+    gate.patience = 0.1
+    done, left = threading.Event(), threading.Event()
+
+    def leave_it():
+        gate._work.acquire()
+        left.set()
+        done.wait(20)
+
+    thread = threading.Thread(target=leave_it)
+    thread.start()
+    left.wait(20)
+    assert gets_in(gate)
+    done.set()
+    thread.join(20)
+
+
+def test_a_lock_that_this_thread_left_is_not_taken_for_a_step(gate):
+    gate._work.acquire()
+    assert not gate.nested()
+    gate._work.acquire()
+    assert begun(gate)
+    assert gets_in(gate)
+
+
+def test_one_look_at_a_lock_that_others_hold_replaces_nothing(gate, monkeypatch):
+    """Between two looks its owner may have left, and somebody come."""
+    done, held = threading.Event(), threading.Event()
+
+    def hold():
+        gate._work.acquire()
+        held.set()
+        done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    lock = gate._work
+    gate._heal()
+    gate._heal()  # at once: no second look yet
+    assert gate._work is lock
+    time.sleep(gate_module.POLL)
+    gate._heal()
+    assert gate._work is not lock
+    done.set()
+    thread.join(20)
+
+
+def test_a_request_that_comes_back_is_in_for_those_that_do_not_wait(gate, tenant, monkeypatch):
+    old, new = begun(gate), begun(gate)
+    gate.run(new, gate.finish, new)
+    resuming, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(tenant, "resume", lambda ticket: (resuming.set(), go_on.wait(60)))
+    thread = threading.Thread(target=gate.run, args=(old, int))
+    thread.start()
+    assert resuming.wait(20)
+    gate.wait = False
+    outcome = in_thread(gate.run, gate.ticket(), int)
+    go_on.set()
+    thread.join(20)
+    assert isinstance(outcome[1], Busy)
+
+
+def lines_of(function):
+    """How many lines of the gate it runs."""
+    count = []
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename != gate_module.__file__:
+            return None
+        if event in ("line", "return"):
+            count.append(1)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return len(count)
+
+
+def interrupted(function, number):
+    """Run it with a KeyboardInterrupt at line `number` of the gate."""
+    left = [number]
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename != gate_module.__file__:
+            return None
+        if event in ("line", "return"):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+
+
+def whole_request(gate):
+    ticket = gate.ticket()
+    try:
+        gate.run(ticket, int)
+        gate.run(ticket, int)
+    finally:
+        gate.leave(ticket)
+
+
+def overtaken_request(gate):
+    old = begun(gate)
+    try:
+        gate.alone(int)
+        gate.run(old, gate.finish, old)
+    finally:
+        gate.leave(old)
+
+
+def a_wait(gate):
+    gate.wait = 0.02
+    begun(gate, in_thread)
+    with suppress(Busy):
+        gate.alone(int)
+
+
+@pytest.mark.parametrize("deed", [whole_request, overtaken_request, a_wait])
+def test_an_interrupt_at_any_line_shuts_nobody_out(deed, monkeypatch):
+    monkeypatch.setattr(gate_module, "PATIENCE", 0.02)
+    monkeypatch.setattr(gate_module, "LEFT_THE_LINE", 0.04)
+    monkeypatch.setattr(gate_module, "POLL", 0.02)
+
+    def fresh():
+        return RequestGate(True, Tenant())
+
+    count = lines_of(lambda: deed(fresh()))
+    shut_out = []
+    for number in range(1, count + 1):
+        gate = fresh()
+        interrupted(lambda gate=gate: deed(gate), number)
+        gate.wait = True
+        if not gets_in(gate) or gate.nested() or gate.alone(lambda: "in") != "in":
+            shut_out.append(number)
+        gate = fresh()
+        interrupted(lambda gate=gate: deed(gate), number)
+        gate.wait = False
+        time.sleep(0.05)  # longer than its patience, and than a place in the line is believed
+        if not any(gets_in(gate) or time.sleep(0.02) for _ in range(5)):
+            shut_out.append(-number)
+    assert count > 20
+    assert not shut_out

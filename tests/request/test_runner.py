@@ -1,0 +1,510 @@
+"""What a request keeps of the chat it leaves, what it must not keep, and what it lets go again."""
+
+import itertools
+from dataclasses import replace
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.errors import RequestCancelled
+from llamahybrid.memory.costs import LARGE_BATCH, CostMeter
+from llamahybrid.prompt_cache import Costs
+from llamahybrid.prompt_cache.placement import prefill_cuts
+
+ONE = [(7 * i + 1) % 200 for i in range(120)]
+TWO = [(11 * i + 5) % 200 for i in range(160)]
+
+
+def take(llm, prompt, n=1):
+    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
+
+
+@pytest.fixture
+def open_model(tiny_model, monkeypatch):
+    made = []
+
+    def opener(arch="qwen35", **more):
+        window = {"window": 16} if arch == "gemma3" else {}
+        options = {"n_ctx": 512, "n_threads": 1, "verbose": False, "n_batch": 32, "swa_full": False, **more}
+        made.append(Llama(str(tiny_model(arch, **window)), **options))
+        monkeypatch.setattr(made[-1]._keeper.meter, "costs", Costs)  # no checkpoint because it is cheap here
+        return made[-1]
+
+    yield opener
+    for llm in made:
+        llm.close()
+
+
+# -- what is left ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "mamba", "gemma3"])
+def test_a_chat_left_for_a_deeper_one_is_found_again_at_its_tip(open_model, arch):
+    llm = open_model(arch)
+    take(llm, TWO)
+    chat = ONE + take(llm, ONE, 21)[:20]
+    assert llm.n_tokens == len(chat)
+    take(llm, [*TWO, 3])
+    assert llm.last_request.cached >= len(chat)
+    take(llm, [*chat, 5, 6])
+    assert llm.last_request.cached == len(chat)
+
+
+def test_a_tip_that_a_cut_goes_back_from_is_found_again(open_model):
+    llm = open_model("gemma3")
+    chat = ONE + take(llm, ONE, 21)[:20]
+    take(llm, [*chat[:-4], 5, 6])
+    assert (llm.last_request.cached, llm.last_request.source) == (len(chat) - 4, "live")
+    take(llm, [*chat, 7, 8])
+    assert llm.last_request.cached == len(chat)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "mamba"])
+def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch, arch):
+    llm = open_model(arch)
+    take(llm, ONE, 21)
+    stored = llm.prompt_cache.stats().entries
+    nothing = np.full(llm.n_vocab(), np.nan, np.float32)
+    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
+    llm._keeper.leave()
+    assert llm.prompt_cache.stats().entries == stored
+    monkeypatch.undo()
+    llm._keeper.leave()
+    assert llm.prompt_cache.stats().entries == stored + 1
+
+
+def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeypatch):
+    llm = open_model()
+    nothing = np.full(llm.n_vocab(), np.nan, np.float32)
+    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
+    take(llm, TWO, 3)
+    assert llm.prompt_cache.stats().entries == 0
+
+
+def test_a_plain_model_does_not_look_at_its_logits(open_model, monkeypatch, caplog):
+    llm = open_model("llama")
+    nothing = np.full(llm.n_vocab(), np.nan, np.float32)
+    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
+    take(llm, TWO, 3)
+    assert caplog.text == ""
+
+
+def test_a_prompt_whose_logits_are_not_to_be_had_has_no_checkpoint_at_its_end(open_model, monkeypatch):
+    llm = open_model()
+    monkeypatch.setattr(llm._keeper.live, "logits", lambda: None)
+    assert len(take(llm, ONE, 3)) == 3
+    assert llm.last_request.checkpoints == len(llm._turn.plan.cuts) == 1
+
+
+def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_model, lose_cells, monkeypatch):
+    llm, other = open_model(), open_model()
+    take(llm, ONE, 2)  # and back from there: what grew by itself would refute the size rule instead
+    decode = llm._keeper.live.decode
+
+    def lossy(tokens, outputs):
+        decode(tokens, outputs)
+        lose_cells(llm.ctx, 2, 5)
+        monkeypatch.setattr(llm._keeper.live, "decode", decode)
+
+    monkeypatch.setattr(llm._keeper.live, "decode", lossy)
+    take(llm, [*ONE, *TWO])
+    take(other, [*ONE, *TWO])
+    assert np.allclose(llm._keeper.live.logits(), other._keeper.live.logits(), atol=1e-4)
+
+
+def test_nothing_is_stored_where_a_prefill_refutes_the_size_rule(open_model, monkeypatch):
+    llm = open_model()
+    live = llm._keeper.live
+
+    def refuted():
+        live.profile = replace(live.profile, linear=False)
+        return True
+
+    monkeypatch.setattr(live, "learn_size_rule", refuted)
+    take(llm, TWO)
+    assert llm._turn.plan.cuts
+    assert llm.prompt_cache.stats().entries == 0
+
+
+def checkpoints(llm, monkeypatch):
+    """Where the keeper takes checkpoints from now on."""
+    keeper, taken = llm._keeper, []
+    checkpoint = keeper.checkpoint
+    monkeypatch.setattr(
+        keeper, "checkpoint", lambda *a, **k: taken.append(keeper.live.n) or checkpoint(*a, **k)
+    )
+    return taken
+
+
+def test_where_a_cut_goes_back_to_is_not_stored(open_model, monkeypatch):
+    llm = open_model("gemma3")
+    chat = ONE + take(llm, ONE, 21)[:20]
+    taken = checkpoints(llm, monkeypatch)
+    take(llm, [*chat[:-4], *TWO[:20]])
+    assert llm.last_request.cached == len(chat) - 4
+    assert len(chat) - 4 not in taken
+
+
+def test_an_answer_is_stored_on_schedule(open_model, monkeypatch):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    taken = checkpoints(llm, monkeypatch)
+    for _ in range(100):
+        next(stream)
+    assert taken == [128, 192]
+    assert llm.last_request.steps == 100
+
+
+def test_a_border_that_several_tokens_pass_at_once_counts(open_model, monkeypatch):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    taken = checkpoints(llm, monkeypatch)
+    llm._keeper.live.decode(TWO[:12], "last")
+    llm._keeper.before_token(llm._turn)
+    stream.close()
+    assert taken == [len(ONE) + 12]
+
+
+@pytest.mark.parametrize(("due", "tokens", "at_end"), [(999, 64, [184]), (999, 63, []), (190, 90, [])])
+def test_an_answers_end_is_stored_if_no_checkpoint_is_near(open_model, monkeypatch, due, tokens, at_end):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    llm._turn.next_checkpoint = due
+    for _ in range(tokens):
+        next(stream)
+    taken = checkpoints(llm, monkeypatch)
+    stream.close()
+    assert taken == at_end
+
+
+def test_a_plain_models_long_answer_is_not_stored(open_model):
+    llm = open_model("llama")
+    take(llm, ONE, 80)
+    assert llm.prompt_cache.stats().entries == 0
+
+
+def test_what_a_cancelled_prompt_had_staged_is_stored(open_model, monkeypatch):
+    llm = open_model()
+    stage = llm._keeper._stage
+    monkeypatch.setattr(llm._keeper, "_stage", lambda turn: stage(turn) or llm.cancel())
+    with pytest.raises(RequestCancelled):
+        take(llm, ONE)
+    assert llm.last_request.checkpoints == llm.prompt_cache.stats().entries == 1
+
+
+def test_what_does_not_fit_is_not_counted(open_model):
+    llm = open_model()
+    llm.prompt_cache.ram_bytes = 0
+    take(llm, ONE, 3)
+    assert llm.last_request.checkpoints == 0
+
+
+def test_attention_is_stored_once_a_request_is_over(open_model):
+    llm = open_model()
+    take(llm, ONE)
+    assert llm.prompt_cache.stats().segments > 0
+
+
+def test_a_repeated_prompt_is_not_stored_again(open_model):
+    llm = open_model()
+    for _ in range(2):
+        take(llm, ONE)
+    assert llm.last_request.cached == len(ONE)
+    assert llm.last_request.checkpoints == 0
+
+
+@pytest.mark.parametrize("spoil", ["distrust", "opaque", "empty"])
+def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    for _ in range(20):
+        next(stream)
+    live = llm._keeper.live
+    before = llm.prompt_cache.stats()
+    if spoil == "opaque":
+        live._ids[100] = -5
+    else:
+        getattr(live, spoil)()
+    llm._keeper.leave()
+    stream.close()
+    after = llm.prompt_cache.stats()
+    assert (after.entries, after.segments, after.extra["tokens"]) == (
+        before.entries,
+        before.segments,
+        before.extra["tokens"],
+    )
+
+
+@pytest.mark.parametrize("name", ["snapshot", "page_out"])
+def test_a_request_goes_on_where_nothing_can_be_saved(open_model, monkeypatch, name):
+    llm, fresh = open_model(), open_model()
+    monkeypatch.setattr(llm._keeper.live, name, lambda *_, **__: None)
+    assert take(llm, TWO, 5) == take(fresh, TWO, 5)
+    assert take(llm, [*TWO, 3], 5) == take(fresh, [*TWO, 3], 5)
+
+
+def test_a_checkpoint_of_tokens_that_are_gone_is_not_stored(open_model):
+    llm = open_model()
+    take(llm, ONE)
+    keeper, stored = llm._keeper, llm.prompt_cache.stats().entries
+    keeper._stage(llm._turn)
+    keeper.live.empty()
+    keeper.keep_staged(llm._turn)
+    assert llm.prompt_cache.stats().entries == stored
+    assert llm._turn.staged == []
+
+
+def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
+    llm = open_model()
+    chat = ONE + take(llm, ONE, 21)[:20]
+    stored = llm.prompt_cache.stats().entries
+    take(llm, [*chat, 5])
+    assert llm.last_request.cached == len(chat)
+    assert llm.prompt_cache.stats().entries == stored + 1, "the prompt's end, and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("arch", "ready"),
+    [("qwen35", True), ("mamba", True), ("gemma3", False), ("llama", False), ("deepseek4", False)],
+)
+def test_buffers_lie_ready_where_all_snapshots_have_one_size(open_model, arch, ready):
+    llm = open_model(arch)
+    sizes = list(llm.prompt_cache._store.pool._idle)
+    take(llm, ONE)
+    assert sizes == ([llm._keeper.live.snapshot_bytes()] if ready else [])
+
+
+def test_a_message_that_is_edited_starts_at_its_beginning(open_model):
+    llm = open_model()
+    opens = next(t for t in range(200, llm.n_vocab()) if llm._keeper._boundaries.find(np.array([5, t])))
+    take(llm, [*ONE[:118], opens, *TWO[:12]])
+    take(llm, [*ONE[:118], opens, *TWO[50:62]])
+    assert llm.last_request.cached == 118
+
+
+def test_a_tip_that_is_stored_is_not_copied_again(open_model, monkeypatch):
+    llm = open_model()
+    take(llm, ONE)
+    live, copied = llm._keeper.live, []
+    snapshot = live.snapshot
+    monkeypatch.setattr(live, "snapshot", lambda *a, **k: copied.append(live.n) or snapshot(*a, **k))
+    take(llm, TWO)
+    assert copied
+    assert len(ONE) not in copied
+
+
+def test_an_answer_is_known_though_nothing_of_it_is_stored(open_model):
+    llm = open_model()
+    chat = ONE + take(llm, ONE, 6)[:5]
+    take(llm, TWO)
+    take(llm, [*chat, 9])
+    assert llm.last_request.matched == len(chat)
+
+
+def test_logits_are_asked_for_at_the_end_only(open_model, monkeypatch):
+    llm, asked = open_model(), []
+    decode = llm._keeper.live.decode
+    monkeypatch.setattr(
+        llm._keeper.live, "decode", lambda t, outputs: asked.append(outputs) or decode(t, outputs)
+    )
+    take(llm, TWO)
+    assert len(asked) > 3
+    assert asked.index("last") == len(asked) - 1
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "cuts", "stops"),
+    [
+        (40, 60, (30, 40, 50, 60, 70), [40, 50, 60]),
+        (40, 70, (), [40, 70]),
+        (40, 100, (70,), [40, 64, 70, 96, 100]),
+    ],
+)
+def test_batches_end_at_cuts_and_long_ones_on_the_grid(open_model, first, last, cuts, stops):
+    assert open_model(n_batch=32)._keeper._stops(first, last, cuts) == stops
+
+
+def test_a_state_is_copied_once(open_model, monkeypatch):
+    llm = open_model()
+    live, copied = llm._keeper.live, []
+    snapshot = live.snapshot
+    monkeypatch.setattr(live, "snapshot", lambda *a, **k: copied.append(live.n) or snapshot(*a, **k))
+    take(llm, ONE)
+    assert len(set(copied)) == len(copied) > 3
+
+
+def test_the_copy_before_a_batch_always_goes_into_the_same_memory(open_model):
+    buffer = open_model()._keeper._batch_buffer
+    first = buffer(10)
+    assert buffer(10) is first
+    assert buffer(20).nbytes == 20
+
+
+# -- what is let go --------------------------------------------------------------------------------
+
+
+def test_nothing_stays_pinned_behind_a_request(open_model):
+    llm = open_model()
+    for prompt in (ONE, TWO, ONE, [*TWO, 3]):
+        take(llm, prompt)
+        llm._keeper.depth(np.array(ONE, np.int32))
+    assert llm.prompt_cache.stats().entries > 0
+    llm.prompt_cache.ram_bytes = 0
+    assert llm.prompt_cache.stats().entries == 0
+
+
+def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_model, monkeypatch):
+    llm, fresh = open_model("llama"), open_model("llama")
+    take(llm, ONE)
+    monkeypatch.setattr(llm._keeper.live._native, "cut", lambda position: False)
+    asked = [*ONE[:50], 3]
+    assert take(llm, asked, 4) == take(fresh, asked, 4)
+    assert llm.last_request.cached == 0
+
+
+def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monkeypatch):
+    llm = open_model("llama")
+    monkeypatch.setattr(llm._keeper.live, "snapshot", lambda _: pytest.fail("it was copied"))
+    monkeypatch.setattr(llm._keeper._boundaries, "find", lambda _: pytest.fail("nothing is cut there"))
+    assert len(take(llm, TWO, 3)) == 3
+
+
+def test_memory_is_not_copied_before_a_single_token(open_model, monkeypatch):
+    llm = open_model()
+    take(llm, ONE)
+    monkeypatch.setattr(llm._keeper.live, "snapshot", lambda *_, **__: pytest.fail("it was copied"))
+    llm.eval([5])
+    assert llm.n_tokens == len(ONE) + 1
+
+
+def test_other_tokens_in_the_place_of_ours_are_noticed(open_model):
+    llm, fresh = open_model("llama"), open_model("llama")
+    take(llm, ONE)
+    others = (llama_cpp.llama_token * 10)(*[3] * 10)
+    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm.ctx), 0, len(ONE) - len(others), -1)
+    assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(others, len(others))) == 0
+    assert take(llm, [*ONE, 4], 5) == take(fresh, [*ONE, 4], 5)
+    assert llm.last_request.cached == 0
+
+
+def test_what_we_know_to_be_spoilt_is_nobody_elses_doing(open_model, caplog):
+    llm = open_model()
+    take(llm, ONE)
+    llm._keeper.live.distrust()
+    take(llm, ONE)
+    assert caplog.text == ""
+
+
+def test_what_is_wrong_is_said_once(open_model, caplog):
+    llm = open_model()
+    for _ in range(2):
+        take(llm, ONE)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+        take(llm, [*ONE, 4])
+    assert caplog.text.count("behind our back") == 1
+
+
+def test_a_limit_of_reuse_holds_though_there_is_no_output_row(open_model):
+    llm = open_model("llama")
+    take(llm, ONE)
+    live = llm._keeper.live
+    live.decode((1,), "none")
+    live.recount()
+    assert llm._keeper.begin(np.array(ONE, np.int32), 50).plan.cached == live.n == 50
+
+
+# -- what is measured and reported -----------------------------------------------------------------
+
+
+def test_what_a_request_took_is_measured(open_model):
+    llm = open_model(n_batch=128)
+    meter = llm._keeper.meter
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    assert len(meter._snapshot) == llm.last_request.checkpoints == 2
+    assert meter._said.snapshot_bytes == llm._keeper.live.snapshot_bytes()
+    assert (len(meter._prefill), len(meter._token)) == (1, 0)
+    assert 0 < meter._prefill[0] <= llm.last_request.prefill_seconds / LARGE_BATCH
+    next(stream)
+    assert len(meter._token) == 1
+    llm.eval([5])
+    assert len(meter._token) == 2
+    take(llm, TWO)
+    assert not meter._restore
+    take(llm, [*ONE, 5])
+    assert len([*meter._restore, *meter._segment]) == 1
+
+
+def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
+    llm = open_model(n_batch=64)
+    take(llm, ONE)
+    large = [b - a for a, b in itertools.pairwise([0, *range(64, len(ONE), 64), len(ONE)]) if b - a >= 64]
+    assert 1 <= len(llm._keeper.meter._prefill) <= len(large)
+    assert sum(llm._keeper.meter._prefill) * 64 <= llm.last_request.prefill_seconds
+
+
+class Knowing(CostMeter):
+    """Knows nothing, and after the first large batch everything: cuts cost next to nothing."""
+
+    def costs(self):
+        known = Costs(1e-3, 1e-3, 1e-6) if self._prefill else Costs()
+        return replace(known, batch_tokens=64)
+
+
+def test_what_the_first_batches_measure_decides_the_cuts_near_the_end(open_model):
+    """Planned before anything is known, cut as by somebody who knew: later than the batch that told."""
+    llm = open_model(n_batch=64, n_ctx=1024)
+    llm._keeper.meter = meter = Knowing(64)
+    prompt = (ONE * 8)[:600]
+    take(llm, prompt)
+    turn = llm._turn
+    assert turn.cuts != turn.plan.cuts
+    knew = prefill_cuts(turn.plan.outline, meter.costs())
+    assert [c for c in turn.cuts if c > 160] == [c for c in knew if c > 160]
+    assert len(knew) > len(turn.plan.cuts)
+    cache, live = llm._keeper.cache, llm._keeper.live
+    stored = {
+        e.position for e in cache._tree.match(live.fingerprint.hex(), np.array(prompt, np.int32)).entries()
+    }
+    assert set(turn.cuts) <= stored
+
+
+def test_only_the_prompt_counts_as_prefill(open_model):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    took = llm.last_request.prefill_seconds
+    assert took > 0
+    stream.send([7])
+    stream.close()
+    assert llm.last_request.prefill_seconds == took
+
+
+def test_the_first_token_is_timed_and_no_other(open_model):
+    llm = open_model()
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    first = llm.last_request.first_token_seconds
+    next(stream)
+    assert llm.last_request.first_token_seconds == first
+
+
+def test_a_difference_is_spelt_only_where_the_reason_speaks_of_one(open_model):
+    llm = open_model()
+    take(llm, ONE)
+    take(llm, TWO)
+    assert llm.last_request.reason == "nothing in common with anything known"
+
+
+def test_a_sequence_that_is_extended_past_a_known_fork_is_said_to_be_extended(open_model):
+    llm = open_model("llama")
+    take(llm, ONE)
+    take(llm, ONE[:50])
+    take(llm, [*ONE[:60], 3])
+    assert llm.last_request.matched == 60
+    assert llm.last_request.reason == "live sequence extended by 11 tokens"

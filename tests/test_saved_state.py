@@ -1,0 +1,185 @@
+"""One LlamaRAMCache or LlamaDiskCache set on several models, and states that leave the process."""
+
+import itertools
+import pickle
+import shutil
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.errors import SnapshotError
+from llamahybrid.memory import content, model_files
+
+PROMPT = [(7 * i + 1) % 200 for i in range(80)]
+LONGER = [*PROMPT, 5]
+SETTINGS = dict(n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+ASKED = dict(max_tokens=4, temperature=0.0)
+
+
+@pytest.fixture
+def open_model(tiny_model):
+    def opener(arch="llama", cls=Llama, path=None, seed=0, **kw):
+        model = path or tiny_model(arch, seed=seed)
+        return cls(str(model), **{**SETTINGS, **kw})
+
+    return opener
+
+
+def keys(cache):
+    return list(cache.cache_state if isinstance(cache, llama_cpp.LlamaRAMCache) else cache.cache)
+
+
+def text(llm, prompt):
+    return llm.create_completion(prompt, **ASKED)["choices"][0]["text"]
+
+
+def take(llm, prompt, n=8):
+    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
+
+
+FOREIGN = [
+    ({}, {"n_ctx": 1024}),
+    ({"n_ctx": 1024}, {}),
+    ({}, {"seed": 1}),
+    ({}, {"arch": "qwen35"}),
+    ({"arch": "qwen35"}, {"arch": "qwen35", "n_ctx": 1024}),
+    ({"arch": "qwen35"}, {"arch": "mamba"}),
+    ({}, {"type_k": llama_cpp.GGML_TYPE_F32}),
+    ({}, {"cache_salt": "another"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "disk"),
+    [*((*pair, False) for pair in FOREIGN), (*FOREIGN[0], True), (*FOREIGN[3], True)],
+)
+def test_a_state_that_does_not_fit_is_a_miss_and_stays(open_model, tmp_path, one, other, disk):
+    cache = llama_cpp.LlamaDiskCache(str(tmp_path)) if disk else llama_cpp.LlamaRAMCache()
+    a, b = open_model(**one), open_model(**other)
+    a.set_cache(cache)
+    b.set_cache(cache)
+    text(a, PROMPT)
+    (key,) = keys(cache)
+    plain = {k: v for k, v in other.items() if k != "cache_salt"}
+    assert text(b, LONGER) == text(open_model(cls=llama_cpp.Llama, **plain), LONGER)
+    assert b.last_request.cached == 0
+    reader = open_model(**one)
+    reader.set_cache(cache)
+    text(reader, [*key, 5])
+    assert reader.last_request.cached == len(key) - 1, "its owner finds it there"
+
+
+@pytest.mark.parametrize(("one", "other"), [({}, {"logits_all": True}), ({"logits_all": True}, {})])
+@pytest.mark.parametrize("n", [4, 10])
+def test_rows_of_scores_are_taken_for_what_they_are(open_model, one, other, n):
+    cache = llama_cpp.LlamaRAMCache()
+    prompt = "Once upon a time " * n
+    a, b = open_model(n_batch=64, **one), open_model(n_batch=128, **other)
+    a.set_cache(cache)
+    b.set_cache(cache)
+    text(a, prompt)
+    asked = {**ASKED, **({"logprobs": 2, "echo": True} if other else {})}
+    stock = open_model(cls=llama_cpp.Llama, n_batch=64, **other)
+    mine, reference = (x.create_completion(prompt + "and", **asked)["choices"][0] for x in (b, stock))
+    assert mine["text"] == reference["text"]
+    if other:
+        numbers, expected = (x["logprobs"]["token_logprobs"][1:] for x in (mine, reference))
+        assert np.allclose(numbers, expected, atol=1e-3, rtol=0)
+
+
+def test_a_damaged_state_in_a_cache_is_a_miss(open_model):
+    cache, llm = llama_cpp.LlamaRAMCache(), open_model()
+    llm.set_cache(cache)
+    text(llm, PROMPT)
+    (state,) = cache.cache_state.values()
+    state.llama_state = state.llama_state[:-1] + bytes([state.llama_state[-1] ^ 1])
+    other = open_model()
+    other.set_cache(cache)
+    assert text(other, LONGER) == text(open_model(cls=llama_cpp.Llama), LONGER)
+
+
+@pytest.mark.parametrize("other", [{"arch": "gemma3"}, {"arch": "qwen35"}, {"n_ctx": 256}])
+def test_what_the_library_refuses_of_stocks_states_is_a_miss(open_model, other):
+    """States that upstream saved are not sealed: only the library can tell."""
+    cache, stock = llama_cpp.LlamaRAMCache(), open_model(cls=llama_cpp.Llama, n_ctx=1024)
+    stock.set_cache(cache)
+    text(stock, PROMPT)
+    llm = open_model(**other)
+    llm.set_cache(cache)
+    assert text(llm, LONGER) == text(open_model(cls=llama_cpp.Llama, **other), LONGER)
+    assert take(llm, LONGER) == take(open_model(cls=llama_cpp.Llama, **other), LONGER)
+
+
+def test_a_state_that_its_user_loads_is_refused_aloud(open_model):
+    cache, a, b = llama_cpp.LlamaRAMCache(), open_model(), open_model(n_ctx=1024)
+    for llm in (a, b):
+        llm.set_cache(cache)
+    text(a, PROMPT)
+    (state,) = cache.cache_state.values()
+    text(b, LONGER)
+    with pytest.raises(SnapshotError, match="another model"):
+        b.load_state(state)
+
+
+def test_a_refused_load_leaves_room_for_the_whole_context(open_model):
+    stock = open_model("gemma3", llama_cpp.Llama, n_ctx=256)
+    stock.eval(PROMPT)
+    llm = open_model(n_ctx=1024)
+    with pytest.raises(RuntimeError):
+        llm.load_state(stock.save_state())
+    assert llm.n_tokens == 0
+    long = (PROMPT * 12)[:900]
+    assert take(llm, long) == take(open_model(cls=llama_cpp.Llama, n_ctx=1024), long)
+
+
+def test_a_state_of_another_vocabulary_changes_nothing(open_model):
+    llm = open_model()
+    take(llm, PROMPT)
+    state = open_model(cls=llama_cpp.Llama).save_state()
+    state.scores = state.scores[:, :-1]
+    with pytest.raises(SnapshotError, match="scores of shape"):
+        llm.load_state(state)
+    take(llm, LONGER)
+    assert llm.last_request.cached == len(PROMPT)
+
+
+# -- states that leave the process -----------------------------------------------------------------
+
+
+@pytest.fixture
+def large(monkeypatch, tmp_path):
+    """Any file is a large one, that the file system has known for long."""
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "user"))
+    monkeypatch.setattr(content, "SMALL", 0)
+    monkeypatch.setattr(model_files, "SMALL", 0)
+    monkeypatch.setattr(content, "SETTLED_SECONDS", 0)
+
+
+def test_a_pickled_state_is_named_by_content(open_model, tiny_model, tmp_path, large):
+    path = tiny_model("llama")
+    copy = shutil.copy(path, tmp_path / "copy.gguf")
+    llm = open_model(path=path)
+    llm.eval(PROMPT)
+    state = llm.save_state()
+    moved = open_model(path=copy)
+    with pytest.raises(SnapshotError, match="another model"):
+        moved.load_state(state)  # within the process nobody has read the files
+    moved.load_state(pickle.loads(pickle.dumps(state)))
+    take(moved, LONGER)
+    assert moved.last_request.cached == len(PROMPT)
+    with pytest.raises(SnapshotError, match="another model"):
+        open_model(seed=1).load_state(pickle.loads(pickle.dumps(state)))
+
+
+def test_a_pickled_state_belongs_to_its_adapters(open_model, large):
+    llm = open_model(cache_salt="one")
+    llm.eval(PROMPT)
+    state = llm.save_state()
+    llm.cache_salt = "two"
+    state = pickle.loads(pickle.dumps(state))
+    with pytest.raises(SnapshotError, match="another model"):
+        llm.load_state(state)
+    llm.cache_salt = "one"
+    llm.load_state(state)
