@@ -19,7 +19,7 @@ from llamahybrid.prompt_cache.ladder import (
     ladder,
 )
 
-SHORT_SHARE = 0.10
+SHORT_SHARE = 0.08
 """Of a short prefill that cuts may cost: what is lost on one decides the most of a short conversation."""
 
 LONG_SHARE = 0.025
