@@ -122,8 +122,6 @@ class Costs:
     """One token decoded alone."""
     prefill_seconds: float = 0.0
     """One prompt token inside a large batch."""
-    batch_seconds: float = 0.0
-    """What a small batch of a prompt takes beyond its tokens' share of a large one."""
     snapshot_seconds: float = 0.0
     restore_seconds: float = 0.0
     snapshot_bytes: int = 0
@@ -131,6 +129,8 @@ class Costs:
     """Attention KV of one token loaded from a segment."""
     batch_tokens: int = 512
     """Tokens the context takes in one native batch (n_batch)."""
+    batch_seconds: float = 0.0
+    """What a small batch of a prompt takes beyond its tokens' share of a large one."""
 
 
 @dataclass(frozen=True, eq=False)

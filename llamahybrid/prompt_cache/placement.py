@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from llamahybrid.prompt_cache.base import Costs, Outline
 from llamahybrid.prompt_cache.ladder import MARKED, MARKED_ENDS, MIN_SPACING, RATIOS, batch_ends, ladder
 
-SHORT_SHARE = 0.10
+SHORT_SHARE = 0.08
 """Of a short prefill that cuts may cost: what is lost on one decides the most of a short conversation."""
 
 LONG_SHARE = 0.025
@@ -30,6 +30,10 @@ of each. One from there on, where each costs more time than it is likely to save
 
 MARKED_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 2), (LONG_SUFFIX, 3))
 """(tokens, below which; most cuts where message starts are known): they serve, and others only take bytes."""
+
+SCARCE = 64
+"""Where message starts are known and the budget has room for fewer cuts of one prompt, no others are taken:
+their snapshots would go at the price of other conversations'."""
 
 UNMEASURED_CUT = 5.0
 """Tokens of a prefill that a cut takes the time of, until it was measured: 3 to 7 on CPUs."""
@@ -69,10 +73,11 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     The prompt's end is no cut. Message starts come first, in order of worth: the deepest one (with a chat
     template that is where stripped thinking diverges), the branch point `matched`, the last message (another
     question may follow the same text), the first boundary (the system prompt's end), the messages before the
-    last. Without message starts it is the place where the next history parts if it does so as the last one
-    did (`tail`). The ladder fills what can be paid for. Batch boundaries that the prefill passes anyway come
-    on top: they cost no batch. So does the branch point, once, where nothing else marks it or histories have
-    `parted` there before: others will, and the same divergence is to cost only once.
+    last; those alone where room is `SCARCE`. Without message starts it is the place where the next history
+    parts if it does so as the last one did (`tail`). The ladder fills what can be paid for. Batch boundaries
+    that the prefill passes anyway come on top: they cost no batch. So does the branch point, once, where
+    nothing else marks it or histories have `parted` there before: others will, and the same divergence is to
+    cost only once.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -84,6 +89,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
     starts = _take(_starts(outline), cached, total, count, known)
     taken = known + starts
+    if outline.boundaries and outline.most is not None and room < SCARCE:
+        return tuple(sorted(taken))
     finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (RATIOS[0], RATIOS[0])
     taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
     paid = min(count - len(starts), room - len(taken))

@@ -16,7 +16,7 @@ from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache import Costs, final_due, next_decode_checkpoint, placement
 from llamahybrid.prompt_cache.base import Outline
 from llamahybrid.prompt_cache.ladder import GRAIN, MIN_SPACING, RATIOS, batch_ends, ladder, rungs
-from llamahybrid.prompt_cache.placement import cut_tokens, prefill_cuts, recut
+from llamahybrid.prompt_cache.placement import SCARCE, cut_tokens, prefill_cuts, recut
 
 UNMEASURED = Costs()
 CHEAP_CUTS = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-6)
@@ -279,6 +279,13 @@ def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:
     dear = Costs(token_seconds=1e-2, snapshot_seconds=1.0)
     assert (final_due(1, cheap), final_due(0, cheap)) == (True, False)
     assert (final_due(63, dear), final_due(64, dear)) == (False, True)
+
+
+def test_where_room_is_scarce_only_message_starts_are_cut() -> None:
+    marked = Outline(5000, 0, 0, (600, 4000, 4900), most=SCARCE - 1)
+    assert prefill_cuts(marked, Costs()) == (600, 4000, 4900)
+    assert len(prefill_cuts(replace(marked, most=SCARCE), Costs())) > 3
+    assert len(prefill_cuts(replace(marked, boundaries=()), Costs())) > 3
 
 
 def test_the_system_prompts_end_is_cut_however_many_messages_follow() -> None:
