@@ -56,8 +56,8 @@ soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones ag
 	$(BIN)/python -m tests.lab.footprint
 
 bench: venv ## overhead against stock, and what drafts gain
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/speculative.py
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.speculative
 
 clean: ## remove what the other targets made here (the cache folder keeps the built wheel)
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

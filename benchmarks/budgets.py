@@ -5,7 +5,7 @@ Each workload has a cache of its own, except in "side by side", where all share 
 has messages of four times the length. The server's budget is what its prompt cache and the checkpoints of its
 slot take together, with whichever --ctx-checkpoints of `CHECKPOINTS` serves it best at that budget.
 "mid-generation" has no message starts where its histories diverge; it is listed, but no part of the means.
-Run: python benchmarks/budgets.py [--gpu] [--out DIR]
+Run: python -m benchmarks.budgets [--gpu] [--out DIR]
 Writes budgets.json, and budgets.png where matplotlib is installed; exits with 1 where the target is missed.
 """
 

@@ -2,7 +2,7 @@
 
 Conversations on one system prompt, four turns each, with attention, as chats leave them; and single prompts
 with logits of a large vocabulary. Limits: 3 s for 20,000 records; 1 KiB a record and 8 bytes a token.
-Run: python benchmarks/disk_index.py [--records N]
+Run: python -m benchmarks.disk_index [--records N]
 """
 
 from __future__ import annotations

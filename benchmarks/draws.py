@@ -4,7 +4,7 @@ Draws of `tests.lab.draws` on a Qwen3.5-architecture model of about 100M paramet
 counters. Raw tokens; requests that have nothing to reuse are left out, the first divergence counts. `--tiny`
 runs them on one of 7 MB that is told what was measured on the large one (`--costs`): the same decisions in
 far less time. `--simulate` plays them with tokens alone. `--longest` caps first prompts; say so with figures.
-Run: python benchmarks/draws.py [--draws N] [--first SEED] [--longest N] [--tiny | --simulate] [--json FILE]
+Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--tiny | --simulate] [--json FILE]
 Exits with 1 where the bounds are missed.
 """
 

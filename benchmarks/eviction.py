@@ -2,7 +2,7 @@
 
 Every policy runs in the same PromptCache, with the same checkpoints offered to it; only the order in which
 things go differs. On small trees also the optimum that knows the future. Writes a table and a plot.
-Run: python benchmarks/eviction.py [--seeds N] [--jobs N] [--out FOLDER]
+Run: python -m benchmarks.eviction [--seeds N] [--jobs N] [--out FOLDER]
 """
 
 from __future__ import annotations

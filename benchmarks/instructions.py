@@ -3,7 +3,7 @@
 callgrind counts them in the one thread there is, so the figures repeat where timings do not. Both libraries
 must be built with the same flags, and without instructions that valgrind does not know (AVX-512):
 CMAKE_ARGS=-DGGML_NATIVE=OFF llamahybrid engine build, and the same with --source for the unpatched sources.
-Run: python benchmarks/instructions.py STOCK_FOLDER PATCHED_FOLDER
+Run: python -m benchmarks.instructions STOCK_FOLDER PATCHED_FOLDER
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long a plan takes in a full cache: a tree of 1,000,000 tokens and 2,000 branches, prompts of 32,000.
 
 All branches leave one long document, so that the prompt's path has as many nodes as it can have.
-Run: python benchmarks/lookup.py [--rounds N]
+Run: python -m benchmarks.lookup [--rounds N]
 """
 
 from __future__ import annotations

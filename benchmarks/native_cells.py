@@ -5,7 +5,7 @@ them: through a scratch sequence (restore, copy, remove), and on the patched eng
 are compared with stock's way. The last steps, beside an almost full cache, are shown one by one, and so is a
 whole sequence that is forked and dropped. Each engine runs in processes of its own, in turns; the ratio is
 that of the medians over the rounds. CPU time of the thread is taken: a busy machine does not count.
-Run: python benchmarks/native_cells.py [--rounds N] [--cells N] [--patched FOLDER]
+Run: python -m benchmarks.native_cells [--rounds N] [--cells N] [--patched FOLDER]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A Qwen3.5-architecture model of about 100M parameters; stock and ours take turns, and the ratio is the median
 over the rounds, because a machine's speed may change by a fifth between one round and the next.
-Run: python benchmarks/overhead.py [--rounds N] [--cpu-time]
+Run: python -m benchmarks.overhead [--rounds N] [--cpu-time]
 On a busy machine --cpu-time compares CPU seconds of one thread instead of wall time.
 """
 

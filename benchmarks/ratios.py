@@ -4,7 +4,7 @@ Every workload on every kind of memory, once with message starts that the vocabu
 tokens; the first, cold request is left out. Sliding windows are 16 tokens, with `swa_full=False` and batches
 small enough for the cache to throw cells away. Models are tiny, but costs are taken to be a real one's
 (`llamahybrid.evaluate.compare.REAL`): they decide how near checkpoints lie.
-Run: python benchmarks/ratios.py [--arch ARCH ...] [--workload NAME ...] [--no-stock] [--json FILE]
+Run: python -m benchmarks.ratios [--arch ARCH ...] [--workload NAME ...] [--no-stock] [--json FILE]
 Once per engine, as LLAMAHYBRID_ENGINE says; exits with 1 where a bound is missed.
 """
 

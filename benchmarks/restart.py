@@ -2,7 +2,7 @@
 
 Each round starts a new `Llama` on the same folder, and one without; the prompt is the conversation and a few
 tokens more. The system keeps the files in memory if it can: what is measured is reading, checking, loading.
-Run: python benchmarks/restart.py [--tokens N] [--rounds N]
+Run: python -m benchmarks.restart [--tokens N] [--rounds N]
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Snapshots and attention segments of models whose states take 1 MiB and more, fla
 are kept, so each save goes into another touched buffer than the one before; so does the memcpy that follows
 it. The ratio is the median over the rounds. Saves are measured as a prefill makes them: memory is looked at
 deeply once for all of them, at the prompt's end, and after an answer; what that takes is the last column.
-Run: python benchmarks/save.py [--rounds N]
+Run: python -m benchmarks.save [--rounds N]
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A Qwen3.5-architecture model of about 100M parameters; the answer is prescribed, for the weights are random.
 Once it quotes a document of the prompt with a word changed here and there, as an edit of code does, and once
 it is new. With and without prompt-lookup drafts take turns, and the ratio is the median over the rounds.
-Run: python benchmarks/speculative.py [--rounds N] [--arch ARCH] [--tokens N] [--cpu-time]
+Run: python -m benchmarks.speculative [--rounds N] [--arch ARCH] [--tokens N] [--cpu-time]
 On a busy machine --cpu-time takes CPU seconds of one thread instead of wall time, for deciding on drafts too.
 """
 

@@ -3,7 +3,7 @@
 A Qwen3.5-architecture model of about 100M parameters and two chats of 8,000 tokens that take turns; each
 turn's new range is stored after the answer. The switch is planning and restoring, by the request's report;
 the memcpy is of the segments and the snapshot that were loaded, and follows each switch. Medians.
-Run: python benchmarks/switch.py [--tokens N] [--rounds N] [--no-flash]
+Run: python -m benchmarks.switch [--tokens N] [--rounds N] [--no-flash]
 """
 
 from __future__ import annotations
