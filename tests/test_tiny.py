@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from llamahybrid import UnknownArchitecture, tiny
 from llamahybrid.capi.gguf import Gguf, _native, quiet
-from llamahybrid.cli import app
+from llamahybrid.cli.main import app
 from llamahybrid.errors import EngineError
 
 TinyModel: TypeAlias = Callable[..., Path]
@@ -327,7 +327,7 @@ def test_metadata_survives_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_importing_tiny_does_not_load_the_library() -> None:
-    code = "import sys, llamahybrid.tiny, llamahybrid.cli; sys.exit('llama_cpp' in sys.modules)"
+    code = "import sys, llamahybrid.tiny, llamahybrid.cli.main; sys.exit('llama_cpp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

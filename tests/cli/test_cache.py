@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid.cli import app
 from llamahybrid.cli import cache as cache_commands
+from llamahybrid.cli.main import app
 from llamahybrid.prompt_cache import records
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, key_of, pack

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid.cli import app
+from llamahybrid.cli.main import app
 from llamahybrid.evaluate import demo
 from llamahybrid.evaluate.compare import Comparer, Comparison, Side
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid.cli import app
+from llamahybrid.cli.main import app
 from llamahybrid.engine import activation, backends, choice, installed, sdist, trust
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.installed import Engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid.cli import app
+from llamahybrid.cli.main import app
 from llamahybrid.engine import activation, doctor, loading, patched
 from llamahybrid.engine.installed import Engine
 from llamahybrid.errors import EngineError

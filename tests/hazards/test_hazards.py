@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from llamahybrid.cli import app
+from llamahybrid.cli.main import app
 from llamahybrid.errors import EngineError, UnknownArchitecture
 from llamahybrid.hazards import report, runner
 from llamahybrid.hazards.catalogue import PROBES, find

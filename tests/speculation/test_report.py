@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid.cli import app
 from llamahybrid.cli import chat as terminal_chat
 from llamahybrid.cli.chat import turn_line
+from llamahybrid.cli.main import app
 from llamahybrid.request.report import RequestReport
 
 

@@ -1,0 +1,175 @@
+"""The command line. Each command imports what it needs when it runs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamahybrid.cli.cache import cache
+from llamahybrid.cli.engine import engine
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.split(".")[0] + ".")
+
+app.add_typer(engine, name="engine")
+app.add_typer(cache, name="cache")
+
+
+@app.callback()
+def _root() -> None:
+    """Prefix reuse for hybrid, recurrent and sliding-window models in llama-cpp-python."""
+
+
+def _count(text: str | None) -> int | None:
+    """A number with an optional K, M or G, as in 100M."""
+    if text is None:
+        return None
+    unit = {"K": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:].upper(), 1)
+    try:
+        return int(float(text if unit == 1 else text[:-1]) * unit)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a number like 500K, 100M or 1G") from error
+
+
+@app.command()
+def tiny(
+    arch: Annotated[str | None, typer.Argument(help="architecture, as llama.cpp names it")] = None,
+    out: Annotated[Path | None, typer.Argument(help="GGUF file to write")] = None,
+    vocab: Annotated[str, typer.Option(help="tiny, qwen35, llama-spm or bert-bge")] = "tiny",
+    layers: Annotated[int | None, typer.Option(min=1)] = None,
+    embd: Annotated[int | None, typer.Option(min=1, help="width")] = None,
+    heads: Annotated[int | None, typer.Option(min=1)] = None,
+    params: Annotated[str | None, typer.Option(help="about this many weights, e.g. 100M")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="sliding window in tokens")] = None,
+    context: Annotated[int, typer.Option(min=1, help="context length it claims")] = 65536,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    list_: Annotated[bool, typer.Option("--list", help="show what can be made, and what cannot")] = False,
+) -> None:
+    """Write a random-weight model of any architecture; the same arguments give the same bytes."""
+    from llamahybrid import tiny as models
+    from llamahybrid.errors import LlamaHybridError
+
+    if list_:
+        typer.echo("\n".join(models.architectures()))
+        for name, reason in models.impossible().items():
+            typer.echo(f"{name}: cannot be made: {reason}")
+        return
+    if arch is None or out is None:
+        raise typer.BadParameter("give an architecture and a file to write, or --list")
+    if vocab not in models.VOCABULARIES:
+        raise typer.BadParameter(f"--vocab is one of {', '.join(models.VOCABULARIES)}")
+    try:
+        path = models.make(
+            arch,
+            out,
+            vocab=vocab,
+            layers=layers,
+            embd=embd,
+            heads=heads,
+            params=_count(params),
+            window=window,
+            context=context,
+            seed=seed,
+        )
+    except (LlamaHybridError, ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"{path}: {path.stat().st_size:,} bytes")
+
+
+@app.command()
+def chat(
+    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
+    system: Annotated[str, typer.Option(help="system prompt")] = "",
+    n_ctx: Annotated[int, typer.Option(min=64, help="context length")] = 8192,
+    max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
+    keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
+    keep: Annotated[bool, typer.Option(help="on disk, too: later starts go on from there")] = False,
+    draft: Annotated[int, typer.Option(min=0, help="tokens to guess at once from the text so far")] = 0,
+    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
+) -> None:
+    """Chat in the terminal; a line after each turn says what had to be decoded."""
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    from llamahybrid.cli import chat as terminal_chat
+    from llamahybrid.cli.cache import default_folder
+    from llamahybrid.errors import LlamaHybridError
+    from llamahybrid.prompt_cache import PromptCache
+
+    drafts = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=draft)} if draft else {}
+    counts = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
+    try:
+        terminal_chat.chat(
+            model,
+            system=system,
+            n_ctx=n_ctx,
+            max_tokens=max_tokens,
+            keep_thinking=keep_thinking,
+            options={
+                **counts,
+                **drafts,
+                "prompt_cache": PromptCache(disk_dir=default_folder() if keep else None),
+            },
+        )
+    except (LlamaHybridError, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command()
+def probe(
+    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
+    scenario: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
+    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
+    json: Annotated[bool, typer.Option(help="print JSON, not tables")] = False,
+) -> None:
+    """Run every scenario on stock llama-cpp-python and on ours, and compare tokens, time and texts."""
+    from llamahybrid.evaluate import probe as probing
+
+    options = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
+    try:
+        probing.probe(model, scenario or (), options, as_json=json)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@app.command()
+def hazards(
+    lib: Annotated[Path | None, typer.Option(help="a libllama, or its folder; default: llama_cpp's")] = None,
+    arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
+    probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
+    json: Annotated[Path | None, typer.Option(help="write a JSON report here")] = None,
+    junit: Annotated[Path | None, typer.Option(help="write a JUnit report here")] = None,
+    expect: Annotated[
+        str | None, typer.Option(help="stock: fail where the pinned stock build differs")
+    ] = None,
+    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="probes at a time")] = 2,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds a probe may take")] = 60,
+) -> None:
+    """Show where a libllama goes silently wrong or dies, one process a probe; exit status 1 if it does."""
+    from llamahybrid.errors import LlamaHybridError
+    from llamahybrid.hazards import report
+
+    if expect not in (None, "stock") or (expect and arch):
+        raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
+    try:
+        passed = report.hazards(
+            lib,
+            arch,
+            probe or (),
+            json=json,
+            junit=junit,
+            expect_stock=expect is not None,
+            gpu_layers=n_gpu_layers,
+            jobs=jobs,
+            seconds=timeout,
+        )
+    except (LlamaHybridError, ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not passed:
+        raise typer.Exit(1)
