@@ -1,6 +1,6 @@
 """A stop button: another thread ends one stream, with a handle, and nobody else's request.
 
-python examples/cancel.py model.gguf
+Run: python examples/cancel.py model.gguf
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A restart goes on where the last run stopped: what was said is kept in a folder.
 
-python examples/disk.py model.gguf [folder]
+Run: python examples/disk.py model.gguf [folder]
 """
 
 import sys

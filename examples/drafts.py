@@ -1,6 +1,6 @@
 """Drafts (speculative decoding): the same text in fewer batches, guessed from the text or by a second model.
 
-    python examples/drafts.py model.gguf [small.gguf]
+Run: python examples/drafts.py model.gguf [small.gguf]
 
 How long guesses are is found out while running; where none can pay, as with a tiny model, none is made.
 """

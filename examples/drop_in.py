@@ -1,6 +1,6 @@
 """Swap the import, keep the code: a chat that decodes only what is new.
 
-python examples/drop_in.py model.gguf
+Run: python examples/drop_in.py model.gguf
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Your own prompts on stock llama-cpp-python and on llamahybrid, in one run: texts, tokens decoded, time.
 
-    python examples/regression_test.py model.gguf
+Run: python examples/regression_test.py model.gguf
 
 Exit status 1 where a text differs or a request decodes more than stock did, so that it can stand in a CI job.
 """

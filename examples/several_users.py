@@ -1,6 +1,6 @@
 """Several users, one model: threads take turns, each finds the state of its own conversation again.
 
-python examples/several_users.py model.gguf
+Run: python examples/several_users.py model.gguf
 """
 
 import sys

@@ -49,4 +49,4 @@ def test_it_runs_and_says_what_it_should(
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_its_first_lines_say_how_to_run_it(example: Path) -> None:
-    assert f"\n    python examples/{example.name} model.gguf" in example.read_text(encoding="utf-8")
+    assert f"\nRun: python examples/{example.name} model.gguf" in example.read_text(encoding="utf-8")
