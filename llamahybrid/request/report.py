@@ -21,7 +21,7 @@ class RequestReport:
     source: Source
     """Where the restore point came from: the live sequence, RAM, disk, or nothing."""
     reason: str
-    """What decided how much was reused, in one sentence."""
+    """One plain sentence on how the prompt started (see `sentence`)."""
     generated: int = 0
     """Tokens handed out so far."""
     steps: int = 0
