@@ -104,14 +104,24 @@ class Recorder:
 
 def strays(way: list[Row], events: list[tuple[str, int]]) -> list[str]:
     """What is not true of a way: first symbols that do not come in turn, others that do not come at all."""
-    places = [[(row.file, symbols(row.file)[name]) for name in row.symbols] for row in way]
-    ahead = iter(events)
-    there = set(events)
+    ahead, there = iter(events), set(events)
     found = []
-    for row, at in zip(way, places, strict=True):
-        found += [f"{row.file}: {row.symbols[0]}, in turn"] if at[0] not in ahead else []
-        found += [f"{row.file}: {name}" for name, p in zip(row.symbols, at, strict=True) if p not in there]
+    for row in way:
+        if absent := missing(row):
+            found += absent
+            continue
+        places = [(row.file, symbols(row.file)[name]) for name in row.symbols]
+        found += [f"{row.file}: {row.symbols[0]}, in turn"] if places[0] not in ahead else []
+        found += [
+            f"{row.file}: {n}" for n, place in zip(row.symbols, places, strict=True) if place not in there
+        ]
     return found
+
+
+def told(events: list[tuple[str, int]]) -> str:
+    """Every function in the order it first came: what a table that is not true any more is mended by."""
+    names = {(file, line): name for file, _ in set(events) for name, line in symbols(file).items()}
+    return "\n".join(f"{at[0]}: {names[at]}" for at in dict.fromkeys(events) if at in names)
 
 
 @pytest.fixture(scope="module")
@@ -144,12 +154,12 @@ def recorded(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.native
 def test_a_prompt_goes_down_that_way(recorded: Recorder) -> None:
-    assert not strays(DOWN, recorded.entered)
+    assert not strays(DOWN, recorded.entered), told(recorded.entered)
 
 
 @pytest.mark.native
 def test_an_answer_comes_up_that_way(recorded: Recorder) -> None:
-    assert not strays(UP, recorded.left)
+    assert not strays(UP, recorded.left), told(recorded.left)
 
 
 @pytest.mark.native
