@@ -35,6 +35,9 @@ FOR_USERS = {
 }
 """What of a class is for its users, where the rest is between it and the models that use it."""
 
+SEAMS = {"drafts", "evaluation", "requests", "runner"}
+"""What of `Llama` is for the package itself and its tests."""
+
 SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
 """Attributes that upstream's constructor sets, and that are properties here."""
 
@@ -136,9 +139,11 @@ def _members(owner: type) -> Iterator[str]:
     """One section a member; those that upstream's class has, too, come last."""
     chosen = members(owner)
     chosen = {name: chosen[name] for name in FOR_USERS.get(owner, chosen)}
+    if owner is llamahybrid.Llama:
+        chosen = {name: member for name, member in chosen.items() if name not in SEAMS}
     theirs = [c for c in owner.__mro__ if c.__module__.startswith("llama_cpp.llama")]
     also = {name for name in chosen if any(name in vars(c) for c in theirs)}
-    also |= SET_BY_UPSTREAM & chosen.keys() if owner is llamahybrid.Llama else set()
+    also |= SET_BY_UPSTREAM & chosen.keys() if theirs else set()
     for group in (chosen.keys() - also, also):
         if group is also and also:
             yield f"Of `llama_cpp.{theirs[0].__name__}`, with what is different here:\n"
