@@ -70,6 +70,7 @@ ORDER = (
     "prompt_cache",  # handed data by all above; imports nothing of the package but its errors
     "capi",
     "engine",
+    "upstream",  # the names of llama_cpp that all of these lean on
     "errors",
 )
 """Rooms and modules of the top folder: each imports only from those after it."""
