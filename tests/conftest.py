@@ -68,6 +68,7 @@ _NATIVE = (
     "patches",
     "request",
     "speculation",
+    "test_examples.py",
     "test_llama.py",
     "test_tiny.py",
     "upstream",

@@ -199,15 +199,23 @@ class CacheStats:
     """Counters and sizes; bytes are exact (snapshots, logits, token arrays)."""
 
     entries: int = 0
+    """Checkpoints in RAM."""
     bytes_ram: int = 0
+    """What counts toward the budget, buffers idle or handed out included."""
     hits: int = 0
+    """Requests that found something to go on from."""
     misses: int = 0
+    """Requests that were decoded from their first token on."""
     tokens_saved: int = 0
+    """Prompt tokens that were not decoded again."""
     evictions: int = 0
+    """Checkpoints that went to make room."""
     segments: int = 0
+    """Pieces of attention in RAM."""
     refused: int = 0
     """Checkpoints and segments that did not fit into the budget at all."""
     extra: dict[str, int] = field(default_factory=dict)
+    """Further counters by name, see `PromptCache.stats`."""
 
 
 class BasePromptCache(ABC):

@@ -15,11 +15,13 @@ class RequestReport:
     total: int
     """Tokens of the prompt."""
     matched: int
+    """The longest prefix of it known to anything: live, in RAM or on disk."""
     cached: int
     """Prompt tokens that were not decoded again."""
     source: Source
     """Where the restore point came from: the live sequence, RAM, disk, or nothing."""
     reason: str
+    """One plain sentence on how the prompt started (see `sentence`)."""
     generated: int = 0
     """Tokens handed out so far."""
     steps: int = 0
@@ -36,11 +38,15 @@ class RequestReport:
     checkpoints: int = 0
     """Checkpoints taken by this request."""
     plan_seconds: float = 0.0
+    """Choosing the restore point and the cuts."""
     restore_seconds: float = 0.0
+    """Bringing memory to the restore point."""
     prefill_seconds: float = 0.0
+    """Decoding what was left of the prompt."""
     first_token_seconds: float = 0.0
     """From the request's start to its first token."""
     cancelled: bool = False
+    """`cancel()` ended it."""
 
     @property
     def left(self) -> int:

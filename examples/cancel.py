@@ -1,0 +1,43 @@
+"""A stop button: another thread ends one stream, with a handle, and nobody else's request.
+
+Run: python examples/cancel.py model.gguf
+"""
+
+import sys
+from threading import Event, Thread
+
+from llamahybrid import Llama
+
+MESSAGES = [{"role": "user", "content": "Tell me a very long story about a lighthouse."}]
+
+
+def main(model: str) -> None:
+    """Stream an answer; when ten pieces of it are there, the button is pressed."""
+    llm = Llama(model, n_ctx=4096, verbose=False)
+    pressed = Event()
+
+    with llm.request() as handle:
+        stream = llm.create_chat_completion(MESSAGES, stream=True, max_tokens=None)
+
+    def button() -> None:
+        pressed.wait()
+        handle.cancel()  # from wherever, whenever: one that comes too late ends nobody
+
+    thread = Thread(target=button)
+    thread.start()
+    pieces = 0
+    for chunk in stream:
+        (choice,) = chunk["choices"]
+        pieces += "content" in choice["delta"]
+        if pieces == 10:
+            pressed.set()
+    thread.join()
+    print(f"ended by {choice['finish_reason']!r} after {pieces} pieces")
+
+    llm.create_chat_completion(MESSAGES, max_tokens=1)
+    print(f"asked again: {llm.last_request.left} prompt tokens decoded")
+    llm.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

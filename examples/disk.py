@@ -1,0 +1,34 @@
+"""A restart goes on where the last run stopped: what was said is kept in a folder.
+
+Run: python examples/disk.py model.gguf [folder]
+"""
+
+import sys
+import tempfile
+
+from llamahybrid import Llama, PromptCache
+
+LETTER = "Dear Sir or Madam, the harbour office asks all owners of moored boats to renew their papers. " * 8
+MESSAGES = [{"role": "user", "content": f"{LETTER}\nSum this letter up."}]
+
+
+def run(model: str, folder: str) -> None:
+    """One run of a program: open the model, ask, close it."""
+    cache = PromptCache(disk_dir=folder, disk_bytes=4 << 30)
+    llm = Llama(model, n_ctx=4096, verbose=False, prompt_cache=cache)
+    llm.create_chat_completion(MESSAGES, max_tokens=24, temperature=0)
+
+    request = llm.last_request
+    print(f"{request.left} of {request.total} prompt tokens decoded, state from: {request.source}")
+    llm.close()  # waits until all is written
+
+
+def main(model: str, folder: str) -> None:
+    """Two runs on one folder; the second one stands for the next start of your program."""
+    run(model, folder)
+    run(model, folder)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else scratch)

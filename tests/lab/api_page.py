@@ -1,0 +1,191 @@
+"""docs/api.md: the public names, as their docstrings tell of them. `python -m tests.lab.api_page` writes it.
+
+By `inspect` alone: what is public here is part of a class whose other half is upstream's, and a generator of
+pages would have to be told of every name of that half. Markdown is read where the code is.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import llamahybrid
+from llamahybrid import errors
+from llamahybrid.prompt_cache import CacheStats
+from llamahybrid.request.report import RequestReport
+from llamahybrid.request.requests import RequestHandle
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+
+HANDED_OUT = (RequestReport, RequestHandle, CacheStats)
+"""Classes that users get and do not make."""
+
+FOR_USERS = {
+    llamahybrid.PromptCache: ("ram_bytes", "pin", "unpin", "forget", "clear", "flush", "close", "stats"),
+    RequestHandle: ("cancel", "reports"),
+}
+"""What of a class is for its users, where the rest is between it and the models that use it."""
+
+SEAMS = {"drafts", "evaluation", "requests", "runner"}
+"""What of `Llama` is for the package itself and its tests."""
+
+SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
+"""Attributes that upstream's constructor sets, and that are properties here."""
+
+HEAD = """\
+# The public names
+
+Made from the docstrings by `python -m tests.lab.api_page`; a test fails when this page is stale. What is not
+named here may change with any version.
+"""
+
+_NAMED = re.compile(r"^(?=`\w+`: )", re.MULTILINE)
+_REFERENCE = re.compile(r"See `(\w+)\.(\w+)`[.;,:]?\s*")
+
+
+def public_classes() -> list[type]:
+    """Every class this page tells of, errors last."""
+    named = [getattr(llamahybrid, name) for name in llamahybrid.__all__]
+    classes = [thing for thing in named if inspect.isclass(thing)]
+    failures = [c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__]
+    return [*(c for c in classes if c not in failures), *HANDED_OUT, *failures]
+
+
+def members(owner: type) -> dict[str, Any]:
+    """Public methods and properties that our own code defines on a class, by name."""
+    ours = [c for c in reversed(owner.__mro__) if c.__module__.startswith("llamahybrid.")]
+    found = {name: thing for c in ours for name, thing in vars(c).items() if not name.startswith("_")}
+    found |= {name: thing for c in ours for name, thing in vars(c).items() if name == "__call__"}
+    return {name: thing for name, thing in found.items() if inspect.isroutine(thing) or is_property(thing)}
+
+
+def described_fields(owner: type) -> dict[str, str]:
+    """Annotated attributes of our classes, each with the docstring that stands below it, or ""."""
+    found: dict[str, str] = {}
+    for c in reversed(owner.__mro__):
+        if not c.__module__.startswith("llamahybrid."):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(c))).body
+        assert isinstance(tree, ast.ClassDef)
+        for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+            if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+                continue
+            text = (
+                after.value.value
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                else ""
+            )
+            if not node.target.id.startswith("_"):
+                found[node.target.id] = inspect.cleandoc(str(text))
+    return found
+
+
+def doc(owner: type, name: str) -> str:
+    """A member's docstring; where it begins with "See `Class.method`", the text it means stands there."""
+    text = inspect.getdoc(inspect.getattr_static(owner, name)) or inspect.getdoc(getattr(owner, name)) or ""
+    reference = _REFERENCE.match(text)
+    if reference is None:
+        return text
+    meant = _class(owner, reference[1])
+    rest = text[reference.end() :]
+    return f"{doc(meant, reference[2])}\n\n{rest[:1].upper()}{rest[1:]}".strip()
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    parts = [HEAD]
+    for owner in public_classes():
+        if issubclass(owner, BaseException):
+            continue
+        parts.append(f"## {owner.__name__}\n")
+        if owner not in HANDED_OUT:
+            parts.append(f"```python\n{_call(owner.__name__, owner)}\n```\n")
+        parts.append(markdown(inspect.getdoc(owner) or ""))
+        if owner not in HANDED_OUT and (text := vars(owner)["__init__"].__doc__):
+            parts.append(markdown(inspect.cleandoc(text)))
+        parts += _fields(owner)
+        parts += _members(owner)
+    parts.append("## Errors\n\nAll of them are in `llamahybrid.errors`.\n")
+    for owner in public_classes():
+        if issubclass(owner, BaseException):
+            bases = ", ".join(f"`{base.__name__}`" for base in owner.__bases__)
+            parts.append(f"**{owner.__name__}** ({bases}): {markdown(inspect.getdoc(owner) or '')}")
+    return "\n".join(parts)
+
+
+def markdown(text: str) -> str:
+    """A docstring as Markdown: lines that explain one name become a list, examples a code block."""
+    blocks = []
+    for block in text.split("\n\n"):
+        if block.lstrip().startswith(">>>"):
+            blocks.append(f"```python\n{block}\n```")
+        else:
+            if _NAMED.match(block):
+                block = re.sub(r"(?<=[.;)])\s+(?=`\w+`: )", "\n", block)
+            blocks.append(_NAMED.sub("- ", block))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _members(owner: type) -> Iterator[str]:
+    """One section a member; those that upstream's class has, too, come last."""
+    chosen = members(owner)
+    chosen = {name: chosen[name] for name in FOR_USERS.get(owner, chosen)}
+    if owner is llamahybrid.Llama:
+        chosen = {name: member for name, member in chosen.items() if name not in SEAMS}
+    theirs = [c for c in owner.__mro__ if c.__module__.startswith("llama_cpp.llama")]
+    also = {name for name in chosen if any(name in vars(c) for c in theirs)}
+    also |= SET_BY_UPSTREAM & chosen.keys() if theirs else set()
+    for group in (chosen.keys() - also, also):
+        if group is also and also:
+            yield f"Of `llama_cpp.{theirs[0].__name__}`, with what is different here:\n"
+        for name in (name for name in chosen if name in group):
+            title = f"`{name}`" if is_property(chosen[name]) else f"`{_call(name, chosen[name])}`"
+            yield f"### {title}\n\n{markdown(doc(owner, name))}"
+
+
+def _fields(owner: type) -> list[str]:
+    """The fields of a dataclass as a list."""
+    if not is_dataclass(owner):
+        return []
+    texts = described_fields(owner)
+    return ["\n".join(f"- `{f.name}`: {' '.join(texts[f.name].split())}" for f in fields(owner)) + "\n"]
+
+
+def _call(name: str, thing: Any) -> str:
+    """A signature without what only type checkers read."""
+    signature = inspect.signature(thing)
+    shown = [
+        p.replace(annotation=inspect.Parameter.empty)
+        for p in signature.parameters.values()
+        if p.name != "self"
+    ]
+    return f"{name}{signature.replace(parameters=shown, return_annotation=inspect.Signature.empty)}"
+
+
+def _class(owner: type, name: str) -> type:
+    """The class that a docstring means: one that `owner` comes of, or that its module knows."""
+    for c in owner.__mro__:
+        module: ModuleType = sys.modules[c.__module__]
+        found = c if c.__name__ == name else getattr(module, name, None)
+        if inspect.isclass(found):
+            return found
+    raise LookupError(f"{owner.__name__}: no class called {name} is known where it is written")
+
+
+def is_property(thing: object) -> bool:
+    """It is read without a call."""
+    return isinstance(thing, property | cached_property)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)
