@@ -9,6 +9,7 @@ from llama_cpp import llama_cpp as lib
 from llamahybrid.hazards.bench import ABORTED, PARTIAL, Bench, Context
 from llamahybrid.hazards.probe import (
     LLAMA,
+    Model,
     NotApplicable,
     Outcome,
     Verdict,
@@ -77,7 +78,9 @@ def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **
     patched=Verdict.REFUSED,
     says="the decode returned 2, 0 tokens left; the next decode returned -2",
     patches=("0002",),
-    also=on(Verdict.WRONG, "jamba", "lfm2"),
+    also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
+    # nothing is left of it: an empty sequence may start anywhere
+    otherwise={Model("mamba"): (Verdict.EXACT, "the decode returned 2, 0 tokens left")},
 )
 def in_token(bench: Bench) -> Outcome:
     """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends."""
@@ -86,7 +89,7 @@ def in_token(bench: Bench) -> Outcome:
 
 @probe(
     "abort-in-token-planes",
-    "The same with rollback planes",
+    "A decode stopped inside its only ubatch, with rollback planes",
     site=_SITE,
     sound="drops what it spoiled, or leaves the state as it was",
     stock=Verdict.WRONG,

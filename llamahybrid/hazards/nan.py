@@ -132,7 +132,7 @@ def nan_in_attention(bench: Bench) -> Outcome:
     also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
 )
 def nan_in_attention_cleared(bench: Bench) -> Outcome:
-    """The same with llama_memory_clear(false) in place of the removal."""
+    """No flash attention; decode a token on poisoned state, clear without data, another prompt; go on."""
     context = _poisoned_attention(bench)
     lib.llama_memory_clear(context.memory, False)
     context.feed(0, 8, text=1)

@@ -151,11 +151,17 @@ class Probe:
     model: Model = QWEN35
     also: Mapping[Model, Verdict] = field(default_factory=dict)
     """Other models that are known, and what stock does on them."""
+    otherwise: Mapping[Model, tuple[Verdict, str]] = field(default_factory=dict)
+    """Those of `also` on which our patches bring another verdict or detail, and which."""
 
     @property
     def known(self) -> Mapping[Model, Verdict]:
         """Every model that is known, and what stock does on it."""
         return {self.model: self.stock, **self.also}
+
+    def mended(self, model: Model) -> tuple[Verdict, str]:
+        """Verdict and detail on one of `known` with our patches."""
+        return self.otherwise.get(model, (self.patched, self.says))
 
 
 def on(verdict: Verdict, *models: Model | str) -> dict[Model, Verdict]:
@@ -175,6 +181,7 @@ def probe(
     patches: tuple[str, ...] = (),
     model: Model = QWEN35,
     also: Mapping[Model, Verdict] | None = None,
+    otherwise: Mapping[Model, tuple[Verdict, str]] | None = None,
 ) -> Callable[[Run], Probe]:
     """Make a probe of a function; its docstring says what is done."""
 
@@ -192,6 +199,7 @@ def probe(
             run,
             model,
             also or {},
+            otherwise or {},
         )
 
     return make

@@ -346,7 +346,7 @@ def empty_state(bench: Bench) -> Outcome:
 
 @probe(
     "empty-state-stream",
-    "The same with a stream per sequence",
+    "The state of an empty sequence restored, with a stream per sequence",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="leaves that sequence empty, and others as they are",
     stock=Verdict.WRONG,

@@ -25,7 +25,7 @@ CASES = [(probe, model) for probe in PROBES for model in probe.known]
 def surprise(result: Result, patched: bool) -> str | None:
     """What is other than known, None when nothing is."""
     probe, outcome = result.probe, result.outcome
-    known = (probe.patched, probe.says) if patched else (probe.known[result.model], outcome.detail)
+    known = probe.mended(result.model) if patched else (probe.known[result.model], outcome.detail)
     found = outcome.verdict, outcome.detail
     return None if found == known else f"{found}, known is {known}"
 
@@ -54,11 +54,12 @@ def test_a_wrong_verdict_says_how_wrong(results: dict[tuple[str, Model], Result]
 
 def test_another_verdict_or_detail_is_a_surprise() -> None:
     for probe, model in CASES:
-        good = Result(probe, model, Outcome(probe.patched, probe.says), 0.0)
+        mended, says = probe.mended(model)
+        good = Result(probe, model, Outcome(mended, says), 0.0)
         assert surprise(good, patched=True) is None
-        for verdict in set(Verdict) - {probe.patched}:
-            assert surprise(replace(good, outcome=Outcome(verdict, probe.says)), patched=True)
-        assert surprise(replace(good, outcome=Outcome(probe.patched, f"{probe.says} 1")), patched=True)
+        for verdict in set(Verdict) - {mended}:
+            assert surprise(replace(good, outcome=Outcome(verdict, says)), patched=True)
+        assert surprise(replace(good, outcome=Outcome(mended, f"{says} 1")), patched=True)
         for verdict in Verdict:
             found = surprise(replace(good, outcome=Outcome(verdict)), patched=False)
             assert (found is None) == (verdict is probe.known[model])
@@ -68,8 +69,11 @@ def test_what_stock_does_wrong_names_its_patch_and_is_mended() -> None:
     series = {path.name[:4] for path in (Path(__file__).parents[2] / "patches").glob("*.patch")}
     for probe in PROBES:
         assert set(probe.patches) <= series
-        assert probe.patched in (Verdict.EXACT, Verdict.REFUSED)
-        assert probe.says
+        for model in probe.known:
+            verdict, says = probe.mended(model)
+            assert verdict in (Verdict.EXACT, Verdict.REFUSED)
+            assert says
+        assert set(probe.otherwise) <= set(probe.also)
         if not all(verdict.sound for verdict in probe.known.values()):
             assert probe.patches, probe.id
 

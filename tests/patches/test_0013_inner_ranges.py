@@ -25,7 +25,7 @@ def test_a_hybrid_says_that_it_cannot_be_shifted(run, tiny_model):
     assert not run(can_shift, tiny_model("jamba"))
 
 
-def test_attention_can_be_cut_while_the_state_is_out(run_both, tiny_model):
+def test_attention_can_be_cut_while_the_recurrent_state_is_removed(run_both, tiny_model):
     cut, off = run_both(attention_alone, tiny_model("qwen35"))
     assert cut
     assert off < EXACT

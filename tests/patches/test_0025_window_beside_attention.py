@@ -99,17 +99,17 @@ def draft_on_another_memory(path):
 
 
 @pytest.mark.parametrize("probe", [window_onto_nothing, window_onto_less])
-def test_a_window_beside_indexed_attention_is_refused_too(run, more_model, probe):
+def test_a_window_beside_indexed_attention_is_refused(run, more_model, probe):
     assert run(probe, more_model("dots3note")) < 0
 
 
-def test_and_so_is_a_cut_behind_it(run, more_model):
+def test_a_cut_behind_an_indexed_window_is_refused(run, more_model):
     cut, off = run(behind_an_indexed_window, more_model("dots3note"))
     assert not cut
     assert off < EXACT
 
 
-def test_a_copy_that_ends_behind_it_is_refused(run, more_model):
+def test_a_copy_that_ends_behind_an_indexed_window_is_refused(run, more_model):
     statuses, off = run(copied, more_model("dots3note"))
     assert max(statuses) < 0
     assert off < 10 * EXACT
@@ -124,7 +124,7 @@ def test_a_range_is_not_written_into_another_context(run, more_model):
 
 
 @pytest.mark.parametrize("arch", ["dots3note", "gemma4"])
-def test_ordinary_use_with_an_indexer_or_a_share_is_not(run_both, more_model, arch):
+def test_ordinary_use_with_an_indexer_or_shared_cells_is_not_refused(run_both, more_model, arch):
     first, second = run_both(ordinary_use, more_model(arch))
     assert first < 10 * EXACT
     assert second < 10 * EXACT
@@ -137,7 +137,7 @@ def test_a_range_ahead_of_its_window_is_refused(run, tiny_model):
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "gemma2", "cohere2", "lfm2"])
-def test_ordinary_use_is_not(run_both, tiny_model, arch):
+def test_ordinary_use_is_not_refused(run_both, tiny_model, arch):
     first, second = run_both(ordinary_use, tiny_model(arch, window=16))
     assert first < 10 * EXACT
     assert second < 10 * EXACT

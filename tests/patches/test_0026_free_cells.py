@@ -32,5 +32,5 @@ def fresh_beside_others(path):
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "mamba"])
-def test_what_is_not_stopped_stays_exact(run_both, tiny_model, arch):
+def test_a_fresh_sequence_in_a_free_cell_is_exact(run_both, tiny_model, arch):
     assert max(run_both(fresh_beside_others, tiny_model(arch))) < EXACT

@@ -53,7 +53,7 @@ def test_with_an_indexer_the_sequence_is_empty(run, more_model, arch):
     assert beside < EXACT
 
 
-def test_from_a_file_too(run, tiny_model):
+def test_an_empty_state_from_a_file_empties_the_sequence(run, tiny_model):
     assert run(emptied_from_file, tiny_model("llama")) == [-1, -1]
 
 

@@ -112,7 +112,7 @@ def test_nan_is_gone(run, tiny_model, probe, arch):
 
 
 @pytest.mark.parametrize("arch", list(more_models.SPECS))
-def test_and_with_an_indexer(run, more_model, arch):
+def test_nan_is_gone_with_an_indexer(run, more_model, arch):
     assert run(removed, more_model(arch)) < EXACT
 
 
