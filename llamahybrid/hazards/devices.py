@@ -1,7 +1,9 @@
 """Tensors split over several devices, and states that are had in pieces.
 
 The CPU serves as two devices. It holds such tensors, but it cannot compute with them, so states come from a
-context on the whole model, and nothing is decoded on the split one: its bytes are compared instead.
+context on the whole model, and nothing is decoded on the split one: its bytes are compared instead. What
+copies tensors inside the library (stream copies, a resize of planes, ON_DEVICE) takes real devices:
+ggml_backend_tensor_copy (ggml-backend.cpp) takes split tensors for plain host memory where both parts are.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from llamahybrid.hazards.catalogue import PROBES
 from llamahybrid.hazards.probe import Model, Outcome, Probe, Verdict
 from llamahybrid.hazards.runner import Result
 
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for all children
+
 PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
 CASES = [(probe, model) for probe in PROBES for model in probe.known]
 
@@ -34,7 +36,9 @@ def surprise(result: Result, patched: bool) -> str | None:
 def results() -> dict[tuple[str, Model], Result]:
     """Every case's result with the library of this run."""
     library = runner.library(Path(PATCHED) if PATCHED else stock())
-    return {(each.probe.id, each.model): each for each in runner.run(PROBES, library, known=True)}
+    return {
+        (each.probe.id, each.model): each for each in runner.run(PROBES, library, known=True, seconds=240)
+    }
 
 
 @pytest.mark.parametrize(
