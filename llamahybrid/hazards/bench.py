@@ -301,6 +301,8 @@ class Bench:
         It holds such tensors, but it cannot compute with them: states come from a context on the whole model.
         Raises NotApplicable where that cannot be.
         """
+        if lib.llama_model_is_recurrent(self.model):  # for rwkv7 llama-model.cpp aborts while it loads
+            raise NotApplicable("purely recurrent models are not split over devices")
         folder = Path(lib._lib._name).parent
         names = ("libggml.so", "libggml.dylib", "ggml.dll")
         found = [path for name in names if (path := folder / name).exists()]
