@@ -152,9 +152,9 @@ def _split(bench: Bench, length: int, **params: Any) -> tuple[Context, bytes]:
     stock=Verdict.NOT_APPLICABLE,
     patched=Verdict.EXACT,
     says="the same bytes in pieces of at most 1048320",
-    patches=("0018",),
+    patches=("0018", "0029"),
     model=Model("qwen35", embd=_WIDE),
-    also=on(Verdict.NOT_APPLICABLE, Model("llama", embd=_WIDE)),
+    also=on(Verdict.NOT_APPLICABLE, Model("llama", embd=_WIDE), Model("lfm2", embd=_WIDE)),
 )
 def split_in_pieces(bench: Bench) -> Outcome:
     """Tensors split over two devices; 3,000 tokens, so that a tensor is longer than the buffer of 1 MiB.

@@ -73,8 +73,8 @@ def _file(whole: bool) -> Iterator[_File]:
     stock=Verdict.DIED,
     patched=Verdict.REFUSED,
     says="8 restores returned 0, 20 tokens left with the same bytes",
-    patches=("0009",),
-    also=on(Verdict.DIED, LLAMA),
+    patches=("0009", "0029"),
+    also=on(Verdict.DIED, LLAMA, Model("lfm2")),
 )
 def failed_file(bench: Bench) -> Outcome:
     """Twenty live tokens; files of thirty others, of a sequence and whole; go on at twenty.
