@@ -64,6 +64,7 @@ _NATIVE = (
     "cli/test_front.py",
     "differential",
     "evaluate",
+    "hazards/test_verdicts.py",
     "memory",
     "patches",
     "request",

@@ -1,16 +1,28 @@
-"""Decodes that are stopped, or poisoned: what the memory holds afterwards."""
+"""Decodes that are stopped: what the memory holds afterwards."""
 
 from __future__ import annotations
 
 import ctypes
 
-import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.hazards.bench import ABORTED, PARTIAL, Bench, Context
-from llamahybrid.hazards.probe import NotApplicable, Outcome, Verdict, probe, went_on
+from llamahybrid.hazards.probe import (
+    LLAMA,
+    Model,
+    NotApplicable,
+    Outcome,
+    Verdict,
+    all_sound,
+    on,
+    probe,
+    went_on,
+    wrong,
+)
 
-_SITE = "llama-context.cpp:1893"
+_SITE = "llama-context.cpp: llama_context::decode"
+_PARTS = (0.1, 0.5, 0.97)
+_THREE = {"n_seq_max": 3, "kv_unified": True}
 _Evaluate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
@@ -42,11 +54,19 @@ def _after(context: Context, said: str) -> Outcome:
 
 
 def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **params: object) -> Outcome:
-    """Hold `held` tokens, stop while decoding `fed` more, go on where the context says that it ends."""
+    """Hold `held` tokens, stop while decoding `fed` more, go on where the context says that it ends.
+
+    Where that is refused, remove everything and start another prompt.
+    """
     bench.need_recurrent()
     context = _context(bench, held, planes, **params)
     _stop(context, fed, part)
-    return _after(context, "the decode returned 2")
+    outcome = _after(context, "the decode returned 2")
+    if outcome.verdict is not Verdict.REFUSED:
+        return outcome
+    context.rm(0, -1, -1)
+    again = went_on(context.feed(0, 8, text=1) or context.goes_on(8, text=1), "after the removal of all")
+    return outcome if again.verdict is Verdict.EXACT else wrong(f"{outcome.detail}; {again.detail}")
 
 
 @probe(
@@ -55,22 +75,31 @@ def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **
     site=_SITE,
     sound="drops what it spoiled, or leaves the state as it was",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="the decode returned 2, 0 tokens left; the next decode returned -2",
+    patches=("0002",),
+    also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
+    # nothing is left of it: an empty sequence may start anywhere
+    otherwise={Model("mamba"): (Verdict.EXACT, "the decode returned 2, 0 tokens left")},
 )
 def in_token(bench: Bench) -> Outcome:
-    """Twelve tokens; stop half-way through the next one; go on where the context says that it ends."""
-    return _stopped(bench, 12, 1, 0.5)
+    """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends."""
+    return all_sound(_stopped(bench, 12, 1, part) for part in _PARTS)
 
 
 @probe(
     "abort-in-token-planes",
-    "The same with rollback planes",
+    "A decode stopped inside its only ubatch, with rollback planes",
     site=_SITE,
     sound="drops what it spoiled, or leaves the state as it was",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="the decode returned 2, 0 tokens left; the next decode returned -2",
+    patches=("0002",),
 )
 def in_token_planes(bench: Bench) -> Outcome:
-    """Four planes; twelve tokens; stop half-way through the next; go on where the context says it ends."""
-    return _stopped(bench, 12, 1, 0.5, planes=4)
+    """Four planes; twelve tokens; stop after 10, 50 and 97 % of the next; go on where the context ends."""
+    return all_sound(_stopped(bench, 12, 1, part, planes=4) for part in _PARTS)
 
 
 @probe(
@@ -79,10 +108,126 @@ def in_token_planes(bench: Bench) -> Outcome:
     site=_SITE,
     sound="keeps the first ubatch exactly, or drops what it spoiled",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="the decode returned 2, 0 tokens left; the next decode returned -2",
+    patches=("0002",),
 )
 def second_ubatch(bench: Bench) -> Outcome:
     """48 tokens in ubatches of 16; stop in the middle of the second; go on where the context says it ends."""
     return _stopped(bench, 0, 48, 0.5, n_ubatch=16)
+
+
+@probe(
+    "abort-between-ubatches",
+    "A decode stopped when its second ubatch is due",
+    site=_SITE,
+    sound="keeps the first ubatch exactly, and leaves no logits",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="the decode returned 2, 16 tokens left",
+    patches=("0002",),
+    also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
+)
+def between_ubatches(bench: Bench) -> Outcome:
+    """48 tokens in ubatches of 16; stop at the first poll after the first ubatch; go on at its end."""
+    bench.need_recurrent()
+    twin = bench.context(n_ubatch=16)
+    twin.count_polls()
+    twin.feed(0, 16)
+    context = bench.context(n_ubatch=16)
+    context.count_polls()
+    context.stop_at = twin.polls + 1
+    status = context.feed(0, 48)
+    context.stop_at = None
+    readable = context.has_logits()
+    outcome = _after(context, f"the decode returned {status}")
+    exact = outcome.verdict is Verdict.EXACT
+    return wrong(f"{outcome.detail}, and logits to sample from") if exact and readable else outcome
+
+
+@probe(
+    "abort-at-once",
+    "A stop that is there before the decode begins",
+    site=_SITE,
+    sound="leaves the state as it was",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="the decode returned 2, 12 tokens left",
+    patches=("0002",),
+)
+def at_once(bench: Bench) -> Outcome:
+    """Twelve tokens; the first poll of the next decode says stop; go on where the context says it ends."""
+    bench.need_recurrent()
+    context = bench.context().grown(12)
+    context.count_polls()
+    context.stop_at = 1
+    status = context.feed(12, 20)
+    context.stop_at = None
+    return _after(context, f"the decode returned {status}")
+
+
+@probe(
+    "abort-bystander",
+    "A decode of two sequences stopped beside a third",
+    site=_SITE,
+    sound="leaves the third as it was, or drops it",
+    stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="stopped after 97%, 0 tokens left; the next decode returned -2",
+    patches=("0002",),
+)
+def bystander(bench: Bench) -> Outcome:
+    """Three sequences; stop after 10, 50 and 97 % of a decode of the outer two; go on with the middle one."""
+    bench.need_recurrent()
+
+    def stopped(part: float) -> Outcome:
+        twin = bench.context().grown(0)
+        twin.count_polls()
+        twin.feed(0, 1)
+        context = bench.context(**_THREE)
+        for seq in range(3):
+            context.grown(8, seq, text=seq)
+        context.count_polls()
+        context.stop_at = max(1, int(twin.polls * part))
+        status = _decode_around(context)
+        context.stop_at = None
+        if status != ABORTED:
+            raise RuntimeError(f"the decode was not stopped: it returned {status}")
+        end = context.last(1) + 1
+        return went_on(context.goes_on(8, 1, text=1), f"stopped after {part:.0%}, {end} tokens left")
+
+    return all_sound(stopped(part) for part in _PARTS)
+
+
+@probe(
+    "abort-shared-tokens",
+    "A stopped decode of tokens that two sequences share",
+    site=_SITE,
+    sound="leaves both sequences alike, and what starts afresh is exact",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="the decode returned 2, the sequences end at [-1, -1]",
+    patches=("0002",),
+    model=LLAMA,
+)
+def shared_tokens(bench: Bench) -> Outcome:
+    """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
+    shape = {"n_seq_max": 2, "kv_unified": True}
+    twin = bench.context(**shape)
+    twin.count_polls()
+    twin.feed(0, 8)
+    context = bench.context(**shape)
+    context.count_polls()
+    context.stop_at = max(1, twin.polls // 2)
+    status = context.decode([(bench.token(position), position, (0, 1)) for position in range(8)])
+    context.stop_at = None
+    if status != ABORTED:
+        raise NotApplicable("the backend does not poll the abort callback")
+    ends = [context.last(seq) for seq in (0, 1)]
+    said = f"the decode returned {status}, the sequences end at {ends}"
+    if ends != [-1, -1]:
+        return wrong(said)
+    return all_sound(went_on(context.goes_on(0, seq), said) for seq in (0, 1))
 
 
 @probe(
@@ -91,6 +236,8 @@ def second_ubatch(bench: Bench) -> Outcome:
     site=_SITE,
     sound="leaves nothing; the prompt starts again, exactly",
     stock=Verdict.EXACT,
+    patched=Verdict.EXACT,
+    says="the decode returned 2, 0 tokens left",
 )
 def first_ubatch(bench: Bench) -> Outcome:
     """An empty context; stop in the middle of twelve tokens; start again."""
@@ -103,27 +250,44 @@ def first_ubatch(bench: Bench) -> Outcome:
     site=_SITE,
     sound="exact",
     stock=Verdict.EXACT,
+    patched=Verdict.EXACT,
+    says="n_rs_seq = 4: the snapshot was restored",
+    also=on(Verdict.EXACT, "jamba", "lfm2", "mamba"),
 )
 def restored(bench: Bench) -> Outcome:
-    """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on."""
+    """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on.
+
+    Once without rollback planes, and once with four where the model has them.
+    """
     bench.need_recurrent()
-    context = bench.context().grown(12)
-    snapshot = context.save(flags=PARTIAL)
-    _stop(context, 1, 0.5)
-    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
-        return Outcome(Verdict.REFUSED, "the snapshot or the cut was refused")
-    return went_on(context.goes_on(12), "the snapshot was restored")
+
+    def after(planes: int) -> Outcome:
+        context = bench.context(n_rs_seq=planes).grown(12)
+        snapshot = context.save(flags=PARTIAL)
+        _stop(context, 1, 0.5)
+        if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
+            return wrong(f"n_rs_seq = {planes}: the snapshot or the cut was refused")
+        return went_on(context.goes_on(12), f"n_rs_seq = {planes}: the snapshot was restored")
+
+    return all_sound(after(planes) for planes in (0, 4))
 
 
 @probe(
     "eval-callback-stop",
     "The eval callback returns false in the middle of a graph",
-    site="ggml-backend.cpp:1845",
+    site="ggml-backend.cpp: ggml_backend_sched_compute_splits",
     sound="reports an abort and drops what it spoiled",
     stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="the decode returned 2, the snapshot was restored",
+    patches=("0011",),
+    also=on(Verdict.WRONG, "jamba", LLAMA),
 )
 def eval_callback(bench: Bench) -> Outcome:
-    """Twelve tokens; cb_eval returns false half-way through the next; go on at the end that is reported."""
+    """Twelve tokens, snapshot; cb_eval returns false half-way through the next; go on at the reported end.
+
+    Then restore the snapshot, cut at twelve and go on.
+    """
     seen, stop_at = 0, 0
 
     def evaluate(_tensor: int, ask: bool, _user: int) -> bool:
@@ -134,20 +298,31 @@ def eval_callback(bench: Bench) -> Outcome:
     native = _Evaluate(evaluate)
     callback = ctypes.cast(native, lib.ggml_backend_sched_eval_callback)
     context = bench.context(cb_eval=callback).grown(12)
+    snapshot = context.save(flags=PARTIAL)
     before = seen
     context.feed(12, 13)
     stop_at = seen + (seen - before) // 2
     status = context.feed(13, 14)
     stop_at = 0
-    return _after(context, f"the decode returned {status}")
+    said = f"the decode returned {status}"
+    outcome = _after(context, said)
+    if not outcome.verdict.sound:
+        return outcome
+    context.load(snapshot, flags=PARTIAL)
+    context.rm(0, 12, -1)
+    return went_on(context.goes_on(12), f"{said}, the snapshot was restored")
 
 
 @probe(
     "abort-beside-free-cells",
     "A decode of two sequences stopped where a third was removed",
-    site="llama-memory-recurrent.cpp:702",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::find_slot",
     sound="keeps what is exact or drops it; what starts afresh is exact",
     stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="stopped 9 times",
+    patches=("0026",),
+    also={**on(Verdict.WRONG, "jamba", "lfm2"), **on(Verdict.EXACT, "mamba", "rwkv7")},
 )
 def beside_free_cells(bench: Bench) -> Outcome:
     """Three sequences; remove the second, stop a decode of the others, remove those, start all three again.
@@ -155,30 +330,32 @@ def beside_free_cells(bench: Bench) -> Outcome:
     Stopped once after each tenth of the polls that the decode takes.
     """
     bench.need_recurrent()
-    exact = Outcome(Verdict.FAILED, "the decode was never stopped")
+    context = _hole(bench)
+    _decode_around(context)
+    polls, stopped = context.polls, 0
+    outcome = Outcome(Verdict.FAILED, "the decode was never stopped")
     for part in range(1, 10):
         context = _hole(bench)
-        _decode_around(context)
-        polls, context = context.polls, _hole(bench)
         context.stop_at = max(2, polls * part // 10)
         status = _decode_around(context)
         context.stop_at = None
         if status != ABORTED:
             continue
+        stopped += 1
         for seq in (0, 2):
             context.rm(seq, -1, -1)
         for seq in (0, 2, 1):
             context.grown(8, seq, text=seq)
-        for seq in (1, 0, 2):
-            exact = went_on(context.goes_on(8, seq, text=seq), f"stopped at {part}0 %, sequence {seq}")
-            if exact.verdict is not Verdict.EXACT:
-                return exact
-    return exact
+        said = f"stopped {stopped} times"
+        outcome = all_sound(went_on(context.goes_on(8, seq, text=seq), said) for seq in (1, 0, 2))
+        if outcome.verdict is not Verdict.EXACT:
+            return Outcome(outcome.verdict, f"{said}, last after {part}0 %", outcome.difference)
+    return outcome
 
 
 def _hole(bench: Bench) -> Context:
     """Two sequences of eight tokens, and room between them for another."""
-    context = bench.context(n_seq_max=3, kv_unified=True)
+    context = bench.context(**_THREE)
     for seq in range(3):
         context.grown(8, seq, text=seq)
     context.rm(1, -1, -1)
@@ -190,129 +367,16 @@ def _decode_around(context: Context) -> int:
     return context.decode([(5, 8, (0,)), (6, 8, (2,))])
 
 
-def _poisoned(bench: Bench, flash: int = 1) -> Context:
-    """A context whose recurrent row was made NaN through a snapshot, and whose logits show it."""
-    bench.need_recurrent()
-    context = bench.context(flash_attn_type=flash).grown(12)
-    snapshot = bytearray(context.save(flags=PARTIAL))
-    snapshot[-4000:] = np.full(1000, np.nan, np.float32).tobytes()
-    if not context.load(bytes(snapshot), flags=PARTIAL):
-        raise NotApplicable("the library refuses a state that holds NaN")
-    context.feed(12, 13)
-    if np.isfinite(context.logits()).all():
-        raise NotApplicable("NaN in the last rows of the state does not reach the logits")
-    return context
-
-
-_NAN = "llama-graph.cpp:3530"
-
-
-@probe(
-    "nan-after-removal",
-    "NaN in a recurrent row after seq_rm",
-    site=_NAN,
-    sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-)
-def nan_after_removal(bench: Bench) -> Outcome:
-    """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on."""
-    context = _poisoned(bench)
-    if not context.rm(0, -1, -1):
-        return Outcome(Verdict.REFUSED, "seq_rm returned false")
-    context.feed(0, 12)
-    return went_on(context.goes_on(12), "seq_rm returned true")
-
-
-@probe(
-    "nan-after-clear",
-    "NaN in a recurrent row after clear without data",
-    site=_NAN,
-    sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-)
-def nan_after_clear(bench: Bench) -> Outcome:
-    """Poison the state with NaN, llama_memory_clear(false), decode a fresh prompt of twelve and go on."""
-    context = _poisoned(bench)
-    lib.llama_memory_clear(context.memory, False)
-    context.feed(0, 12)
-    return went_on(context.goes_on(12), "cleared")
-
-
-@probe(
-    "nan-after-clear-data",
-    "NaN in a recurrent row after clear with data (control)",
-    site=_NAN,
-    sound="starts the next prompt clean",
-    stock=Verdict.EXACT,
-)
-def nan_after_clear_data(bench: Bench) -> Outcome:
-    """Poison the state with NaN, llama_memory_clear(true), decode a fresh prompt of twelve and go on."""
-    context = _poisoned(bench)
-    lib.llama_memory_clear(context.memory, True)
-    context.feed(0, 12)
-    return went_on(context.goes_on(12), "cleared with data")
-
-
-def _poisoned_attention(bench: Bench) -> Context:
-    """A context without flash attention in whose attention KV a computation left NaN.
-
-    By way of the recurrent state; where there is none, NaN lies in the last values of a restored state.
-    """
-    if not lib.llama_model_is_recurrent(bench.model) and not lib.llama_model_is_hybrid(bench.model):
-        context = bench.context().grown(12)
-        state = context.save()
-        if not context.load(state[:-64] + b"\xff" * 64):
-            raise NotApplicable("the library refuses a state that holds NaN")
-        context.feed(12, 13)
-        if np.isfinite(context.logits()).all():
-            raise NotApplicable("NaN in the last values of the state does not reach the logits")
-        return context
-    bench.need_attention()
-    return _poisoned(bench, flash=0)
-
-
-@probe(
-    "nan-in-attention",
-    "NaN in attention KV after seq_rm",
-    site="llama-kv-cache.cpp:1260",
-    sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-)
-def nan_in_attention(bench: Bench) -> Outcome:
-    """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on."""
-    context = _poisoned_attention(bench)
-    if not context.rm(0, -1, -1):
-        return Outcome(Verdict.REFUSED, "seq_rm returned false")
-    context.feed(0, 8, text=1)
-    return went_on(context.goes_on(8, text=1), "seq_rm returned true")
-
-
-@probe(
-    "nan-in-attention-cleared",
-    "NaN in attention KV after clear without data",
-    site="llama-kv-cache.cpp:1260",
-    sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-)
-def nan_in_attention_cleared(bench: Bench) -> Outcome:
-    """The same with llama_memory_clear(false) in place of the removal."""
-    context = _poisoned_attention(bench)
-    lib.llama_memory_clear(context.memory, False)
-    context.feed(0, 8, text=1)
-    return went_on(context.goes_on(8, text=1), "cleared")
-
-
 PROBES = (
     in_token,
     in_token_planes,
     second_ubatch,
+    between_ubatches,
+    at_once,
+    bystander,
+    shared_tokens,
     first_ubatch,
     restored,
     eval_callback,
     beside_free_cells,
-    nan_after_removal,
-    nan_after_clear,
-    nan_after_clear_data,
-    nan_in_attention,
-    nan_in_attention_cleared,
 )

@@ -6,6 +6,7 @@ llama_cpp mirrors; functions are called at their addresses in the library that l
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import math
 import sys
@@ -160,14 +161,14 @@ class Context:
         row: Logits = np.ctypeslib.as_array(pointer, (self.bench.words,)).copy()
         return row
 
-    def goes_on(self, length: int, seq: int = 0, *, text: int = 0) -> Gap | None:
-        """Decode the token at position `length`: how far off a clean run, None if the decode is refused.
+    def goes_on(self, length: int, seq: int = 0, *, text: int = 0) -> Gap | int:
+        """Decode the token at position `length`: how far off a clean run, or the status of a refused decode.
 
         Where batches alone decide (experts, thresholds), one clean run may be as far from another: then the
         nearer one counts, of the text at once and of the text with its last token decoded alone.
         """
-        if self.feed(length, length + 1, seq, text=text):
-            return None
+        if status := self.feed(length, length + 1, seq, text=text):
+            return status
         row = self.logits()
         found = gap(row, self.bench.clean(length, text=text, **self.params))
         if found.exact or length < 2:
@@ -175,11 +176,15 @@ class Context:
         apart = gap(row, self.bench.clean(length, text=text, alone=1, **self.params))
         return min(found, apart, key=lambda gap: gap.largest)
 
-    def goes_on_after_refusal(self, length: int) -> Gap | None:
+    def goes_on_after_refusal(self, length: int) -> Gap | int:
         """As `goes_on`; where the sequence was visibly dropped, another prompt must start clean instead."""
         if not length or self.last() >= 0:
             return self.goes_on(length)
-        return None if self.feed(0, length, text=1) else self.goes_on(length, text=1)
+        return self.feed(0, length, text=1) or self.goes_on(length, text=1)
+
+    def has_logits(self) -> bool:
+        """Whether the last decode left a row to sample from."""
+        return bool(lib.llama_get_logits_ith(self.ctx, -1))
 
     def rm(self, seq: int, begin: int, end: int) -> bool:
         """`llama_memory_seq_rm`: remove positions [begin, end)."""
@@ -192,6 +197,10 @@ class Context:
     def last(self, seq: int = 0) -> int:
         """Last position of a sequence, -1 when there is none."""
         return int(lib.llama_memory_seq_pos_max(self.memory, seq))
+
+    def first(self, seq: int = 0) -> int:
+        """First position of a sequence, -1 when there is none."""
+        return int(lib.llama_memory_seq_pos_min(self.memory, seq))
 
     def save(self, seq: int = 0, flags: int = FULL) -> bytes:
         """The state of a sequence."""
@@ -262,6 +271,7 @@ class Bench:
     def __init__(self, path: str, gpu_layers: int = 0) -> None:
         lib.llama_log_set(_LOG, None)
         lib.llama_backend_init()
+        self.path = path
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         self.model = lib.llama_model_load_from_file(path.encode(), params)
@@ -284,6 +294,32 @@ class Bench:
         if context.feed(length - alone, length + 1, text=text, chunk=1):
             raise RuntimeError("a clean context refused to go on")
         return context.logits()
+
+    def split(self) -> Bench:
+        """The model again, each tensor in two parts: the CPU serves as two devices.
+
+        It holds such tensors, but it cannot compute with them: states come from a context on the whole model.
+        Raises NotApplicable where that cannot be.
+        """
+        if lib.llama_model_is_recurrent(self.model):  # for rwkv7 llama-model.cpp aborts while it loads
+            raise NotApplicable("purely recurrent models are not split over devices")
+        folder = Path(lib._lib._name).parent
+        names = ("libggml.so", "libggml.dylib", "ggml.dll")
+        found = [path for name in names if (path := folder / name).exists()]
+        if not found:
+            raise NotApplicable("no libggml beside libllama")
+        device = ctypes.CDLL(str(found[0])).ggml_backend_dev_by_type
+        device.restype = ctypes.c_void_p
+        cpu = device(0)  # GGML_BACKEND_DEVICE_TYPE_CPU
+        params = lib.llama_model_default_params()
+        devices = (ctypes.c_void_p * 3)(cpu, cpu, None)
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
+        params.split_mode, params.n_gpu_layers = 3, 99  # LLAMA_SPLIT_MODE_TENSOR
+        other = copy.copy(self)
+        other.model = lib.llama_model_load_from_file(self.path.encode(), params)
+        if not other.model:
+            raise NotApplicable("tensors of this architecture cannot be split over devices")
+        return other
 
     def with_planes(self, count: int = 4, **params: Any) -> Context:
         """A context with `count` rollback planes; raises NotApplicable where the model has none."""

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from llamahybrid.hazards import aborts, copies, crashes, rollback, state_blobs, windows
+from llamahybrid.hazards import (
+    aborts,
+    copies,
+    crashes,
+    devices,
+    nan,
+    restores,
+    rollback,
+    state_blobs,
+    windows,
+)
 from llamahybrid.hazards.probe import Probe
 
 PROBES: tuple[Probe, ...] = (
@@ -10,7 +20,10 @@ PROBES: tuple[Probe, ...] = (
     *copies.PROBES,
     *windows.PROBES,
     *aborts.PROBES,
+    *nan.PROBES,
     *state_blobs.PROBES,
+    *restores.PROBES,
+    *devices.PROBES,
     *crashes.PROBES,
 )
 

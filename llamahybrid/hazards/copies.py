@@ -5,7 +5,18 @@ from __future__ import annotations
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.hazards.bench import PARTIAL, Bench, gap
-from llamahybrid.hazards.probe import Model, Outcome, Verdict, probe, refused, went_on
+from llamahybrid.hazards.probe import (
+    LFM2,
+    LLAMA,
+    Outcome,
+    Verdict,
+    all_sound,
+    on,
+    probe,
+    refused,
+    went_on,
+    wrong,
+)
 
 _SPLIT = {"n_seq_max": 2, "kv_unified": False}
 _SHARED = {"n_seq_max": 2, "kv_unified": True}
@@ -14,9 +25,13 @@ _SHARED = {"n_seq_max": 2, "kv_unified": True}
 @probe(
     "pending-copy-saved",
     "Saving a sequence whose stream copy is pending",
-    site="llama-kv-cache.cpp:451",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="carries the copy out first",
     stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="saved and restored",
+    patches=("0010",),
+    also=on(Verdict.WRONG, LLAMA),
 )
 def copy_saved(bench: Bench) -> Outcome:
     """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
@@ -32,9 +47,13 @@ def copy_saved(bench: Bench) -> Outcome:
 @probe(
     "pending-copy-restored-into",
     "Restoring into a sequence whose stream copy is pending",
-    site="llama-kv-cache.cpp:451",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="carries the copy out first",
     stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="restored",
+    patches=("0010",),
+    also=on(Verdict.WRONG, LLAMA),
 )
 def copy_restored_into(bench: Bench) -> Outcome:
     """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
@@ -51,10 +70,14 @@ def copy_restored_into(bench: Bench) -> Outcome:
 @probe(
     "pending-shift-saved",
     "Saving while a K-shift is pending",
-    site="llama-kv-cache.cpp:817",
+    site="llama-kv-cache.cpp: llama_kv_cache::update",
     sound="carries the shift out first",
     stock=Verdict.WRONG,
-    model=Model("llama"),
+    patched=Verdict.EXACT,
+    says="saved and restored",
+    patches=("0010",),
+    model=LLAMA,
+    also=on(Verdict.WRONG, "qwen3"),
 )
 def shift_saved(bench: Bench) -> Outcome:
     """Shift twelve tokens by five positions, save, restore elsewhere, and go on with both at position 17."""
@@ -67,74 +90,147 @@ def shift_saved(bench: Bench) -> Outcome:
     other = bench.context()
     if not other.load(context.save()):
         return Outcome(Verdict.REFUSED, "the shifted sequence was not saved and restored")
-    if context.feed(17, 18) or other.feed(17, 18):
-        return went_on(None, "saved and restored")
+    if status := context.feed(17, 18) or other.feed(17, 18):
+        return went_on(status, "saved and restored")
     return went_on(gap(other.logits(), context.logits()), "saved and restored")
 
 
 @probe(
     "shift-under-m-rope",
-    "seq_add on a model with M-RoPE",
-    site="llama-kv-cache.cpp:577",
+    "seq_add and seq_div on a model with M-RoPE",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_add",
     sound="changes nothing",
     stock=Verdict.DIED,
+    patched=Verdict.REFUSED,
+    says="the sequence ends at position 11",
+    patches=("0007",),
 )
 def shift_under_m_rope(bench: Bench) -> Outcome:
-    """Shift twelve tokens by five positions, where a position has several dimensions; go on at twelve."""
+    """Shift twelve tokens by five and halve their positions, which have several dimensions; go on at 12."""
     bench.need_multi_rope(True)
     context = bench.context().grown(12)
     lib.llama_memory_seq_add(context.memory, 0, 0, -1, 5)
-    return refused(context.goes_on(12), "seq_add took no effect")
+    lib.llama_memory_seq_div(context.memory, 0, 0, -1, 2)
+    said = f"the sequence ends at position {context.last()}"
+    return refused(context.goes_on(12), said)
 
 
 @probe(
     "partial-stream-copy",
     "Copying a range between streams",
-    site="llama-kv-cache.cpp:506",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="changes nothing",
     stock=Verdict.DIED,
+    patched=Verdict.REFUSED,
+    says="the copy ends at position -1",
+    patches=("0007",),
+    also=on(Verdict.DIED, LLAMA),
 )
 def partial_stream_copy(bench: Bench) -> Outcome:
     """Not unified: copy positions [2, 5) of twelve tokens to the second sequence; go on with the first."""
     bench.need_attention()
     context = bench.context(**_SPLIT).grown(12)
     context.cp(0, 1, 2, 5)
-    return refused(context.goes_on(12), f"the copy ends at position {context.last(1)}")
+    said = f"the copy ends at position {context.last(1)}"
+    return refused(context.goes_on(12), said)
 
 
 @probe(
     "remove-all-sequences",
     "seq_rm of all sequences by id -1",
-    site="llama-memory-recurrent.cpp:172",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
     sound="removes them (stock always returns false)",
     stock=Verdict.REFUSED,
+    patched=Verdict.EXACT,
+    says="seq_rm returned true, the sequences end at [-1, -1]",
+    patches=("0005",),
+    also=on(Verdict.REFUSED, "mamba"),
 )
 def remove_all(bench: Bench) -> Outcome:
-    """Twelve tokens; seq_rm(-1, -1, -1); then a fresh prompt, or the old one where it was refused."""
-    context = bench.context().grown(12)
+    """Two sequences of twelve tokens; seq_rm(-1, -1, -1); a fresh prompt in the second one.
+
+    Where that was refused, go on with both.
+    """
+    context = bench.context(**_SHARED).grown(12).grown(12, 1, text=1)
     if context.rm(-1, -1, -1):
-        return went_on(context.goes_on(0), "seq_rm returned true")
-    return refused(context.goes_on(12), "seq_rm returned false")
+        ends = [context.last(seq) for seq in (0, 1)]
+        said = f"seq_rm returned true, the sequences end at {ends}"
+        if ends != [-1, -1]:
+            return wrong(said)
+        return went_on(context.feed(0, 12, 1) or context.goes_on(12, 1), said)
+    return all_sound(refused(context.goes_on(12, seq, text=seq), "seq_rm returned false") for seq in (0, 1))
+
+
+@probe(
+    "remove-part-of-all",
+    "Removing a part of all sequences of a recurrent memory",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
+    sound="refuses what it cannot forget, and changes nothing (stock refuses empty ranges too)",
+    stock=Verdict.REFUSED,
+    patched=Verdict.REFUSED,
+    says="seq_rm returned [1, 1, 0, 0]",
+    patches=("0005",),
+    also=on(Verdict.REFUSED, "mamba"),
+)
+def remove_part_of_all(bench: Bench) -> Outcome:
+    """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
+    bench.need_recurrent()
+    context = bench.context(**_SHARED).grown(12).grown(12, 1, text=1)
+    parts = ((12, -1), (5, 5), (6, -1), (0, 6))
+    answers = [int(context.rm(-1, *part)) for part in parts]
+    said = f"seq_rm returned {answers}"
+    if any(answers[2:]):
+        return wrong(said)
+    return all_sound(refused(context.goes_on(12, seq, text=seq), said) for seq in (0, 1))
+
+
+@probe(
+    "remove-negative-sequence",
+    "seq_rm of sequence -7",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_rm",
+    sound="removes all sequences, as the header says of any negative id, or refuses",
+    stock=Verdict.DIED,
+    patched=Verdict.EXACT,
+    says="seq_rm returned true, the sequence ends at position -1",
+    patches=("0007",),
+    model=LLAMA,
+    also=on(Verdict.REFUSED, "qwen35"),
+)
+def remove_negative(bench: Bench) -> Outcome:
+    """Twelve tokens; seq_rm(-7, -1, -1); then another prompt, or the old one where it was refused."""
+    context = bench.context().grown(12)
+    if not context.rm(-7, -1, -1):
+        return refused(context.goes_on(12), "seq_rm returned false")
+    said = f"seq_rm returned true, the sequence ends at position {context.last()}"
+    return went_on(context.feed(0, 8, text=1) or context.goes_on(8, text=1), said)
 
 
 @probe(
     "remove-inner-range",
     "Removing a range out of the middle of a hybrid",
-    site="llama-memory-hybrid.cpp:143",
+    site="llama-memory-hybrid.cpp: llama_memory_hybrid::seq_rm",
     sound="refuses: the recurrent state cannot forget it",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="seq_rm returned [0, 0, 0, 1, 1, 1]",
+    patches=("0013",),
+    also=on(Verdict.WRONG, "jamba", "lfm2", LFM2),
 )
 def remove_inner(bench: Bench) -> Outcome:
     """Twelve tokens; seq_rm(0, 2, 5); go on, compared with a context that never saw those three tokens.
 
-    Where positions may not have gaps there is no such context: there it is compared with all twelve.
+    Where positions may not have gaps there is no such context: there it is compared with all twelve. Where
+    it is refused, so are [0, 5) and [0, 11); ranges without tokens ([5, 5), [5, 2), [12, 40)) may be granted.
     """
     bench.need_hybrid()
     context = bench.context().grown(12)
     if not context.rm(0, 2, 5):
-        return refused(context.goes_on(12), "seq_rm returned false")
-    if context.feed(12, 13):
-        return went_on(None, "seq_rm returned true")
+        ranges = ((2, 5), (0, 5), (-1, 11), (5, 5), (5, 2), (12, 40))
+        answers = [int(context.rm(0, *each)) for each in ranges]
+        said = f"seq_rm returned {answers}"
+        return wrong(said) if any(answers[:3]) else refused(context.goes_on(12), said)
+    if status := context.feed(12, 13):
+        return went_on(status, "seq_rm returned true")
     without = bench.context()
     places = [position for position in range(13) if not 2 <= position < 5]
     gaps = not any(without.decode([(bench.token(position), position, (0,))]) for position in places)
@@ -145,16 +241,20 @@ def remove_inner(bench: Bench) -> Outcome:
 @probe(
     "append-before-cut",
     "Attention appended to a sequence before its old tail is cut",
-    site="llama-kv-cache.cpp:451",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="refuses the copy, the restore or the decode: every position would be there twice",
     stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="all calls succeeded, the state is 0 bytes longer than a clean one",
+    patches=("0017",),
+    also=on(Verdict.WRONG, "jamba", "lfm2", LLAMA),
 )
 def append_before_cut(bench: Bench) -> Outcome:
     """Live: 24 tokens of another text; append [10, 20) of the wanted one, restore its snapshot, cut at 20.
 
     All calls succeed and the positions come out right.
     """
-    bench.need_hybrid()
+    bench.need_attention()
 
     def wanted(position: int) -> int:
         return bench.token(position, 0 if position < 10 else 1)
@@ -169,6 +269,7 @@ def append_before_cut(bench: Bench) -> Outcome:
     donor.cp(0, 1, 10, 20)
     segment = donor.save(1)
     donor.rm(1, -1, -1)
+    size = len(donor.save())
     feed(20, 21)
 
     context = bench.context(**_SHARED).grown(24)
@@ -176,11 +277,15 @@ def append_before_cut(bench: Bench) -> Outcome:
         return Outcome(Verdict.REFUSED, "the segment was not restored")
     context.cp(1, 0)
     context.rm(1, -1, -1)
-    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 20, -1)):
+    apart = lib.llama_model_is_hybrid(bench.model) or lib.llama_model_n_swa(bench.model)
+    if (apart and not context.load(snapshot, flags=PARTIAL)) or not context.rm(0, 20, -1):
         return Outcome(Verdict.REFUSED, "the snapshot or the cut was refused")
-    if context.decode([(wanted(20), 20, (0,))]):
-        return went_on(None, "all calls succeeded")
-    return went_on(gap(context.logits(), donor.logits()), "all calls succeeded")
+    more = len(context.save()) - size
+    said = f"all calls succeeded, the state is {more} bytes longer than a clean one"
+    if status := context.decode([(wanted(20), 20, (0,))]):
+        return went_on(status, said)
+    outcome = went_on(gap(context.logits(), donor.logits()), said)
+    return wrong(said) if more and outcome.verdict is Verdict.EXACT else outcome
 
 
 PROBES = (
@@ -190,6 +295,8 @@ PROBES = (
     shift_under_m_rope,
     partial_stream_copy,
     remove_all,
+    remove_part_of_all,
+    remove_negative,
     remove_inner,
     append_before_cut,
 )

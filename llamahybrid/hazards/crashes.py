@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import struct
 
+from llama_cpp import llama_cpp as lib
+
 from llamahybrid.hazards.bench import ON_DEVICE, PARTIAL, Bench, Context, memory_left
-from llamahybrid.hazards.probe import Model, NotApplicable, Outcome, Verdict, probe, refused, went_on
+from llamahybrid.hazards.probe import (
+    LLAMA,
+    NotApplicable,
+    Outcome,
+    Verdict,
+    on,
+    probe,
+    refused,
+    went_on,
+    wrong,
+)
 
 _DEVICE = PARTIAL | ON_DEVICE
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
@@ -23,9 +35,12 @@ def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -
 @probe(
     "on-device-magic",
     "ON_DEVICE blob without the magic",
-    site="llama-context.cpp:3229",
+    site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="refuses",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 12 tokens left",
+    patches=("0006",),
 )
 def magic(bench: Bench) -> Outcome:
     """Save on the device, restore 64 zero bytes with ON_DEVICE."""
@@ -38,39 +53,54 @@ def magic(bench: Bench) -> Outcome:
 @probe(
     "on-device-other-context",
     "ON_DEVICE blob of another context",
-    site="llama-context.cpp:3238",
+    site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="refuses",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 12 tokens left",
+    patches=("0006",),
 )
 def other_context(bench: Bench) -> Outcome:
-    """Save on the device in one context, restore in another that never saved."""
+    """Save on the device in one context, restore in another that never saved, and again once it has."""
     bench.need_recurrent()
     blob = bench.context().grown(12).save(flags=_DEVICE)
-    return _offered(bench.context().grown(12), blob, 0, _DEVICE, 12)
+    context = bench.context().grown(12)
+    if context.load(blob, flags=_DEVICE):
+        return wrong("the restore returned success")
+    context.save(flags=_DEVICE)
+    return _offered(context, blob, 0, _DEVICE, 12)
 
 
 @probe(
     "on-device-flags",
     "ON_DEVICE blobs, PARTIAL and full mixed",
-    site="llama-context.cpp:3026",
+    site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
     sound="refuses",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 12 tokens left",
+    patches=("0006",),
 )
 def flags(bench: Bench) -> Outcome:
-    """Save PARTIAL, then full, on the device; restore the PARTIAL blob."""
+    """Save PARTIAL, then full, on the device; restore the PARTIAL blob, then the full one as PARTIAL."""
     bench.need_hybrid()
     context = bench.context().grown(12)
-    blob = context.save(flags=_DEVICE)
-    context.save(flags=ON_DEVICE)
-    return _offered(context, blob, 0, _DEVICE, 12)
+    partial = context.save(flags=_DEVICE)
+    full = context.save(flags=ON_DEVICE)
+    if context.load(partial, flags=_DEVICE):
+        return wrong("the restore returned success")
+    return _offered(context, full, 0, _DEVICE, 12)
 
 
 @probe(
     "on-device-trailing",
     "ON_DEVICE blob with trailing bytes",
-    site="llama-context.cpp:3115",
+    site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
     sound="refuses",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 12 tokens left",
+    patches=("0006",),
 )
 def trailing(bench: Bench) -> Outcome:
     """Save on the device, restore the blob with four more bytes."""
@@ -82,9 +112,12 @@ def trailing(bench: Bench) -> Outcome:
 @probe(
     "on-device-all",
     "Saving all sequences ON_DEVICE from several cell ranges",
-    site="llama-memory-recurrent.cpp:825",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_write",
     sound="returns 0",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="0 bytes were saved",
+    patches=("0006",),
 )
 def all_on_device(bench: Bench) -> Outcome:
     """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
@@ -100,9 +133,12 @@ def all_on_device(bench: Bench) -> Outcome:
 @probe(
     "on-device-no-memory",
     "No memory for an ON_DEVICE save",
-    site="llama-context.cpp:2920",
+    site="llama-context.cpp: llama_io_write_device::~llama_io_write_device",
     sound="returns 0",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="0 bytes were saved",
+    patches=("0006",),
 )
 def device_memory(bench: Bench) -> Outcome:
     """Save 4,000 tokens on the device with no memory left to the process; go on."""
@@ -118,9 +154,12 @@ def device_memory(bench: Bench) -> Outcome:
 @probe(
     "two-recurrent-cells",
     "A blob with two recurrent cells for one sequence",
-    site="llama-memory-recurrent.cpp:1035",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     sound="refuses",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 12 tokens left",
+    patches=("0006",),
 )
 def two_cells(bench: Bench) -> Outcome:
     """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""
@@ -137,9 +176,12 @@ def two_cells(bench: Bench) -> Outcome:
 @probe(
     "empty-state-far-sequence",
     "An empty snapshot for a sequence beyond n_seq_max, with planes",
-    site="llama-memory-recurrent.cpp:414",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::set_rs_idx",
     sound="refuses",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 0 tokens left",
+    patches=("0006",),
 )
 def far_empty(bench: Bench) -> Outcome:
     """Two sequences, planes; restore the snapshot of an empty one into sequence 5; then decode."""
@@ -150,9 +192,12 @@ def far_empty(bench: Bench) -> Outcome:
 @probe(
     "state-far-sequence",
     "A state for sequence 300",
-    site="llama-kv-cache.cpp:2153",
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="refuses",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 12 tokens left",
+    patches=("0007",),
 )
 def far_state(bench: Bench) -> Outcome:
     """Restore the state of twelve tokens into sequence 300; go on with the first."""
@@ -163,46 +208,60 @@ def far_state(bench: Bench) -> Outcome:
 @probe(
     "copy-far-sequence",
     "Copying to sequence 300",
-    site="llama-kv-cache.cpp:452",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="changes nothing",
     stock=_DIED,
-    model=Model("llama"),
+    patched=Verdict.REFUSED,
+    says="the sequence ends at position 11",
+    patches=("0007",),
+    model=LLAMA,
 )
 def far_copy(bench: Bench) -> Outcome:
-    """Twelve tokens; seq_cp to sequence 300; go on with the first."""
+    """Twelve tokens; seq_cp to sequence 300; seq_keep of sequence -3; go on with the first."""
     context = bench.context().grown(12)
     context.cp(0, 300)
-    return refused(context.goes_on(12), "seq_cp took no effect")
+    lib.llama_memory_seq_keep(context.memory, -3)
+    said = f"the sequence ends at position {context.last()}"
+    return refused(context.goes_on(12), said)
 
 
 @probe(
     "position-of-no-sequence",
-    "seq_pos_max of sequence -1",
-    site="llama-kv-cache.cpp:678",
+    "seq_pos_min and seq_pos_max of sequence -1",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_pos_max",
     sound="returns -1",
     stock=_DIED,
+    patched=Verdict.REFUSED,
+    says="it returned (-1, -1)",
+    patches=("0007",),
+    also=on(Verdict.DIED, LLAMA),
 )
 def no_sequence(bench: Bench) -> Outcome:
-    """Twelve tokens; ask for the last position of sequence -1; go on."""
+    """Twelve tokens; ask for the first and last position of sequence -1; go on."""
     context = bench.context().grown(12)
-    return refused(context.goes_on(12) if (last := context.last(-1)) < 0 else None, f"it returned {last}")
+    ends = context.first(-1), context.last(-1)
+    said = f"it returned {ends}"
+    return refused(context.goes_on(12), said) if ends == (-1, -1) else wrong(said)
 
 
 @probe(
     "small-ubatch",
     "Ubatches no larger than the rollback planes",
-    site="llama-batch.cpp:641",
+    site="llama-batch.cpp: llama_batch_allocr::split_equal",
     sound="makes no context, or decodes",
     stock=_DIED,
+    patched=Verdict.EXACT,
+    says="n_ubatch = 9: llama_init_from_model made no context; 10: decoded",
+    patches=("0008",),
 )
 def small_ubatch(bench: Bench) -> Outcome:
-    """Eight planes, n_ubatch = 9; decode twelve tokens and go on."""
+    """Eight planes, n_ubatch = 9; decode twelve tokens and go on; where that is refused, n_ubatch = 10."""
     bench.with_planes(8)
     try:
-        context = bench.with_planes(8, n_ubatch=9, n_batch=64)
+        context, said = bench.with_planes(8, n_ubatch=9, n_batch=64), "n_ubatch = 9: decoded"
     except RuntimeError as error:
-        return Outcome(Verdict.REFUSED, str(error))
-    return went_on(context.grown(12).goes_on(12), "decoded")
+        context, said = bench.with_planes(8, n_ubatch=10, n_batch=64), f"n_ubatch = 9: {error}; 10: decoded"
+    return went_on(context.grown(12).goes_on(12), said)
 
 
 PROBES = (

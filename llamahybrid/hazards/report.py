@@ -78,8 +78,8 @@ def hazards(
 
 
 def table(results: Sequence[Result], title: str) -> Table:
-    """One line a probe: what is done, what came of it, and how far off it was."""
-    shown = Table("probe", "model", "verdict", title=title)
+    """One line a probe: what is done, which patches mend it, what came of it, and how far off it was."""
+    shown = Table("probe", "model", "mended by", "verdict", title=title)
     shown.add_column("difference", justify="right")
     shown.add_column("what happened", overflow="fold")
     for result in results:
@@ -87,6 +87,7 @@ def table(results: Sequence[Result], title: str) -> Table:
         shown.add_row(
             result.probe.id,
             result.model.name,
+            " ".join(result.probe.patches),
             f"[{_COLOURS[outcome.verdict]}]{outcome.verdict.value}[/]",
             "" if outcome.difference is None else f"{outcome.difference:.2g}",
             escape(outcome.detail),
@@ -122,6 +123,7 @@ def as_json(results: Sequence[Result], under_test: Library) -> dict[str, Any]:
                 "done": result.probe.done,
                 "site": result.probe.site,
                 "sound_library": result.probe.sound,
+                "patches": list(result.probe.patches),
                 "model": result.model.name,
                 "seconds": round(result.seconds, 3),
                 **result.outcome.as_json(),
@@ -151,6 +153,9 @@ def as_junit(results: Sequence[Result], under_test: Library) -> str:
             name=result.probe.id,
             time=f"{result.seconds:.3f}",
         )
+        properties = ET.SubElement(case, "properties")
+        for number in result.probe.patches:
+            ET.SubElement(properties, "property", name="patch", value=number)
         verdict, detail = result.outcome.verdict, _printable(result.outcome.detail)
         if verdict is Verdict.NOT_APPLICABLE:
             ET.SubElement(case, "skipped", message=detail)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ def run(
     under_test: Library,
     *,
     arch: str | None = None,
+    known: bool = False,
     gpu_layers: int = 0,
     jobs: int = 2,
     seconds: float = 60.0,
@@ -112,19 +113,23 @@ def run(
 ) -> list[Result]:
     """Run `probes` against a library, `jobs` at a time, each for `seconds` at most; results in their order.
 
-    `arch` replaces the model that each probe names; `done` is called with each result as it comes.
+    `arch` replaces the model that each probe names; with `known` it runs on every model that it knows
+    (`Probe.known`), not on its first one only. `done` is called with each result as it comes.
 
     Raises:
         UnknownArchitecture: `tiny` cannot make `arch`.
     """
     with tempfile.TemporaryDirectory(prefix="llamahybrid-hazards-") as folder:
-        chosen = [(probe, Model(arch, probe.model.window) if arch else probe.model) for probe in probes]
+        chosen = [
+            (probe, replace(model, arch=arch) if arch else model)
+            for probe in probes
+            for model in (probe.known if known else (probe.model,))
+        ]
         files = {
-            model: str(tiny.make(model.arch, Path(folder) / f"{model.name}.gguf", window=model.window))
-            for model in dict.fromkeys(model for _, model in chosen)
+            model: str(_make(model, Path(folder))) for model in dict.fromkeys(model for _, model in chosen)
         }
 
-        def settle(pair: tuple[Probe, Model]) -> Result:
+        def run_one(pair: tuple[Probe, Model]) -> Result:
             probe, model = pair
             start = time.perf_counter()
             command = (*_CHILD, probe.id, files[model], str(gpu_layers))
@@ -134,7 +139,12 @@ def run(
             return result
 
         with ThreadPoolExecutor(max(1, jobs)) as pool:
-            return list(pool.map(settle, chosen))
+            return list(pool.map(run_one, chosen))
+
+
+def _make(model: Model, folder: Path) -> Path:
+    """Write a tiny model."""
+    return tiny.make(model.arch, folder / f"{model.name}.gguf", window=model.window, embd=model.embd)
 
 
 def _signal(number: int) -> str:

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
 
 from llamahybrid.hazards.bench import FULL, ON_DEVICE, PARTIAL, Bench, Context, memory_left, peak_memory
-from llamahybrid.hazards.probe import Model, Outcome, Verdict, probe, refused, went_on
+from llamahybrid.hazards.probe import (
+    LFM2,
+    LLAMA,
+    Outcome,
+    Verdict,
+    all_sound,
+    on,
+    probe,
+    refused,
+    went_on,
+    wrong,
+)
 
-_WINDOWED = Model("lfm2", 16)
+_CUTS = (4, 8, 12, 16, 40, 200, -2000, -100, -8, -1)
+"""Where a blob ends, counted from its beginning or its end."""
+_SPLIT = {"n_seq_max": 2, "kv_unified": False}
 _SHARED = {"n_seq_max": 2, "kv_unified": True}
+_EMPTIED = ("gemma3", "qwen35", "lfm2", "qwen4exp", "deepseek4")
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
 _MIB = 1 << 20
 
@@ -21,52 +38,78 @@ def _after_failure(context: Context, length: int, read: bool) -> Outcome:
     return refused(context.goes_on_after_refusal(length), said)
 
 
+def _truncated(bench: Bench, flags: int) -> Outcome:
+    """Twenty live tokens; offer a state of thirty others that ends too early, at each of `_CUTS`; go on."""
+    blob = bench.context().grown(30, text=3).save(flags=flags)
+    context = bench.context().grown(20)
+    before = context.save()
+    cuts = [cut for cut in _CUTS if abs(cut) < len(blob)]
+    for cut in cuts:
+        if context.read(blob[:cut], flags=flags):
+            return wrong(f"a state cut at byte {cut} was accepted")
+    same = "with the same bytes" if context.save() == before else "with other bytes"
+    said = f"{len(cuts)} restores returned 0, {context.last() + 1} tokens left {same}"
+    return refused(context.goes_on_after_refusal(20), said)
+
+
 def _next_prompt(bench: Bench, flags: int) -> Outcome:
     """Restore a truncated state over a live one, then decode another prompt of twelve without removing."""
     blob = bench.context().grown(12).save(flags=flags)
     context = bench.context().grown(12)
     if context.load(blob[:-8], flags=flags):
-        return Outcome(Verdict.WRONG, "the truncated state was accepted")
-    if context.feed(0, 12, text=1):
-        return Outcome(Verdict.REFUSED, "restore and next prompt were refused")
+        return wrong("the truncated state was accepted")
+    if status := context.feed(0, 12, text=1):
+        context.rm(0, -1, -1)
+        said = f"the restore returned 0, the next prompt {status} until the sequence was removed"
+        return refused(context.feed(0, 12, text=1) or context.goes_on(12, text=1), said)
     return went_on(context.goes_on(12, text=1), "the next prompt was accepted after a failed restore")
 
 
 @probe(
     "failed-full-restore",
     "A truncated state over a live sequence",
-    site="llama-kv-cache.cpp:2354",
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_meta",
     sound="refuses, and the live state stays (or is dropped whole)",
     stock=Verdict.REFUSED,
+    patched=Verdict.REFUSED,
+    says="10 restores returned 0, 20 tokens left with the same bytes",
+    patches=("0009",),
+    also={**on(Verdict.REFUSED, "jamba", "mamba", LLAMA), **on(Verdict.WRONG, "gemma3", LFM2)},
 )
 def failed_full(bench: Bench) -> Outcome:
-    """Twelve live tokens; restore a full state that lacks its last eight bytes; go on at twelve."""
-    context = bench.context().grown(12)
-    blob = bench.context().grown(12).save()
-    return _after_failure(context, 12, context.load(blob[:-8]))
+    """Twenty live tokens; restore a full state of others that ends early, in ten places; go on at twenty."""
+    return _truncated(bench, FULL)
 
 
 @probe(
     "failed-partial-restore",
     "A truncated PARTIAL snapshot over a live hybrid",
-    site="llama-memory-recurrent.cpp:1000",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     sound="refuses, and the live state stays (or is dropped whole)",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="10 restores returned 0, 20 tokens left with the same bytes",
+    patches=("0009",),
+    also=on(Verdict.WRONG, "jamba", LFM2),
 )
 def failed_partial(bench: Bench) -> Outcome:
-    """Twelve live tokens; restore a PARTIAL snapshot that lacks its last eight bytes; go on at twelve."""
-    context = bench.context().grown(12)
-    blob = context.save(flags=PARTIAL)
-    return _after_failure(context, 12, context.load(blob[:-8], flags=PARTIAL))
+    """Twenty live tokens; restore a PARTIAL one of others that ends early, in ten places; go on at twenty."""
+    return _truncated(bench, PARTIAL)
 
 
 @probe(
     "failed-restore-next-prompt",
     "The next prompt after a failed restore with a window",
-    site="llama-memory-hybrid-iswa.cpp:200",
+    site="llama-memory-hybrid-iswa.cpp: llama_memory_hybrid_iswa::state_read",
     sound="leaves no attention of the old prompt behind",
     stock=Verdict.WRONG,
-    model=_WINDOWED,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, the next prompt -1 until the sequence was removed",
+    patches=(
+        "0003",
+        "0009",
+    ),
+    model=LFM2,
 )
 def failed_next(bench: Bench) -> Outcome:
     """Twelve live tokens; a truncated full state; then another prompt from position 0, nothing removed."""
@@ -76,9 +119,16 @@ def failed_next(bench: Bench) -> Outcome:
 @probe(
     "failed-partial-next-prompt",
     "The next prompt after a failed PARTIAL restore",
-    site="llama-memory-hybrid.cpp:197",
+    site="llama-memory-hybrid.cpp: llama_memory_hybrid::state_read",
     sound="leaves no attention of the old prompt behind",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, the next prompt -1 until the sequence was removed",
+    patches=(
+        "0003",
+        "0009",
+    ),
+    also=on(Verdict.WRONG, LFM2),
 )
 def failed_partial_next(bench: Bench) -> Outcome:
     """Twelve live tokens; a truncated PARTIAL snapshot; then another prompt from position 0."""
@@ -88,23 +138,39 @@ def failed_partial_next(bench: Bench) -> Outcome:
 @probe(
     "failed-whole-restore",
     "A truncated whole-context state over a live one",
-    site="llama-context.cpp:3178",
+    site="llama-context.cpp: llama_context::state_set_data",
     sound="refuses, and the live state stays (or is dropped whole)",
     stock=Verdict.REFUSED,
+    patched=Verdict.REFUSED,
+    says="10 restores returned 0, the sequences end at [19, 14] with the same bytes",
+    patches=("0009",),
+    also=on(Verdict.REFUSED, LLAMA),
 )
 def failed_whole(bench: Bench) -> Outcome:
-    """Twelve live tokens; restore a whole state that lacks its last eight bytes; go on at twelve."""
-    blob = bench.context(**_SHARED).grown(12).save_whole()
-    context = bench.context(**_SHARED).grown(12)
-    return _after_failure(context, 12, context.load_whole(blob[:-8]))
+    """Two sequences; restore a whole state of others that ends early, in ten places; go on with both."""
+    blob = bench.context(**_SHARED).grown(30, text=3).save_whole()
+    context = bench.context(**_SHARED).grown(20).grown(15, 1, text=1)
+    before = context.save(0), context.save(1)
+    for cut in _CUTS:
+        if context.load_whole(blob[:cut]):
+            return wrong(f"a state cut at byte {cut} was accepted")
+    same = "with the same bytes" if (context.save(0), context.save(1)) == before else "with other bytes"
+    ends = [context.last(seq) for seq in (0, 1)]
+    said = f"{len(_CUTS)} restores returned 0, the sequences end at {ends} {same}"
+    if ends != [19, 14]:
+        return refused(context.goes_on_after_refusal(20), said)
+    return all_sound(refused(context.goes_on(end, seq, text=seq), said) for end, seq in ((20, 0), (15, 1)))
 
 
 @probe(
     "snapshot-without-attention",
     "A PARTIAL snapshot restored into empty attention",
-    site="llama-batch.cpp:288",
+    site="llama-batch.cpp: llama_batch_allocr::init",
     sound="refuses to decode with a gap in the attention",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="the snapshot was accepted; the next decode returned -2",
+    patches=("0003",),
 )
 def without_attention(bench: Bench) -> Outcome:
     """Restore the PARTIAL snapshot of twelve tokens into an empty context; go on at twelve."""
@@ -117,11 +183,43 @@ def without_attention(bench: Bench) -> Outcome:
 
 
 @probe(
+    "state-lost",
+    "The PARTIAL state of an empty sequence restored over a live hybrid",
+    site="llama-memory-hybrid.cpp: llama_memory_hybrid::init_batch",
+    sound="refuses to decode with attention alone until the sequence is removed",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="the next prompt returned -2 until the sequence was removed",
+    patches=("0003",),
+    also=on(Verdict.WRONG, "jamba", "falcon-h1", "lfm2"),
+)
+def state_lost(bench: Bench) -> Outcome:
+    """Twelve tokens; restore the PARTIAL state of an empty sequence; decode another prompt from 0.
+
+    Where that is refused, remove the sequence and decode that prompt again.
+    """
+    bench.need_hybrid()
+    context = bench.context()
+    nothing = context.save(flags=PARTIAL)
+    context.grown(12)
+    if not context.load(nothing, flags=PARTIAL):
+        return _after_failure(context, 12, False)
+    if status := context.feed(0, 12, text=1):
+        context.rm(0, -1, -1)
+        said = f"the next prompt returned {status} until the sequence was removed"
+        return went_on(context.feed(0, 12, text=1) or context.goes_on(12, text=1), said)
+    return went_on(context.goes_on(12, text=1), "the next prompt was decoded beside the old attention")
+
+
+@probe(
     "on-device-older-blob",
     "An ON_DEVICE blob older than the sequence's last save",
-    site="llama-context.cpp:3241",
+    site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="refuses: the device buffer holds newer data",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 20 tokens left",
+    patches=("0006",),
 )
 def on_device_older(bench: Bench) -> Outcome:
     """Save on the device at twelve and at twenty tokens; restore the first blob, cut at twelve, go on."""
@@ -133,15 +231,18 @@ def on_device_older(bench: Bench) -> Outcome:
     if not context.load(blob, flags=PARTIAL | ON_DEVICE):
         return _after_failure(context, 20, False)
     context.rm(0, 12, -1)
-    return went_on(context.goes_on(12), "the restore returned success")
+    return went_on(context.goes_on(12), "the restore of the older blob returned success")
 
 
 @probe(
     "on-device-restore",
     "The newest ON_DEVICE blob (control)",
-    site="llama-context.cpp:3241",
+    site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="exact",
     stock=Verdict.EXACT,
+    patched=Verdict.EXACT,
+    says="the restore returned success",
+    also=on(Verdict.EXACT, "mamba"),
 )
 def on_device_newest(bench: Bench) -> Outcome:
     """Save on the device at twelve tokens, grow to twenty, restore, cut at twelve, go on."""
@@ -157,33 +258,45 @@ def on_device_newest(bench: Bench) -> Outcome:
 @probe(
     "negative-position",
     "A recurrent cell with a negative position in a blob",
-    site="llama-memory-recurrent.cpp:992",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     sound="refuses",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 12 tokens left",
+    patches=("0006",),
 )
 def negative_position(bench: Bench) -> Outcome:
-    """Twelve live tokens; restore their PARTIAL snapshot with its cell's position set to -7.
+    """Twelve live tokens; restore their PARTIAL state with the first cell's position set to -7.
 
-    Where that is accepted, remove the sequence and decode another prompt.
+    Where that is accepted, remove the sequence and decode another prompt. Of a hybrid the full state, too.
     """
     bench.need_recurrent()
-    context = bench.context().grown(12)
-    blob = bytearray(context.save(flags=PARTIAL))
-    struct.pack_into("<i", blob, _HEADER + 4, -7)
-    if not context.load(bytes(blob), flags=PARTIAL):
-        return _after_failure(context, 12, False)
-    context.rm(0, -1, -1)
-    if context.feed(0, 12, text=1):
-        return went_on(None, "the restore returned success")
-    return went_on(context.goes_on(12, text=1), "the restore returned success")
+
+    def offered(flags: int, place: int) -> Outcome:
+        context = bench.context().grown(12)
+        blob = bytearray(context.save(flags=flags))
+        struct.pack_into("<i", blob, place, -7)
+        if not context.load(bytes(blob), flags=flags):
+            return _after_failure(context, 12, False)
+        context.rm(0, -1, -1)
+        status = context.feed(0, 12, text=1)
+        return went_on(status or context.goes_on(12, text=1), "the restore returned success")
+
+    # a hybrid's attention comes first, and a number of streams before it
+    hybrid = lib.llama_model_is_hybrid(bench.model)
+    blobs = ((PARTIAL, _HEADER + 4), (FULL, _HEADER + 8))[: 1 + hybrid]
+    return all_sound(offered(*blob) for blob in blobs)
 
 
 @probe(
     "damaged-length",
     "A damaged length in a whole-context state",
-    site="llama-io.cpp:12",
+    site="llama-io.cpp: llama_io_read_i::read_string",
     sound="refuses without allocating what the length says",
     stock=Verdict.WRONG,
+    patched=Verdict.REFUSED,
+    says="the restore returned 0, 12 tokens left",
+    patches=("0006",),
 )
 def damaged_length(bench: Bench) -> Outcome:
     """Twelve live tokens; restore 68 bytes whose first length says 256 MiB, then 4 GiB with 1 GiB left."""
@@ -198,24 +311,54 @@ def damaged_length(bench: Bench) -> Outcome:
     return _after_failure(context, 12, read)
 
 
+def _emptied(bench: Bench, shape: dict[str, Any]) -> Outcome:
+    """Restore an empty sequence's state over one of two; decode another prompt in it; go on with both."""
+    context = bench.context(**shape)
+    nothing = context.save(1)
+    context.grown(12).grown(12, 1, text=1)
+    if not context.load(nothing):
+        return _after_failure(context, 12, False)
+    said = f"the restore returned success, the sequence ends at position {context.last()}"
+    if context.last() >= 0:
+        return wrong(said)
+    status = context.feed(0, 12, text=2)
+    return all_sound(
+        went_on(gap, said) for gap in (status or context.goes_on(12, text=2), context.goes_on(12, 1, text=1))
+    )
+
+
 @probe(
     "empty-state",
     "The state of an empty sequence restored over a live one",
-    site="llama-kv-cache.cpp:2179",
-    sound="leaves the sequence empty",
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
+    sound="leaves that sequence empty, and others as they are",
     stock=Verdict.WRONG,
-    model=Model("llama"),
+    patched=Verdict.EXACT,
+    says="the restore returned success, the sequence ends at position -1",
+    patches=("0027",),
+    model=LLAMA,
+    also=on(Verdict.WRONG, *_EMPTIED),
 )
 def empty_state(bench: Bench) -> Outcome:
-    """Twelve live tokens; restore the full state of an empty sequence; decode another prompt of twelve."""
-    context = bench.context(**_SHARED).grown(12)
-    if not context.load(context.save(1)):
-        return _after_failure(context, 12, False)
-    if context.feed(0, 12, text=1):
-        held = context.last() + 1
-        said = f"the restore returned success, the next prompt was refused, {held} tokens are left"
-        return Outcome(Verdict.WRONG if held else Verdict.REFUSED, said)
-    return went_on(context.goes_on(12, text=1), "the restore returned success")
+    """Two sequences, unified; restore an empty one's state over the first; go on with both."""
+    return _emptied(bench, _SHARED)
+
+
+@probe(
+    "empty-state-stream",
+    "The state of an empty sequence restored, with a stream per sequence",
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
+    sound="leaves that sequence empty, and others as they are",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="the restore returned success, the sequence ends at position -1",
+    patches=("0027",),
+    model=LLAMA,
+    also=on(Verdict.WRONG, *_EMPTIED),
+)
+def empty_state_stream(bench: Bench) -> Outcome:
+    """Two sequences, not unified; restore an empty one's state over the first; go on with both."""
+    return _emptied(bench, _SPLIT)
 
 
 PROBES = (
@@ -225,9 +368,11 @@ PROBES = (
     failed_partial_next,
     failed_whole,
     without_attention,
+    state_lost,
     on_device_older,
     on_device_newest,
     negative_position,
     damaged_length,
     empty_state,
+    empty_state_stream,
 )

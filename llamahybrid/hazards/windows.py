@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from llamahybrid.hazards.bench import PARTIAL, Bench, Context, load_range, save_range
-from llamahybrid.hazards.probe import Model, Outcome, Verdict, probe, refused, went_on
+from llamahybrid.hazards.probe import (
+    GEMMA3,
+    Model,
+    Outcome,
+    Verdict,
+    all_sound,
+    on,
+    probe,
+    refused,
+    went_on,
+    wrong,
+)
 
-_SITE = "llama-kv-cache-iswa.cpp:113"
-_DECODE = "llama-kv-cache-iswa.cpp:159"
-_GEMMA3 = Model("gemma3", 16)
+_SITE = "llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_rm"
+_DECODE = "llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::init_batch"
+_GEMMA2 = Model("gemma2", 16)
 _SMALL = {"swa_full": False, "n_ubatch": 32}
 
 
@@ -30,11 +41,17 @@ def _cut(context: Context, to: int) -> Outcome:
     site=_SITE,
     sound="refuses: the window before the cut is gone",
     stock=Verdict.WRONG,
-    model=_GEMMA3,
+    patched=Verdict.REFUSED,
+    says="seq_rm to 100 of 400 tokens returned false",
+    patches=("0012",),
+    model=GEMMA3,
 )
 def behind(bench: Bench) -> Outcome:
-    """swa_full=False; 400 tokens in batches of 32; cut to 100; go on."""
-    return _cut(_grown(bench), 100)
+    """swa_full=False; 400 tokens in batches of 32; cut to 100, of all sequences and of the first; go on."""
+    context = _grown(bench)
+    if context.rm(-1, 100, -1):
+        return went_on(context.goes_on(100), "seq_rm of all to 100 of 400 tokens returned true")
+    return _cut(context, 100)
 
 
 @probe(
@@ -43,7 +60,10 @@ def behind(bench: Bench) -> Outcome:
     site=_SITE,
     sound="grants it, exactly (a hybrid: refuses)",
     stock=Verdict.EXACT,
-    model=_GEMMA3,
+    patched=Verdict.EXACT,
+    says="seq_rm to 398 of 400 tokens returned true",
+    model=GEMMA3,
+    also=on(Verdict.EXACT, _GEMMA2),
 )
 def inside(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 398; go on."""
@@ -56,7 +76,10 @@ def inside(bench: Bench) -> Outcome:
     site=_SITE,
     sound="exact",
     stock=Verdict.EXACT,
-    model=_GEMMA3,
+    patched=Verdict.EXACT,
+    says="snapshot and cut were granted",
+    model=GEMMA3,
+    also=on(Verdict.EXACT, _GEMMA2),
 )
 def restored(bench: Bench) -> Outcome:
     """Snapshot at 100 tokens, grow to 400, restore the snapshot, cut at 100, go on."""
@@ -85,7 +108,10 @@ def _window_onto(bench: Bench, held: int) -> Outcome:
     site=_DECODE,
     sound="refuses to decode: the layers without a window have nothing",
     stock=Verdict.WRONG,
-    model=_GEMMA3,
+    patched=Verdict.REFUSED,
+    says="the snapshot was restored beside 0 tokens of attention; the next decode returned -2",
+    patches=("0025",),
+    model=GEMMA3,
 )
 def without_attention(bench: Bench) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100."""
@@ -98,7 +124,10 @@ def without_attention(bench: Bench) -> Outcome:
     site=_DECODE,
     sound="refuses to decode: the layers without a window lack tokens",
     stock=Verdict.WRONG,
-    model=_GEMMA3,
+    patched=Verdict.REFUSED,
+    says="the snapshot was restored beside 50 tokens of attention; the next decode returned -2",
+    patches=("0025",),
+    model=GEMMA3,
 )
 def ahead_of_attention(bench: Bench) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens where 50 are live; go on at 100."""
@@ -111,60 +140,88 @@ def ahead_of_attention(bench: Bench) -> Outcome:
     site=_DECODE,
     sound="refuses to decode until the window is restored, then exact",
     stock=Verdict.NOT_APPLICABLE,
-    model=_GEMMA3,
+    patched=Verdict.EXACT,
+    says="the range was restored, decodes returned [-2, -2] before its window was; removed, it starts again",
+    patches=(
+        "0015",
+        "0025",
+    ),
+    model=GEMMA3,
+    also=on(Verdict.NOT_APPLICABLE, _GEMMA2),
 )
 def range_without_window(bench: Bench) -> Outcome:
-    """swa_full=False; restore the range [0, 100) into an empty context; go on at 100, or start at 0.
+    """swa_full=False; restore the range [0, 100) into an empty context; go on at 100; start at 0.
 
-    Where both are refused, restore the PARTIAL snapshot of 100 tokens and go on.
+    Where both are refused, restore the PARTIAL snapshot of 100 tokens and go on; remove all and start again.
     """
     bench.need_window()
     donor = bench.context(**_SMALL).grown(100, chunk=32)
     part, snapshot = save_range(donor, 0, 100), donor.save(flags=PARTIAL)
-    for begin in (100, 0):
-        context = bench.context(**_SMALL)
-        if not load_range(context, part, 0, 100):
-            return Outcome(Verdict.REFUSED, "the range was refused")
-        if not context.feed(begin, begin + 8, text=0 if begin else 1):
-            return went_on(context.goes_on(begin + 8, text=0 if begin else 1), "the range was restored")
+    context = bench.context(**_SMALL)
+    if not load_range(context, part, 0, 100):
+        return Outcome(Verdict.REFUSED, "the range was refused")
+    statuses = []
+    for begin, text in ((100, 0), (0, 1)):
+        statuses.append(context.feed(begin, begin + 8, text=text))
+        if not statuses[-1]:
+            return went_on(context.goes_on(begin + 8, text=text), "the range was restored")
+    said = f"the range was restored, decodes returned {statuses} before its window was"
     if not context.load(snapshot, flags=PARTIAL):
-        return Outcome(Verdict.WRONG, "the window of the range was refused")
-    return went_on(context.goes_on(100), "range and window were restored")
+        return wrong(f"{said}; the window of the range was refused")
+    restored = went_on(context.goes_on(100), said)
+    context.rm(0, -1, -1)
+    again = context.feed(0, 8, text=1) or context.goes_on(8, text=1)
+    return all_sound((restored, went_on(again, f"{said}; removed, it starts again")))
 
 
 @probe(
     "copy-behind-window",
     "A copy that ends behind the sliding window",
-    site="llama-kv-cache-iswa.cpp:122",
+    site="llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_cp",
     sound="refuses to decode: the window before the copy's end is gone",
     stock=Verdict.WRONG,
-    model=_GEMMA3,
+    patched=Verdict.REFUSED,
+    says="both copies were refused, the original goes on",
+    patches=("0025",),
+    model=GEMMA3,
 )
 def copy_behind(bench: Bench) -> Outcome:
-    """swa_full=False; 400 tokens in batches of 32; copy their first 150 to another sequence; go on there.
+    """swa_full=False; 400 tokens in batches of 32; copy their first 100 to another sequence; go on there.
 
-    The window cache holds the last 256.
+    Then the same with 150; then go on with the original. The window cache holds the last 256.
     """
     bench.need_window()
     context = bench.context(**_SMALL, n_seq_max=2, kv_unified=True).grown(400, chunk=32)
-    context.cp(0, 1, 0, 150)
-    return went_on(context.goes_on(150, 1), "150 of 400 tokens were copied")
+
+    def copied(end: int) -> Outcome:
+        context.cp(0, 1, 0, end)
+        outcome = went_on(context.goes_on(end, 1), f"{end} of 400 tokens were copied")
+        context.rm(1, -1, -1)
+        return outcome
+
+    said = "both copies were refused, the original goes on"
+    outcome = all_sound(copied(end) for end in (100, 150))
+    return outcome if outcome.verdict is not Verdict.REFUSED else refused(context.goes_on(400), said)
 
 
 @probe(
     "empty-window-restored",
     "The PARTIAL state of an empty sequence restored over a window",
-    site="llama-kv-cache.cpp:2179",
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="drops the window: a cut is granted, and nothing is decoded before a snapshot is restored",
     stock=Verdict.WRONG,
-    model=_GEMMA3,
+    patched=Verdict.EXACT,
+    says="empty state and cut were granted, the decode returned -2 before the snapshot was restored",
+    patches=("0027",),
+    model=GEMMA3,
+    also=on(Verdict.WRONG, _GEMMA2, Model("deepseek4", 16)),
 )
 def empty_window(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens; restore an empty sequence's PARTIAL state, cut to 100, go on.
 
     Where that is refused, restore the PARTIAL snapshot of 100 tokens and go on.
     """
-    bench.need_window()
+    bench.need_attention()  # not a window: llama_model_n_swa is 0 for deepseek4
     context = bench.context(**_SMALL)
     nothing = context.save(flags=PARTIAL)
     context.grown(100, chunk=32)
@@ -173,12 +230,14 @@ def empty_window(bench: Bench) -> Outcome:
     if not context.load(nothing, flags=PARTIAL):
         return Outcome(Verdict.REFUSED, "the empty state was refused")
     if not context.rm(0, 100, -1):
-        return Outcome(Verdict.WRONG, "the empty state was restored, but the window is still there")
-    if gap := context.goes_on(100):
-        return went_on(gap, "the empty state was restored and the cut granted")
+        return wrong("the empty state was restored, but the window is still there")
+    found = context.goes_on(100)
+    if not isinstance(found, int):
+        return went_on(found, "the empty state was restored and the cut granted")
     if not context.load(snapshot, flags=PARTIAL):
-        return Outcome(Verdict.WRONG, "the snapshot was refused")
-    return went_on(context.goes_on(100), "empty state, cut and snapshot were granted")
+        return wrong("the snapshot was refused")
+    said = f"empty state and cut were granted, the decode returned {found} before the snapshot was restored"
+    return went_on(context.goes_on(100), said)
 
 
 PROBES = (

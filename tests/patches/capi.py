@@ -36,10 +36,6 @@ class Context(bench.Context):
         """As the hazard catalogue does, by default with a text of its own for each sequence."""
         return super().feed(begin, end, seq, text=seq if text is None else text, chunk=chunk)
 
-    def has_logits(self) -> bool:
-        """Whether the last decode left a last row to sample from."""
-        return bool(lib.llama_get_logits_ith(self.ctx, -1))
-
     def ends(self, seq: int = 0) -> tuple[int, int]:
         """First and last position the memory reports for `seq`."""
         return int(lib.llama_memory_seq_pos_min(self.memory, seq)), self.last(seq)

@@ -45,7 +45,7 @@ def grown_and_shrunk(path):
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "qwen35moe", "lfm2"])
-def test_a_chat_does_not_notice(run, tiny_model, arch):
+def test_a_resize_changes_no_logits_and_no_saved_bytes(run, tiny_model, arch):
     answer = run(grown_and_shrunk, tiny_model(arch))
     assert answer is not None, "no such function"
     apart, before, after, same_bytes = answer
@@ -149,7 +149,7 @@ def impossible(path):
 
 
 @pytest.mark.parametrize(("arch", "grows"), [("qwen35", True), ("mamba", False), ("llama", False)])
-def test_what_cannot_be_is_refused(run, tiny_model, arch, grows):
+def test_impossible_sizes_are_refused(run, tiny_model, arch, grows):
     answer = run(impossible, tiny_model(arch))
     assert answer is not None, "no such function"
     refused, grown, off = answer

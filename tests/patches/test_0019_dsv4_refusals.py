@@ -207,21 +207,21 @@ def test_a_cut_to_a_plane_of_this_history_is_exact(run_both, tiny_model, probe):
     assert run_both(probe, tiny_model("deepseek4")) < EXACT
 
 
-def test_a_copy_that_waits_leaves_nothing_behind(run_both, tiny_model):
+def test_a_removed_copy_that_was_pending_leaves_nothing_behind(run_both, tiny_model):
     assert run_both(copy_dropped, tiny_model("deepseek4")) < EXACT
 
 
-def test_a_cut_that_waits_outlives_a_stop(run_both, tiny_model):
+def test_a_pending_rollback_outlives_a_stop(run_both, tiny_model):
     off = run_both(cut_then_stopped, tiny_model("deepseek4"))
     assert off < EXACT
 
 
-def test_a_copy_continues_from_the_cut_that_waits(run, tiny_model):
+def test_a_copy_continues_from_the_pending_rollback(run, tiny_model):
     assert run(copy_while_a_cut_waits, tiny_model("deepseek4")) < EXACT
 
 
 @pytest.mark.parametrize("probe", [moved, copy_in_a_ring])
-def test_a_copy_that_waits_gets_what_was_there(run, tiny_model, probe):
+def test_a_pending_copy_gets_what_was_there(run, tiny_model, probe):
     assert max(run(probe, tiny_model("deepseek4"))) < EXACT
 
 
@@ -232,7 +232,7 @@ def test_a_copy_of_a_part_changes_nothing(run, tiny_model):
 
 
 @pytest.mark.parametrize("probe", [far_of_one, far_of_two])
-def test_a_sequence_that_cannot_be_is_refused(run, tiny_model, probe):
+def test_a_sequence_out_of_range_is_refused(run, tiny_model, probe):
     said, off = run(probe, tiny_model("deepseek4"))
     assert said == [0, False, False, 0, -1]
     assert off < EXACT

@@ -1,0 +1,148 @@
+"""Numbers that are none (NaN): where they stay when the sequence that had them is gone."""
+
+from __future__ import annotations
+
+import numpy as np
+from llama_cpp import llama_cpp as lib
+
+from llamahybrid.hazards.bench import PARTIAL, Bench, Context
+from llamahybrid.hazards.probe import LLAMA, NotApplicable, Outcome, Verdict, on, probe, went_on
+
+
+def _poisoned(bench: Bench, flash: int = 1) -> Context:
+    """A context whose recurrent row was made NaN through a snapshot, and whose logits show it."""
+    bench.need_recurrent()
+    context = bench.context(flash_attn_type=flash).grown(12)
+    snapshot = bytearray(context.save(flags=PARTIAL))
+    snapshot[-4000:] = np.full(1000, np.nan, np.float32).tobytes()
+    if not context.load(bytes(snapshot), flags=PARTIAL):
+        raise NotApplicable("the library refuses a state that holds NaN")
+    context.feed(12, 13)
+    if np.isfinite(context.logits()).all():
+        raise NotApplicable("NaN in the last rows of the state does not reach the logits")
+    return context
+
+
+_NAN = "llama-graph.cpp: llm_graph_context::build_rs"
+
+
+@probe(
+    "nan-after-removal",
+    "NaN in a recurrent row after seq_rm",
+    site=_NAN,
+    sound="starts the next prompt clean",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="seq_rm returned true",
+    patches=("0004",),
+    also=on(Verdict.WRONG, "mamba"),
+)
+def nan_after_removal(bench: Bench) -> Outcome:
+    """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on."""
+    context = _poisoned(bench)
+    if not context.rm(0, -1, -1):
+        return Outcome(Verdict.REFUSED, "seq_rm returned false")
+    context.feed(0, 12)
+    return went_on(context.goes_on(12), "seq_rm returned true")
+
+
+@probe(
+    "nan-after-clear",
+    "NaN in a recurrent row after clear without data",
+    site=_NAN,
+    sound="starts the next prompt clean",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="cleared",
+    patches=("0004",),
+    also=on(Verdict.WRONG, "mamba"),
+)
+def nan_after_clear(bench: Bench) -> Outcome:
+    """Poison the state with NaN, llama_memory_clear(false), decode a fresh prompt of twelve and go on."""
+    context = _poisoned(bench)
+    lib.llama_memory_clear(context.memory, False)
+    context.feed(0, 12)
+    return went_on(context.goes_on(12), "cleared")
+
+
+@probe(
+    "nan-after-clear-data",
+    "NaN in a recurrent row after clear with data (control)",
+    site=_NAN,
+    sound="starts the next prompt clean",
+    stock=Verdict.EXACT,
+    patched=Verdict.EXACT,
+    says="cleared with data",
+)
+def nan_after_clear_data(bench: Bench) -> Outcome:
+    """Poison the state with NaN, llama_memory_clear(true), decode a fresh prompt of twelve and go on."""
+    context = _poisoned(bench)
+    lib.llama_memory_clear(context.memory, True)
+    context.feed(0, 12)
+    return went_on(context.goes_on(12), "cleared with data")
+
+
+def _poisoned_attention(bench: Bench) -> Context:
+    """A context without flash attention in whose attention KV a computation left NaN.
+
+    By way of the recurrent state; where there is none, NaN lies in the last values of a restored state.
+    """
+    if not lib.llama_model_is_recurrent(bench.model) and not lib.llama_model_is_hybrid(bench.model):
+        context = bench.context().grown(12)
+        state = context.save()
+        if not context.load(state[:-64] + b"\xff" * 64):
+            raise NotApplicable("the library refuses a state that holds NaN")
+        context.feed(12, 13)
+        if np.isfinite(context.logits()).all():
+            raise NotApplicable("NaN in the last values of the state does not reach the logits")
+        return context
+    bench.need_attention()
+    return _poisoned(bench, flash=0)
+
+
+@probe(
+    "nan-in-attention",
+    "NaN in attention KV after seq_rm",
+    site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv",
+    sound="starts the next prompt clean",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="seq_rm returned true",
+    patches=("0028",),
+    also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
+)
+def nan_in_attention(bench: Bench) -> Outcome:
+    """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on."""
+    context = _poisoned_attention(bench)
+    if not context.rm(0, -1, -1):
+        return Outcome(Verdict.REFUSED, "seq_rm returned false")
+    context.feed(0, 8, text=1)
+    return went_on(context.goes_on(8, text=1), "seq_rm returned true")
+
+
+@probe(
+    "nan-in-attention-cleared",
+    "NaN in attention KV after clear without data",
+    site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv",
+    sound="starts the next prompt clean",
+    stock=Verdict.WRONG,
+    patched=Verdict.EXACT,
+    says="cleared",
+    patches=("0028",),
+    also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
+)
+def nan_in_attention_cleared(bench: Bench) -> Outcome:
+    """No flash attention; decode a token on poisoned state, clear without data, another prompt; go on."""
+    context = _poisoned_attention(bench)
+    lib.llama_memory_clear(context.memory, False)
+    context.feed(0, 8, text=1)
+    return went_on(context.goes_on(8, text=1), "cleared")
+
+
+PROBES = (
+    nan_after_removal,
+    nan_after_clear,
+    nan_after_clear_data,
+    nan_in_attention,
+    nan_in_attention_cleared,
+)
