@@ -110,7 +110,10 @@ class NativeContext:
         return None if call is None else int(call.result)
 
     def set_stop(self, stop: Stop) -> bool:
-        """Let `stop` end decodes from inside; False where the library cannot."""
+        """Let `stop`, while it is armed, end decodes from inside; False where the library cannot.
+
+        Once, before anybody else sets an abort callback of their own: theirs then counts.
+        """
         return library().set_stop(self._pointer, stop)
 
     def synchronize(self) -> None:

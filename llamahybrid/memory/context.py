@@ -42,8 +42,9 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         if adapters == self.adapters:
             return
         self.adapters = adapters
-        if self.live is not None and self.live.computation is not None:
-            self.live.computed_by(replace(self.live.computation, adapters=adapters))
+        identity = None if self.live is None else self.live.identity
+        if identity is not None and identity.computation is not None:
+            identity.computed_by(replace(identity.computation, adapters=adapters))
 
     def decode(self, batch: Any) -> None:
         """Decode a batch; raises DecodeError with the library's result when it is not 0."""
@@ -78,17 +79,17 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         if 0 <= p1 < live.n:
             removed = live.profile.cuttable and bool(super().kv_cache_seq_rm(seq_id, p0, p1))
             if removed:
-                live.distrust()
+                live.invalidate()
             return removed
         return live.cut(start)
 
     def kv_cache_seq_cp(self, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> None:
         """Copy a sequence; one that lands on the live sequence makes it unknown."""
         if self.live is not None and seq_id_src == 0:
-            self.live.settle()
+            self.live.release_planes()
         super().kv_cache_seq_cp(seq_id_src, seq_id_dst, p0, p1)
         if self.live is not None and seq_id_dst == 0:
-            self.live.distrust()
+            self.live.invalidate()
 
     def kv_cache_seq_keep(self, seq_id: int) -> None:
         """Drop every sequence but one."""
@@ -100,7 +101,7 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         """Shift positions: what is at which position is no longer what was believed."""
         super().kv_cache_seq_shift(seq_id, p0, p1, shift)
         if self.live is not None and seq_id <= 0:
-            self.live.distrust()
+            self.live.invalidate()
 
     def reset_timings(self) -> None:
         """Reset the library's counters, which we compare to notice decodes by others."""

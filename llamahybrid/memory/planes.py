@@ -26,7 +26,7 @@ class Planes:
         """How many tokens a cut may take back now."""
         self.pending = False
         """A rollback was asked for and no token decoded since: the current state still lies in its plane."""
-        self.held = False
+        self.in_use = False
         """A draft waits for its verdict and may need them: they are not given back now."""
         self._base = self.count
         self._base_bytes = 0
@@ -46,12 +46,12 @@ class Planes:
         self.reach = min(tokens - 1, self.count)
         self.pending = False
 
-    def used(self) -> None:
+    def rolled_back(self) -> None:
         """A cut went back by a plane."""
         self.reach = 0
         self.pending = True
 
-    def void(self) -> None:
+    def invalidate(self) -> None:
         """The state came from elsewhere, or was copied: only the current plane is true."""
         self.reach = 0
         self.pending = False
@@ -64,12 +64,12 @@ class Planes:
             self._base_bytes = self._native.memory_bytes()
         return self.resizable and self._resize(count)
 
-    def shed(self) -> None:
+    def shrink(self) -> None:
         """Give back what `grow` took, and see that memory returned; not while a draft is pending.
 
         A pending rollback is carried out by the library on the way.
         """
-        if not self.grown or self.held:
+        if not self.grown or self.in_use:
             return
         self._resize(self._base)
         kept = self._native.memory_bytes() - self._base_bytes
