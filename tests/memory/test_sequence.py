@@ -374,12 +374,17 @@ def test_nothing_is_adopted_behind_junk(decoded_natively):
     assert not decoded_natively.adopt_native(len(PROMPT) + 2)
 
 
-def test_an_images_fewer_positions_go_with_the_image(llm, live):
-    """A snapshot from before an image is sound, whatever positions the image took."""
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_images_fewer_positions_go_with_the_image(llm, live, whole):
+    """A state from before an image is sound, whatever positions the image took."""
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    state = llm.save_state()
     batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(5), 1)
     assert llama_cpp.llama_decode(llm.ctx, batch) == 0
     assert live.adopt_native(len(PROMPT) + 3), "counted for three tokens, one position taken"
     assert live.fault() is None
-    assert live.restore(record, ids(PROMPT)) is None
-    assert live.holds(ids(PROMPT))
+    if whole:
+        llm.load_state(state)
+    else:
+        assert live.restore(record, ids(PROMPT)) is None
+    assert live.state.holds(ids(PROMPT))
