@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaContext
 
+from llamahybrid import upstream
 from llamahybrid.capi.shim import Call, library
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.adapters import Adapters
 
 if TYPE_CHECKING:
     from llamahybrid.memory.sequence import LiveSequence
+
+upstream.require()  # once: `llamahybrid.llama` imports this module, and the class below leans on most of it
 
 
 class GuardedContext(LlamaContext):  # type: ignore[misc]
@@ -66,8 +69,8 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove [p0, p1) of a sequence; False, with nothing changed, where that cannot be exact.
 
-        Stock says yes to cuts behind a sliding window and to holes in hybrid memory, and is wrong
-        afterwards (src/llama-kv-cache-iswa.cpp, src/llama-memory-hybrid.cpp). A hole in plain attention is
+        Stock says yes to cuts behind a sliding window and to holes in hybrid memory, and is wrong afterwards
+        (seq_rm of src/llama-kv-cache-iswa.cpp and src/llama-memory-hybrid.cpp). A hole in plain attention is
         right (context shifting), but what lies where is then no longer known.
         """
         live = self.live
