@@ -1,4 +1,4 @@
-"""Attention KV of a range: the layout is learnt from one payload; every byte comes through a cut and a join."""
+"""Attention KV of a range: its layout is learnt from a payload; every byte survives a cut and a join."""
 
 from __future__ import annotations
 

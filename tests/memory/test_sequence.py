@@ -388,3 +388,14 @@ def test_an_images_fewer_positions_go_with_the_image(llm, live, whole):
     else:
         assert live.restore(record, ids(PROMPT)) is None
     assert live.state.holds(ids(PROMPT))
+
+
+@pytest.mark.parametrize("row_follows", [False, True])
+def test_an_output_row_proves_only_states_that_it_came_from(llm, live, row_follows):
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    llm.eval([3, 4])
+    assert live.restore(record, ids(PROMPT), row_follows=row_follows) is None
+    assert live.row.proves_finite() is row_follows
+    assert live.restore(record, ids(PROMPT), row_follows=False) is None
+    assert live.restore(record, ids(PROMPT), row_follows=True) is None
+    assert not live.row.proves_finite(), "one that proved nothing before proves nothing now"
