@@ -34,8 +34,8 @@ def open_restorable(
     tokens: Tokens,
     segments: Sequence[Segment],
     kept: int,
-    *,
     live: Tokens,
+    *,
     fingerprint: bytes,
     profile: MemoryProfile,
 ) -> Restorable:

@@ -296,9 +296,7 @@ class LiveSequence:
         if not removed:
             self.native.clear()
             state.ids[:] = 0
-        state.n = 0
-        state.lag = 0
-        state.extra_bytes = 0
+        state.n = state.lag = state.extra_bytes = 0
         state.needs_zeroing = False
         state.grown = True
         self.planes.invalidate()
@@ -369,16 +367,14 @@ class LiveSequence:
         Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens.
         `row_follows`: the output row that is there was computed from that state on.
         The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
-        sequence is invalid, the old tokens least of all valid: whatever leaves here early, a fault or an
-        interrupt, leaves it so, and it must be emptied.
+        sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
 
         Raises SnapshotError, with nothing changed, when the record or a segment may not be used here.
         """
         state, identity, profile = self.state, self.identity, self.profile
         named, covers = identity.fingerprint, row_follows and state.row_covers_tip
-        saved = open_restorable(
-            record, tokens, segments, kept, live=state.tokens, fingerprint=named, profile=profile
-        )
+        there = state.tokens
+        saved = open_restorable(record, tokens, segments, kept, there, fingerprint=named, profile=profile)
         self.release_planes()
         self.invalidate()
         if saved.attention:
@@ -400,9 +396,9 @@ class LiveSequence:
             fault = "another thread has changed what computes"
         if fault:
             self.invalidate()
-        else:
-            state.row_covers_tip = covers
-        return fault
+            return fault
+        state.row_covers_tip = covers
+        return None
 
     # -- names of before; taken out by the renames ---------------------------------------------------
 

@@ -59,11 +59,11 @@ class ModelDraft(PacedDraft):
         """Make the sequence `ids`, with the logits of its end."""
         keeper, live = self._keeper, self._keeper.live
         keeper.check()
-        if live.state.tip_logits and live.state.holds(ids):
+        if live.tip_logits and live.holds(ids):
             return
         known = min(common_prefix(live.tokens, ids), len(ids) - 1)
         turn = None
-        if live.state.is_invalid or (known < live.n and self._undo.go_back(known) is None):
+        if live.is_junk or (known < live.n and self._undo.go_back(known) is None):
             self._undo.drop()
             turn = keeper.begin(ids)
         for _ in keeper.decode(turn, ids[live.n :], "last") if live.n < len(ids) else ():
@@ -78,7 +78,7 @@ class ModelDraft(PacedDraft):
         live, vocabulary = self._keeper.live, self.llm._model.vocab
         guess: list[int] = []
         while True:
-            logits = live.row.logits()
+            logits = live.logits()
             assert logits is not None
             token = int(logits.argmax())
             guess.append(token)
