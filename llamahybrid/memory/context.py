@@ -1,7 +1,7 @@
 """The guarded LlamaContext that upstream code holds as `_ctx`.
 
 Upstream and chat handlers change context memory through this object; each change is passed on to the
-live sequence, so that what is believed follows what was done, and what cannot be done exactly says so.
+live sequence, so that its state follows what was done, and what cannot be done exactly is refused.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
             self.live.empty()
 
     def kv_cache_seq_shift(self, seq_id: int, p0: int, p1: int, shift: int) -> None:
-        """Shift positions: what is at which position is no longer what was believed."""
+        """Shift positions: what is at which position is no longer known."""
         super().kv_cache_seq_shift(seq_id, p0, p1, shift)
         if self.live is not None and seq_id <= 0:
             self.live.invalidate()

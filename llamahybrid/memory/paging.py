@@ -265,7 +265,7 @@ def _range(what: str) -> Any:
     return function
 
 
-_STATE_HEAD = 8  # magic and sequence id, in front of every sequence state (src/llama-context.cpp:3213)
+_STATE_HEAD = 8  # magic and sequence id, in front of every state (src/llama-context.cpp, state_seq_get_data)
 _SCRATCH_HEAD = _STATE_HEAD + 8  # and the numbers of streams and cells
 _RANGE_HEAD = 8  # magic and the number of cells
 

@@ -1,9 +1,9 @@
-"""Rollback planes: states of the last tokens that a recurrent memory keeps, and which of them are true.
+"""Rollback planes: states of the last tokens that a recurrent memory keeps, and which of them are valid.
 
 A context made with `n_rs_seq` = K keeps, for each sequence, the state behind each of its last K + 1 tokens,
 so that up to K of them can be taken back by a cut. A batch of T tokens writes min(T, K + 1) planes and leaves
 older ones as they are, of another history by then; the stock library grants a rollback to those all the same
-(src/llama-memory-recurrent.cpp:194). So the ledger here decides, never the library's yes.
+(src/llama-memory-recurrent.cpp, seq_rm). So `Planes` counts which are valid, and its count decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Planes:
         self.pending = False
         """A rollback was asked for and no token decoded since: the current state still lies in its plane."""
         self.in_use = False
-        """A draft waits for its verdict and may need them: they are not given back now."""
+        """A draft is decoded and not yet accepted or rejected: its planes are not given back now."""
         self._base = self.count
         self._base_bytes = 0
 
@@ -52,7 +52,7 @@ class Planes:
         self.pending = True
 
     def invalidate(self) -> None:
-        """The state came from elsewhere, or was copied: only the current plane is true."""
+        """The state came from elsewhere, or was copied: only the current plane is valid."""
         self.reach = 0
         self.pending = False
 

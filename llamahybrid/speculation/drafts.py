@@ -113,7 +113,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         """Of the running request."""
         self._live = live
         self._n_batch = n_batch
-        self._most_planes = n_ubatch - 2  # the library wants n_ubatch > n_rs_seq + 1
+        self._most_planes = n_ubatch - 2  # the library requires n_ubatch > n_rs_seq + 1
         self._start = self._known = self._pending = 0
         self._longest = self._checkpoints = 0
         self._guess = NOTHING
@@ -202,7 +202,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         live = self._live
         if live.profile.cuttable:
             return live.capacity
-        if live.state.opaque:  # no snapshot vouches for content that was decoded natively
+        if live.state.opaque:  # content that was decoded natively is never in a snapshot
             return 0
         return live.capacity if live.profile.linear else live.planes.count
 
