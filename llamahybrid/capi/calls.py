@@ -2,7 +2,7 @@
 
 Everything is checked by the caller (`LiveSequence`); here are just typed calls without Python loops. Some
 arguments end the process or are misread, and none of the calls passes them: sequence -1, ids out of range
-(asserted in seq_rm of src/llama-memory-recurrent.cpp and seq_pos_max of src/llama-kv-cache.cpp), empty batches.
+(asserted in src/llama-memory-recurrent.cpp, seq_rm, and src/llama-kv-cache.cpp, seq_pos_max), empty batches.
 """
 
 from __future__ import annotations
