@@ -45,7 +45,7 @@ class LiveSequence:
         self.capacity = capacity
         self.n_vocab = n_vocab
         self.state = SequenceState.empty(capacity)
-        """What memory is taken to hold. To be read; changed here alone."""
+        """What memory is taken to hold; to others, to be read."""
         self.identity = Identity(fingerprint, self.state, profile.pager)
         self.native = NativeContext(ctx)
         self.row = OutputRow(self.native, self.state, n_vocab)
