@@ -1,8 +1,8 @@
 """NativeContext: the few native calls that read or change one context's memory, sequence 0 only.
 
-Everything is checked by the caller (`LiveSequence`); here are no beliefs, just typed calls without
-Python loops. Hazards that are avoided by construction (sequence -1, ids out of range, empty batches)
-are described in llama.cpp at src/llama-memory-recurrent.cpp:172 and src/llama-kv-cache.cpp:678.
+Everything is checked by the caller (`LiveSequence`); here are just typed calls without Python loops. Some
+arguments end the process or are misread, and none of the calls passes them: sequence -1, ids out of range
+(asserted in src/llama-memory-recurrent.cpp, seq_rm, and src/llama-kv-cache.cpp, seq_pos_max), empty batches.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ class NativeContext:
         return None if call is None else int(call.result)
 
     def set_stop(self, stop: Stop) -> bool:
-        """Let `stop` end decodes from inside; False where the library cannot."""
+        """Let `stop`, while it is armed, end decodes from inside; False where the library cannot.
+
+        Once, before anybody else sets an abort callback of their own: theirs then counts.
+        """
         return library().set_stop(self._pointer, stop)
 
     def synchronize(self) -> None:
@@ -180,7 +183,8 @@ class NativeContext:
     def counters(self) -> tuple[float, ...]:
         """Tokens and milliseconds decoded by this context, in batches and singly, by the library's count.
 
-        Time is told too because each count reads max(1, n) (src/llama-context.cpp:3470).
+        Time is told too because each count reads max(1, n) (src/llama-context.cpp,
+        perf_get_data).
         """
         self.synchronize()
         data = llama_cpp.llama_perf_context(self._pointer)

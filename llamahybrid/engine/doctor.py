@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamahybrid import upstream
 from llamahybrid.capi import shim as native
 from llamahybrid.engine import activation, backends, choice, installed, loading, sdist, symbols
 from llamahybrid.engine.choice import Site
@@ -54,6 +55,7 @@ def examine() -> list[Finding]:
         _mtmd(folder),
         _built(engine, site),
         _functions(library.optional),
+        *_names(),
         _shim(),
         *_backends(folder, loaded=True),
     ]
@@ -145,6 +147,15 @@ def _built(loaded: Engine | None, site: Site) -> Finding:
 def _functions(names: tuple[str, ...] | frozenset[str]) -> Finding:
     shown = (f"{name}: {'yes' if name in names else 'no'}" for name in native.OPTIONAL)
     return Finding("optional functions", ", ".join(shown))
+
+
+def _names() -> list[Finding]:
+    """What llamahybrid leans on in llama_cpp beyond its documented interface."""
+    found = upstream.differences()
+    if not found:
+        return [Finding("private names", f"all {len(upstream.NEEDS)} as llamahybrid knows them")]
+    advice = f"install llama-cpp-python {sdist.PIN.version}, or a newer llamahybrid"
+    return [Finding("private names", str(difference), advice) for difference in found]
 
 
 def _shim() -> Finding:

@@ -1,7 +1,7 @@
 """The guarded LlamaContext that upstream code holds as `_ctx`.
 
 Upstream and chat handlers change context memory through this object; each change is passed on to the
-live sequence, so that what is believed follows what was done, and what cannot be done exactly says so.
+live sequence, so that its state follows what was done, and what cannot be done exactly is refused.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaContext
 
+from llamahybrid import upstream
 from llamahybrid.capi.shim import Call, library
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.adapters import Adapters
 
 if TYPE_CHECKING:
     from llamahybrid.memory.sequence import LiveSequence
+
+upstream.require()  # once: `llamahybrid.llama` imports this module, and the class below leans on most of it
 
 
 class GuardedContext(LlamaContext):  # type: ignore[misc]
@@ -42,8 +45,9 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         if adapters == self.adapters:
             return
         self.adapters = adapters
-        if self.live is not None and self.live.computation is not None:
-            self.live.computed_by(replace(self.live.computation, adapters=adapters))
+        identity = None if self.live is None else self.live.identity
+        if identity is not None and identity.computation is not None:
+            identity.computed_by(replace(identity.computation, adapters=adapters))
 
     def decode(self, batch: Any) -> None:
         """Decode a batch; raises DecodeError with the library's result when it is not 0."""
@@ -65,8 +69,8 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove [p0, p1) of a sequence; False, with nothing changed, where that cannot be exact.
 
-        Stock says yes to cuts behind a sliding window and to holes in hybrid memory, and is wrong
-        afterwards (src/llama-kv-cache-iswa.cpp, src/llama-memory-hybrid.cpp). A hole in plain attention is
+        Stock says yes to cuts behind a sliding window and to holes in hybrid memory, and is wrong afterwards
+        (seq_rm of src/llama-kv-cache-iswa.cpp and src/llama-memory-hybrid.cpp). A hole in plain attention is
         right (context shifting), but what lies where is then no longer known.
         """
         live = self.live
@@ -78,17 +82,17 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         if 0 <= p1 < live.n:
             removed = live.profile.cuttable and bool(super().kv_cache_seq_rm(seq_id, p0, p1))
             if removed:
-                live.distrust()
+                live.invalidate()
             return removed
         return live.cut(start)
 
     def kv_cache_seq_cp(self, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> None:
         """Copy a sequence; one that lands on the live sequence makes it unknown."""
         if self.live is not None and seq_id_src == 0:
-            self.live.settle()
+            self.live.release_planes()
         super().kv_cache_seq_cp(seq_id_src, seq_id_dst, p0, p1)
         if self.live is not None and seq_id_dst == 0:
-            self.live.distrust()
+            self.live.invalidate()
 
     def kv_cache_seq_keep(self, seq_id: int) -> None:
         """Drop every sequence but one."""
@@ -97,10 +101,10 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
             self.live.empty()
 
     def kv_cache_seq_shift(self, seq_id: int, p0: int, p1: int, shift: int) -> None:
-        """Shift positions: what is at which position is no longer what was believed."""
+        """Shift positions: what is at which position is no longer known."""
         super().kv_cache_seq_shift(seq_id, p0, p1, shift)
         if self.live is not None and seq_id <= 0:
-            self.live.distrust()
+            self.live.invalidate()
 
     def reset_timings(self) -> None:
         """Reset the library's counters, which we compare to notice decodes by others."""

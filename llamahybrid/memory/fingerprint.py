@@ -40,7 +40,7 @@ WITHOUT_EFFECT = frozenset(
 """Fields that change neither numbers nor the layout of states."""
 
 ENVIRONMENT = ("LLAMA_ATTN_ROT_DISABLE",)
-"""Variables by which llama.cpp computes other states (src/llama-kv-cache.cpp:315)."""
+"""Variables by which llama.cpp computes other states (src/llama-kv-cache.cpp, its constructor)."""
 
 
 def parameters(model: Any, context: Any) -> bytes:

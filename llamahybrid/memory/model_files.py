@@ -24,7 +24,7 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 def shards(path: str | os.PathLike[str]) -> list[Path]:
     """The files of a model: all of a split one, which llama.cpp finds by the first one's name
-    (src/llama-model-loader.cpp:82), as absolute paths."""
+    (src/llama-model-loader.cpp, llama_get_list_splits), as absolute paths."""
     first = str(Path(path).absolute())
     split = _SHARD.fullmatch(first)
     if split is None:

@@ -8,6 +8,7 @@ the PARTIAL state of an empty sequence. The patched library reads and writes ran
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from llamahybrid.prompt_cache.ram import new_buffer
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
+
+logger = logging.getLogger("llamahybrid")
 
 SCRATCH = 1
 
@@ -118,6 +121,7 @@ class Pager:
             layout = None if read is None else pager._layout_of(read[0], end - start)
             if layout is not None:
                 return kind(ctx, layout, nothing)
+        logger.info("attention of this context cannot be stored: the library writes it in no layout we know")
         return None
 
     def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
@@ -261,7 +265,7 @@ def _range(what: str) -> Any:
     return function
 
 
-_STATE_HEAD = 8  # magic and sequence id, in front of every sequence state (src/llama-context.cpp:3213)
+_STATE_HEAD = 8  # magic and sequence id, in front of every state (src/llama-context.cpp, state_seq_get_data)
 _SCRATCH_HEAD = _STATE_HEAD + 8  # and the numbers of streams and cells
 _RANGE_HEAD = 8  # magic and the number of cells
 

@@ -1,9 +1,9 @@
-"""Rollback planes: states of the last tokens that a recurrent memory keeps, and which of them are true.
+"""Rollback planes: states of the last tokens that a recurrent memory keeps, and which of them are valid.
 
 A context made with `n_rs_seq` = K keeps, for each sequence, the state behind each of its last K + 1 tokens,
 so that up to K of them can be taken back by a cut. A batch of T tokens writes min(T, K + 1) planes and leaves
 older ones as they are, of another history by then; the stock library grants a rollback to those all the same
-(src/llama-memory-recurrent.cpp:194). So the ledger here decides, never the library's yes.
+(src/llama-memory-recurrent.cpp, seq_rm). So `Planes` counts which are valid, and its count decides.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Planes:
         """How many tokens a cut may take back now."""
         self.pending = False
         """A rollback was asked for and no token decoded since: the current state still lies in its plane."""
-        self.held = False
-        """A draft waits for its verdict and may need them: they are not given back now."""
+        self.in_use = False
+        """A draft is decoded and not yet accepted or rejected: its planes are not given back now."""
         self._base = self.count
         self._base_bytes = 0
 
@@ -46,13 +46,13 @@ class Planes:
         self.reach = min(tokens - 1, self.count)
         self.pending = False
 
-    def used(self) -> None:
+    def rolled_back(self) -> None:
         """A cut went back by a plane."""
         self.reach = 0
         self.pending = True
 
-    def void(self) -> None:
-        """The state came from elsewhere, or was copied: only the current plane is true."""
+    def invalidate(self) -> None:
+        """The state came from elsewhere, or was copied: only the current plane is valid."""
         self.reach = 0
         self.pending = False
 
@@ -64,12 +64,12 @@ class Planes:
             self._base_bytes = self._native.memory_bytes()
         return self.resizable and self._resize(count)
 
-    def shed(self) -> None:
+    def shrink(self) -> None:
         """Give back what `grow` took, and see that memory returned; not while a draft is pending.
 
         A pending rollback is carried out by the library on the way.
         """
-        if not self.grown or self.held:
+        if not self.grown or self.in_use:
             return
         self._resize(self._base)
         kept = self._native.memory_bytes() - self._base_bytes

@@ -71,6 +71,11 @@ class MemoryProfile:
         """A snapshot alone is not the whole state: full-attention KV must be live or stored too."""
         return self.partial_is_partial and self.attention_per_token > 0
 
+    @property
+    def keeps_chats(self) -> bool:
+        """A checkpoint taken here can serve after another conversation was live."""
+        return self.needs_checkpoints and (self.pager is not None or not self.needs_attention)
+
     def predicted_size(self, n: int) -> int:
         """Bytes of attention state that n >= 1 tokens must have (see the size rule)."""
         return self.attention_base + self.attention_per_token * n

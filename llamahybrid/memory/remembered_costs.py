@@ -22,7 +22,7 @@ from llamahybrid.prompt_cache.base import Costs
 VERSION = 2
 SECONDS = tuple(f.name for f in fields(Costs) if f.name.endswith("_seconds"))
 LONGEST = 3600.0
-"""Seconds beyond which no cost is believed."""
+"""Seconds beyond which no cost is taken for one."""
 
 
 class RememberedCosts:

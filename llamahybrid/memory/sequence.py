@@ -1,26 +1,133 @@
-"""LiveSequence: every change to what a context holds; after each the belief is checked against the memory."""
+"""LiveSequence: every change to what a context holds; after each its state is checked against the memory."""
 
+# ruff: noqa: D102  (names of before)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from llamahybrid.capi.calls import Outputs
+from llamahybrid.capi.calls import NativeContext, Outputs
 from llamahybrid.capi.shim import NOT_RUN, Stop
-from llamahybrid.errors import DecodeError, SnapshotError
-from llamahybrid.memory.paging import open_segment, seal_segment
-from llamahybrid.memory.snapshot import HEADER_BYTES, open_snapshot, seal
-from llamahybrid.memory.state import Belief, common_prefix, unknown_ids
-from llamahybrid.prompt_cache.base import Bytes, Logits, Plan, Segment, Tokens
+from llamahybrid.errors import DecodeError
+from llamahybrid.memory import verification
+from llamahybrid.memory.identity import Identity
+from llamahybrid.memory.output_row import OutputRow
+from llamahybrid.memory.paging import seal_segment
+from llamahybrid.memory.planes import Planes
+from llamahybrid.memory.profile import MemoryProfile
+from llamahybrid.memory.restore import apply_plan, open_restorable, recover
+from llamahybrid.memory.snapshot import HEADER_BYTES, seal
+from llamahybrid.memory.state import SequenceState, unknown_ids
+from llamahybrid.prompt_cache.base import Bytes, LiveView, Logits, Plan, Segment, Tokens
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+    from llamahybrid.memory.fingerprint import Computation
 
 UNCHANGED_BY_FAILURE = frozenset({1, -1})
 """Results of llama_decode that leave memory as it was: no slot found, invalid batch (include/llama.h)."""
 
 
-class LiveSequence(Belief):
+class LiveSequence:
     """Sequence 0 of one context: its tokens, and every operation on its memory."""
+
+    def __init__(
+        self, ctx: LlamaContext, profile: MemoryProfile, *, fingerprint: bytes, capacity: int, n_vocab: int
+    ) -> None:
+        """`fingerprint`: 16 bytes naming what stored state is valid for; `capacity`: tokens, n_ctx."""
+        self.profile = profile
+        """Its size rule may prove wrong: see `learn_size_rule`."""
+        self.capacity = capacity
+        self.n_vocab = n_vocab
+        self.state = SequenceState.empty(capacity)
+        """What memory is taken to hold; to others, to be read."""
+        self.identity = Identity(fingerprint, self.state, profile.pager)
+        self.native = NativeContext(ctx)
+        self.row = OutputRow(self.native, self.state, n_vocab)
+        self.planes = Planes(self.native)
+        self._counters = self.native.counters()
+
+    # -- what is there -------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        """Tokens in the sequence."""
+        return self.state.n
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids, shape (n,); negative where content is unknown. A view: copy to keep."""
+        return self.state.tokens
+
+    @property
+    def fingerprint(self) -> bytes:
+        """16 bytes naming what stored state is valid for."""
+        return self.identity.fingerprint
+
+    def view(self, reuse_limit: int | None = None) -> LiveView:
+        """The sequence as the prompt cache needs to know it (tokens are copied)."""
+        state, profile = self.state, self.profile
+        return LiveView(
+            namespace=self.identity.namespace,
+            tokens=state.tokens.copy(),
+            cut_floor=profile.cut_floor(state.n, self.native.positions()[0]),
+            needs_checkpoints=profile.needs_checkpoints,
+            needs_attention=profile.needs_attention,
+            tip_logits=state.tip_logits,
+            reuse_limit=reuse_limit,
+            split=self.identity.splitter,
+        )
+
+    # -- whether memory is as it should be -----------------------------------------------------------
+
+    def fault(self, *, deep: bool = True) -> str | None:
+        """Why memory is not what `state` says; None when it is. `deep`: see `memory_fault`."""
+        return verification.memory_fault(self.native, self.profile, self.state, deep=deep)
+
+    def learn_size_rule(self) -> bool:
+        """Look at the size rule after a prefill; False when memory is not what it should be.
+
+        Where the rule proves wrong for this memory, only the tip is reused from here on.
+        """
+        if self.fault() is None:
+            return True
+        if not verification.refutes_size_rule(self.native, self.profile, self.state):
+            return False
+        self.profile = replace(self.profile, linear=False)
+        return True
+
+    def touched_outside(self) -> bool:
+        """Someone decoded on this context, or reset its counters, since our last operation."""
+        return self.native.counters() != self._counters
+
+    def recount(self) -> None:
+        """Take the library's counters as they are now for ours."""
+        self._counters = self.native.counters()
+
+    def invalidate(self) -> None:
+        """Nothing that the context holds is known any more; the next alignment starts from zero."""
+        self.state.n = 0
+        self.invalidate_tip()
+
+    def require_zeroing(self) -> None:
+        """Buffers hold NaN, or what is to be forgotten: the next `empty` zeroes them.
+
+        Rows are otherwise cleared by a multiplication with 0, which NaN survives (src/llama-graph.cpp,
+        build_rs).
+        """
+        self.state.needs_zeroing = True
+        self.invalidate_tip()
+
+    def invalidate_tip(self) -> None:
+        """The state at the tip is not to be used: an operation did not finish, or was not ours."""
+        self.state.forget_row()
+        self.planes.invalidate()
+        self.state.invalidate_tip()
 
     # -- content that others put there ---------------------------------------------------------------
 
@@ -30,34 +137,38 @@ class LiveSequence(Belief):
         `n` counts positions, as chat handlers set `n_tokens` after an image (M-RoPE images take fewer
         positions than cells, so the size rule starts anew from what is measured).
         """
-        if self.is_junk or n > self.capacity:
+        state = self.state
+        if state.is_invalid or n > self.capacity:
             return False
-        if not self._n <= self._native.positions()[1] < n:
+        if not state.n <= self.native.positions()[1] < n:
             return False
-        for i in range(self._n, n):
-            self._ids[i] = next(unknown_ids)
-        self._lag = n - 1 - self._native.positions()[1]
-        self._n = n
-        self.planes.void()
-        self.vouched = False
-        self._grown = False
-        self._extra_bytes = self._attention_bytes() - self.profile.predicted_size(n)
-        self.tip_logits = False
+        for i in range(state.n, n):
+            state.ids[i] = next(unknown_ids)
+        state.lag = n - 1 - self.native.positions()[1]
+        state.n = n
+        self.planes.invalidate()
+        state.row_covers_tip = False
+        state.grown = False
+        state.extra_bytes = verification.extra_bytes(self.native, self.profile, n)
+        state.tip_logits = False
         self.recount()
         return True
 
     def adopt_tokens(self, ids: npt.NDArray[np.integer]) -> str | None:
-        """Believe `ids` after a whole state was loaded; the fault if memory does not bear it out.
+        """Take `ids` for what is live after a whole state was loaded; the fault if memory disagrees.
 
         Ids below zero stand for opaque content, whose cells are taken as they are.
         """
-        self._set(ids)
-        self.planes.void()
-        self._grown = False
-        self._extra_bytes = 0
-        if self.opaque:
-            self._extra_bytes = self._attention_bytes() - self.profile.predicted_size(self._n)
-        self.tip_logits = False
+        state = self.state
+        state.replace_tokens(ids)
+        self.planes.invalidate()
+        state.grown = False
+        state.extra_bytes = 0
+        if state.opaque:
+            state.extra_bytes = verification.extra_bytes(self.native, self.profile, state.n)
+        else:
+            state.lag = 0
+        state.tip_logits = False
         self.recount()
         fault = self.fault()
         if fault:
@@ -71,9 +182,10 @@ class LiveSequence(Belief):
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
         """
-        named = self.fingerprint
+        identity = self.identity
+        named = identity.fingerprint
         try:
-            self._native.decode(tokens, self._n, outputs)
+            self.native.decode(tokens, self.state.n, outputs)
         except DecodeError as error:
             self._after_failure(error.code)
             raise
@@ -81,273 +193,287 @@ class LiveSequence(Belief):
             self._after_interrupt(tokens, outputs)
             raise
         fault = self._decoded(tokens, outputs)
-        if named is not self.fingerprint:  # another thread has changed what computes
-            self._disown()
+        if named is not identity.fingerprint:  # another thread has changed what computes
+            self.state.disown()
         if fault:
             raise DecodeError(0, f"context memory is not what it should be after a decode: {fault}")
 
-    def set_stop(self, stop: Stop) -> None:
-        """Let `stop`, while it is armed, end decodes from inside, where the library can.
-
-        Once, before anybody else sets an abort callback of their own: theirs then counts.
-        """
-        self._native.set_stop(stop)
-
-    def recover(self, undo: tuple[int, Bytes | None]) -> bool:
-        """Go back to before a batch that was stopped inside, as `undo` of then says; False if not proven.
-
-        `undo`: tokens there were, and a snapshot of that state where the memory cannot be cut.
-        """
-        position, record = undo
-        if record is not None:
-            return self.restore(record, self._ids[:position].copy()) is None
-        if not self.cut(position) or self.fault() is not None:
-            self._mark_junk()
-            return False
-        return True
-
     def _decoded(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> str | None:
-        """Believe a batch the library says it decoded; the fault (and junk) if memory says otherwise."""
-        end = self._n + len(tokens)
+        """Note a batch the library says it decoded; the fault, and an invalid tip, if memory disagrees."""
+        state = self.state
+        end = state.n + len(tokens)
         # What an interrupt between these lines leaves must say too little: planes and logits come first.
-        self.tip_logits = self.vouched = False
+        state.tip_logits = state.row_covers_tip = False
         self.planes.wrote(len(tokens))
-        self._lag = 0
-        self._ids[self._n : end] = tokens
-        self._n = end
-        fault = self.fault(deep=False)
+        state.lag = 0
+        state.ids[state.n : end] = tokens
+        state.n = end
+        fault = verification.memory_fault(self.native, self.profile, state, deep=False)
         if fault:
-            self._mark_junk()
+            self.invalidate_tip()
         else:
-            self.tip_logits = self.vouched = outputs != "none"
+            state.tip_logits = state.row_covers_tip = outputs != "none"
         return fault
 
     def _after_interrupt(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
         """An exception came out of a decode: keep what its result, if it left one, and memory bear out."""
-        result = self._native.last_result()
+        result = self.native.last_result()
         self.recount()
         if result == 0:
             self._decoded(tokens, outputs)
         elif result == NOT_RUN and self.fault() is None:
             return
         else:  # whether the batch finished cannot be told, or it did not
-            self._mark_junk()
+            self.invalidate_tip()
 
     def _after_failure(self, code: int) -> None:
         """A decode was refused or failed: keep the tip only if memory still bears it out."""
-        had_logits = self.tip_logits
-        self.tip_logits = self.vouched = False
+        had_logits = self.state.tip_logits
+        self.state.forget_row()
         self.recount()
         if code not in UNCHANGED_BY_FAILURE or self.fault() is not None:
-            self._mark_junk()
+            self.invalidate_tip()
         elif code == -1:
-            self.tip_logits = self.vouched = had_logits
+            self.state.tip_logits = self.state.row_covers_tip = had_logits
 
     # -- cutting -------------------------------------------------------------------------------------
 
     def cut(self, position: int) -> bool:
         """Remove the tail [position, n); False, with nothing changed, where memory cannot do it exactly."""
+        state = self.state
         if position == 0:
-            if self._n:
+            if state.n:
                 self.empty()
             return True
-        if position >= self._n:
-            return position == self._n
-        if position < self.profile.cut_floor(self._n, self._native.positions()[0]):
+        if position >= state.n:
+            return position == state.n
+        if position < self.profile.cut_floor(state.n, self.native.positions()[0]):
             return self._roll_back(position)
-        had_logits, self.tip_logits = self.tip_logits, False
-        if not self._native.cut(position):
-            self.tip_logits = had_logits
+        had_logits, state.tip_logits = state.tip_logits, False
+        if not self.native.cut(position):
+            state.tip_logits = had_logits
             return False
-        self._n = position
-        self._lag = 0
+        state.n = position
+        state.lag = 0
         return True
 
     def _roll_back(self, position: int) -> bool:
-        """Take the last tokens back through a rollback plane that the ledger says is of this history."""
-        if self._n - position > self.planes.reach or self.opaque or self.touched_outside():
+        """Take the last tokens back through a rollback plane, if `planes` says that it is of this history."""
+        state = self.state
+        if state.n - position > self.planes.reach or state.opaque or self.touched_outside():
             return False
-        self.tip_logits = False
-        self.planes.used()
-        if not self._native.cut(position):
-            self.planes.void()
+        state.tip_logits = False
+        self.planes.rolled_back()
+        if not self.native.cut(position):
+            self.planes.invalidate()
             return False
-        self._n = position
+        state.n = position
         if self.fault(deep=False) is not None:
-            self._mark_junk()
+            self.invalidate_tip()
             return False
         return True
 
-    def settle(self) -> None:
-        """Nothing is drafted any more: planes that were grown go, and a rollback through one is made good.
+    def release_planes(self) -> None:
+        """No draft is open any more: planes that were grown go, and a pending rollback is carried out.
 
-        A copy of a sequence whose rollback is pending is wrong (src/llama-memory-recurrent.cpp:206), so the
-        state goes out and comes back in as the current one.
+        A copy of a sequence whose rollback is pending is wrong (src/llama-memory-recurrent.cpp, seq_cp), so
+        the state goes out and comes back in as the current one.
         """
-        self.planes.held = False
-        self.planes.shed()
-        if self.planes.pending and not self.is_junk:
-            state = np.empty(self._native.state_size(partial=True), dtype=np.uint8)
-            saved = self._native.save_partial(state) is not None
-            if not saved or not self._native.load_partial(state) or self.fault() is not None:
-                self._mark_junk()
-        self.planes.void()
+        self.planes.in_use = False
+        self.planes.shrink()
+        if self.planes.pending and not self.state.is_invalid:
+            state = np.empty(self.native.state_size(partial=True), dtype=np.uint8)
+            saved = self.native.save_partial(state) is not None
+            if not saved or not self.native.load_partial(state) or self.fault() is not None:
+                self.invalidate_tip()
+        self.planes.invalidate()
 
     def empty(self) -> None:
-        """Forget everything; buffers are zeroed only when something in them is not to be trusted."""
-        self.tip_logits = self.vouched = False
-        removed = not self._tainted and self._native.cut(0) and self._native.positions() == (-1, -1)
+        """Forget everything; buffers are zeroed only when something in them must not stay."""
+        state = self.state
+        state.forget_row()
+        removed = not state.needs_zeroing and self.native.cut(0) and self.native.positions() == (-1, -1)
         if not removed:
-            self._native.clear()
-            self._ids[:] = 0
-        self._n = 0
-        self._lag = 0
-        self._extra_bytes = 0
-        self._tainted = False
-        self._grown = True
-        self.planes.void()
+            self.native.clear()
+            state.ids[:] = 0
+        state.n = state.lag = state.extra_bytes = 0
+        state.needs_zeroing = False
+        state.grown = True
+        self.planes.invalidate()
         self.recount()
 
     # -- saving --------------------------------------------------------------------------------------
 
     def snapshot_bytes(self) -> int:
         """Size of a snapshot record of the tip, envelope included."""
-        return HEADER_BYTES + self._partial_bytes()
+        return HEADER_BYTES + verification.partial_bytes(self.native, self.profile)
 
     def snapshot(self, buffer: Callable[[int], Bytes], *, deep: bool = True) -> Bytes | None:
-        """Save the tip's state as a sealed record; None when it cannot be vouched for.
+        """Save the tip's state as a sealed record; None when it is not proven right.
 
         `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for a
         record that is used only after a deep look at what was decoded on top of it.
         """
-        self.planes.shed()
-        self.verify_model()
-        if self._n == 0 or self.opaque or self.fault(deep=deep) is not None:
+        self.planes.shrink()
+        self.identity.verify_model()
+        if self.state.n == 0 or self.state.opaque or self.fault(deep=deep) is not None:
             return None
         record = buffer(self.snapshot_bytes())
         payload = record[HEADER_BYTES:]
-        checksum = self._native.save_partial(payload)
+        checksum = self.native.save_partial(payload)
         if checksum is None:
             return None
-        seal(
-            record,
-            fingerprint=self.fingerprint,
-            tokens=self.tokens,
-            positions=self._native.positions(),
-            checksum=checksum,
-        )
+        positions = self.native.positions()
+        seal(record, fingerprint=self.fingerprint, tokens=self.tokens, positions=positions, checksum=checksum)
         return record
 
     def page_out(
         self, start: int, end: int, buffer: Callable[[int], Bytes | None], *, deep: bool = True
     ) -> Segment | None:
-        """Save the attention KV of [start, end) as a sealed segment; None when it cannot be vouched for.
+        """Save the attention KV of [start, end) as a sealed segment; None when it is not proven right.
 
         `buffer(n)` gives a uint8 array of exactly n bytes to fill, or None: then nothing is saved. `deep` as
         in `fault`: False is for right after a deep look.
         """
         pager = self.profile.pager
-        if self.planes.held:
+        if self.planes.in_use:
             return None
-        self.settle()
-        self.verify_model()
-        if pager is None or end > self._n or self.opaque or self.fault(deep=deep) is not None:
+        self.release_planes()
+        self.identity.verify_model()
+        if pager is None or end > self.state.n or self.state.opaque or self.fault(deep=deep) is not None:
             return None
         saved = pager.save(start, end, buffer)
         if pager.moves_cells and self.fault() is not None:
-            self._mark_junk()
+            self.invalidate_tip()
             return None
         if saved is None:
             return None
         record, checksum = saved
-        return seal_segment(record, self.fingerprint, self._ids[:end], start, checksum)
+        return seal_segment(record, self.fingerprint, self.state.ids[:end], start, checksum)
 
     # -- restoring -----------------------------------------------------------------------------------
 
     def restore(
-        self, record: Bytes, tokens: Tokens, segments: Sequence[Segment] = (), kept: int = 0
+        self,
+        record: Bytes,
+        tokens: Tokens,
+        segments: Sequence[Segment] = (),
+        kept: int = 0,
+        *,
+        row_follows: bool = False,
     ) -> str | None:
         """Go to the state saved in `record`, that of `tokens` (shape (c,)); the fault if it failed.
 
         Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens.
+        `row_follows`: the output row that is there was computed from that state on.
         The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
-        sequence believes nothing, the old tokens least of all: whatever leaves here early, a fault or an
-        interrupt, leaves it so, and it must be emptied.
+        sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
 
         Raises SnapshotError, with nothing changed, when the record or a segment may not be used here.
         """
-        if not self.profile.linear:
-            raise SnapshotError(
-                "a restore cannot be verified in this memory: its size follows no rule we know"
-            )
-        named = self.fingerprint
-        info = open_snapshot(record, fingerprint=named, tokens=tokens)
-        position = info.position
-        payloads = [open_segment(s, self.fingerprint, tokens[: s.end]) for s in segments]
-        pager = self.profile.pager
-        sizes = [0 if pager is None else pager.layout.size(s.end - s.start) for s in segments]
-        if sizes != [p.nbytes for p in payloads]:
-            raise SnapshotError("a segment has another layout than this context's")
-        if self.profile.needs_attention:
-            starts = [*(s.start for s in segments), position]
-            ends = [kept, *(s.end for s in segments)] if segments else [position]
-            if starts != ends or common_prefix(self.tokens, tokens) < ends[0]:
-                raise SnapshotError(f"attention of [0, {position}) is neither live nor stored")
-        self.settle()
-        self.distrust()
-        if payloads:
-            fault = self._page_in(payloads, kept)
-            if fault:
-                return fault
-        if not self._native.load_partial(info.payload):
-            return f"the library did not read all of {info.payload.nbytes} snapshot bytes"
-        if not self._native.cut(position):
-            return f"the library refused to cut at {position} after a restore"
-        self._set(tokens)
-        self._grown = False
-        self._extra_bytes = 0
+        state, identity, profile = self.state, self.identity, self.profile
+        named, covers = identity.fingerprint, row_follows and state.row_covers_tip
+        there = state.tokens
+        saved = open_restorable(record, tokens, segments, kept, there, fingerprint=named, profile=profile)
+        self.release_planes()
+        self.invalidate()
+        if saved.attention:
+            assert profile.pager is not None, "segments were checked against it"
+            profile.pager.keep_attention(kept)
+            if not profile.pager.append(saved.attention):
+                return "the library refused stored attention"
+        if not self.native.load_partial(saved.payload):
+            return f"the library did not read all of {saved.payload.nbytes} snapshot bytes"
+        if not self.native.cut(saved.position):
+            return f"the library refused to cut at {saved.position} after a restore"
+        state.replace_tokens(tokens)
+        state.lag = state.extra_bytes = 0
+        state.grown = False
         fault = self.fault()
-        if fault is None and self._native.state_size(partial=True) != info.payload.nbytes:
+        if fault is None and self.native.state_size(partial=True) != saved.payload.nbytes:
             fault = "the restored state has another size than its snapshot"
-        if named is not self.fingerprint:
+        if named is not identity.fingerprint:
             fault = "another thread has changed what computes"
         if fault:
-            self.distrust()
-        return fault
+            self.invalidate()
+            return fault
+        state.row_covers_tip = covers
+        return None
+
+    # -- names of before; taken out by the renames ---------------------------------------------------
+
+    @property
+    def _native(self) -> NativeContext:
+        return self.native
+
+    @property
+    def namespace(self) -> str:
+        return self.identity.namespace
 
     def apply(self, plan: Plan, tokens: Tokens) -> str | None:
-        """Make the sequence `tokens[: plan.cached]` as planned; the fault if memory does not bear it out.
+        return apply_plan(self, plan, tokens)
 
-        Raises SnapshotError when the plan's snapshot or a segment may not be used here (nothing changed).
-        """
-        if plan.cached == 0:
-            self.empty()
-            return None
-        if plan.checkpoint is not None:
-            prefix = tokens[: plan.cached]
-            fault = self.restore(plan.checkpoint.snapshot, prefix, plan.segments, plan.kept)
-        else:
-            fault = None if self.cut(plan.cached) else f"the library refused to cut at {plan.cached}"
-            fault = fault or self.fault()
-        if fault is None and plan.logits is not None and not self.put_logits(plan.logits):
-            fault = "the context has no output row to put stored logits into"
-        return fault
+    def recover(self, undo: tuple[int, Bytes | None]) -> bool:
+        return recover(self, undo)
+
+    @property
+    def is_junk(self) -> bool:
+        return self.state.is_invalid
+
+    @property
+    def opaque(self) -> bool:
+        return self.state.opaque
+
+    @property
+    def tip_logits(self) -> bool:
+        return self.state.tip_logits
+
+    @property
+    def keeps_chats(self) -> bool:
+        return self.profile.keeps_chats
+
+    @property
+    def computation(self) -> Computation | None:
+        return self.identity.computation
+
+    @computation.setter
+    def computation(self, computation: Computation) -> None:
+        self.identity.computed_by(computation)
+
+    def holds(self, ids: npt.NDArray[np.integer]) -> bool:
+        return self.state.holds(ids)
+
+    def starts_with(self, ids: npt.NDArray[np.integer]) -> bool:
+        return self.state.starts_with(ids)
+
+    def logits(self) -> Logits | None:
+        return self.row.logits()
+
+    def is_finite(self) -> bool:
+        return self.row.proves_finite()
+
+    def can_take_logits(self) -> bool:
+        return self.row.exists()
 
     def put_logits(self, logits: Logits) -> bool:
-        """Put stored logits of the tip where the sampler reads them, so that it runs as ever.
+        return self.row.put(logits)
 
-        False when the context has no output row (`can_take_logits`).
-        """
-        row = self._native.logits(self.n_vocab)
-        if row is None:
-            return False
-        row[:] = logits
-        self.tip_logits = self.vouched = True
-        return True
+    def set_stop(self, stop: Stop) -> None:
+        self.native.set_stop(stop)
 
-    def _page_in(self, payloads: Sequence[Bytes], kept: int) -> str | None:
-        """Put stored attention behind the first `kept` live tokens; the fault if it failed."""
-        pager = self.profile.pager
-        assert pager is not None, "segments were checked against it"
-        pager.keep_attention(kept)
-        return None if pager.append(payloads) else "the library refused stored attention"
+    def memory_bytes(self) -> int:
+        return self.native.memory_bytes()
+
+    def computed_by(self, computation: Computation) -> None:
+        self.identity.computed_by(computation)
+
+    def verify_model(self) -> None:
+        self.identity.verify_model()
+
+    def distrust(self) -> None:
+        self.invalidate()
+
+    def taint(self) -> None:
+        self.require_zeroing()
+
+    # -- end of names of before

@@ -6,8 +6,8 @@ Layout, little endian, 96 bytes, then the payload:
     pos_min i32 | pos_max i32 | payload bytes u64 | payload xxh3-64 u64 | reserved 16s
     header xxh3-64 u64
 
-A blob that does not pass `open_snapshot` never reaches native code, which asserts or corrupts on bad
-input (src/llama-memory-recurrent.cpp:1035, src/llama-context.cpp:3229).
+A blob that does not pass `open_snapshot` never reaches native code, which asserts or corrupts on bad input
+(src/llama-memory-recurrent.cpp, state_read_meta; src/llama-context.cpp, state_seq_set_data).
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Chance:
 
 
 class Pace:
-    """The account of one context's drafts."""
+    """Decides how long the next draft may be, by an account of what one context's drafts cost and won."""
 
     def __init__(self, meter: CostMeter) -> None:
         self.chance = Chance()

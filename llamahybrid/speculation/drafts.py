@@ -65,7 +65,7 @@ class Undo:
     @property
     def position(self) -> int | None:
         """Tokens of the state that is saved, where it is one of this history; else None."""
-        if self._tokens is None or not self._live.starts_with(self._tokens):
+        if self._tokens is None or not self._live.state.starts_with(self._tokens):
             return None
         return len(self._tokens)
 
@@ -92,10 +92,8 @@ class Undo:
             return "planes" if live.planes.pending else "cut"
         if position is None or position > n:
             return None
-        tokens, vouched = live.tokens[:position].copy(), live.vouched
-        if live.restore(self._record, tokens) is not None:
+        if live.restore(self._record, live.tokens[:position].copy(), row_follows=True) is not None:
             return None
-        live.vouched = vouched  # the rows that are there came after this state
         return "snapshot"
 
     def _buffer(self, n_bytes: int) -> Bytes:
@@ -115,7 +113,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         """Of the running request."""
         self._live = live
         self._n_batch = n_batch
-        self._most_planes = n_ubatch - 2  # the library wants n_ubatch > n_rs_seq + 1
+        self._most_planes = n_ubatch - 2  # the library requires n_ubatch > n_rs_seq + 1
         self._start = self._known = self._pending = 0
         self._longest = self._checkpoints = 0
         self._guess = NOTHING
@@ -204,7 +202,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         live = self._live
         if live.profile.cuttable:
             return live.capacity
-        if live.opaque:  # no snapshot vouches for content that was decoded natively
+        if live.state.opaque:  # content that was decoded natively is never in a snapshot
             return 0
         return live.capacity if live.profile.linear else live.planes.count
 
@@ -221,7 +219,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         `checkpoints`: how many the request has taken.
         """
         live = self._live
-        live.planes.held = False
+        live.planes.in_use = False
         if checkpoints != self._checkpoints:
             self._checkpoints = checkpoints
             self.pace.checkpointed()
@@ -231,7 +229,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             clock = time.perf_counter()
             self.undo.take()
             self.pace.saved(time.perf_counter() - clock)
-        live.planes.held = True
+        live.planes.in_use = True
 
     def _planes_for(self, unsure: int) -> bool:
         """There are planes for so many tokens; some are bought where snapshots have cost as much by now."""
@@ -270,7 +268,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
 
         `over`: the request ended, maybe before all of the draft was looked at.
         """
-        self._live.planes.held = False
+        self._live.planes.in_use = False
         gained, pending = known - self._known, self._pending
         accepted = min(max(gained - 1, 0), pending)
         self.counts.accepted += accepted
@@ -282,4 +280,4 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
     def end(self) -> None:
         """The request is over."""
         self.counts = DraftCounts()
-        self._live.settle()
+        self._live.release_planes()

@@ -11,6 +11,7 @@ from rich.console import Console
 
 import llamahybrid
 from llamahybrid.errors import DecodeError, RequestCancelled
+from llamahybrid.memory import verification
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.request.gate import RequestGate
 from tests.lab import cancel_fuzz
@@ -93,12 +94,12 @@ def test_a_cancel_campaign_sees_state_that_was_left_wrong(tiny_model, monkeypatc
         try:
             decode(live, tokens, outputs)
         except DecodeError:
-            live._n -= 1
+            live.state.n -= 1
             live._decoded(tokens, "none")
             raise RequestCancelled from None
 
     monkeypatch.setattr(LiveSequence, "decode", trusting)
-    monkeypatch.setattr(LiveSequence, "fault", lambda live, deep=True: None)
+    monkeypatch.setattr(verification, "memory_fault", lambda *_, **__: None)
     with pytest.raises((Mismatch, RuntimeError)):
         cancel_fuzz.run(tiny_model("qwen35"), cancel_fuzz.SETTINGS[0], 1, 200, time.monotonic() + 600)
 

@@ -1,27 +1,14 @@
-"""Costs: steady in process, kept between starts, and never believed when they make no sense."""
+"""Costs of one process: steady, and of what was measured."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from llamahybrid import Llama
 from llamahybrid.memory.costs import BAND, FEW, WINDOW, CostMeter
-from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.placement import cut_tokens
 
 KEPT = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-4, restore_seconds=2e-4)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("LLAMAHYBRID_COSTS")
-    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
-    return tmp_path / "costs"
 
 
 def test_what_was_said_stands_until_it_is_off_by_half() -> None:
@@ -42,79 +29,6 @@ def test_load_on_the_machine_is_no_cost_of_the_model() -> None:
         meter.saved(100, seconds)
     assert meter.costs().snapshot_seconds == 1e-3
     assert meter.costs().snapshot_bytes == 100
-
-
-def test_costs_come_back(folder: Path) -> None:
-    RememberedCosts(b"model", (2, 2)).save(KEPT)
-    assert RememberedCosts(b"model", (2, 2)).load() == KEPT
-    assert RememberedCosts(b"model", (4, 2)).load() is None
-    assert RememberedCosts(b"other", (2, 2)).load() is None
-    assert len(list(folder.iterdir())) == 1, "no temporary file is left"
-
-
-def test_nothing_is_kept_before_prefill_was_measured(folder: Path) -> None:
-    RememberedCosts(b"model", ()).save(Costs(token_seconds=1.0))
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        '{"version": 2}',
-        json.dumps({"version": 99, "token_seconds": 1}),
-        "[" * 100_000,
-        "\x00\xff",
-    ],
-)
-def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: str) -> None:
-    kept = RememberedCosts(b"model", ())
-    kept.save(KEPT)
-    (file,) = folder.iterdir()
-    file.write_text(content)
-    assert RememberedCosts(b"model", ()).load() is None
-    RememberedCosts(b"model", ()).save(KEPT)
-    assert RememberedCosts(b"model", ()).load() == KEPT
-
-
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e9, "much", None])
-def test_costs_that_make_no_sense_are_not_believed(folder: Path, seconds: object) -> None:
-    RememberedCosts(b"model", ()).save(KEPT)
-    (file,) = folder.iterdir()
-    record = json.loads(file.read_text())
-    file.write_text(json.dumps({**record, "token_seconds": seconds}))
-    assert RememberedCosts(b"model", ()).load() is None
-
-
-def test_a_folder_that_cannot_be_made_costs_nothing(folder: Path) -> None:
-    folder.write_text("in the way")
-    kept = RememberedCosts(b"model", ())
-    assert kept.load() is None
-    kept.save(KEPT)
-    assert folder.read_text() == "in the way"
-
-
-def test_a_model_starts_with_what_was_measured_before(folder: Path, tiny_model: Callable[..., Path]) -> None:
-    def opened() -> Llama:
-        return Llama(str(tiny_model("qwen35")), n_ctx=512, verbose=False, n_threads=1, n_threads_batch=1)
-
-    first = opened()
-    assert first._keeper is not None
-    assert first._keeper.meter.costs().token_seconds > 0, "the trial at the start measures a token"
-    assert first._keeper.meter.costs().prefill_seconds == 0
-    stream = first.generate(list(range(5, 205)), temp=0.0)
-    next(stream)
-    stream.close()
-    known = first._keeper.meter.costs()
-    assert known.prefill_seconds > 0
-    first.close()
-    second = opened()
-    assert second._keeper is not None
-    assert second._keeper.meter.costs() == known
-    second.close()
 
 
 def test_what_a_cut_costs_is_what_small_batches_take_beyond_their_share() -> None:

@@ -178,7 +178,7 @@ def test_a_plan_that_memory_does_not_follow_is_a_fault(plain, monkeypatch):
 
 def test_stored_logits_are_the_tips_or_it_is_a_fault(plain, monkeypatch):
     wanted = np.arange(plain.n_vocab, dtype=np.float32)
-    plain.tip_logits = False
+    plain.state.tip_logits = False
     assert plain.apply(live_plan(len(PROMPT), wanted), ids(PROMPT)) is None
     assert np.array_equal(plain.logits(), wanted)
     monkeypatch.setattr(plain._native, "logits", lambda n_vocab: None)
@@ -202,7 +202,7 @@ def test_what_is_not_known_is_never_sound_whatever_memory_says(llm):
     live = llm._keeper.live
     live.distrust()
     assert live.fault() is not None
-    for spoil in (live.taint, live._mark_junk):
+    for spoil in (live.taint, live.invalidate_tip):
         spoil()
         assert live.is_junk
         assert live.n == 1
@@ -232,7 +232,7 @@ def test_only_a_sequence_that_grew_by_itself_refutes_the_size_rule(llm, live, mo
 
 
 def test_a_stopped_batch_is_undone_by_a_cut_where_memory_can_be_cut(plain):
-    plain._mark_junk()
+    plain.invalidate_tip()
     assert plain.recover((40, None))
     assert plain.holds(ids(PROMPT[:40]))
     assert plain.recover((0, None))
@@ -372,3 +372,30 @@ def test_native_content_that_is_not_there_is_not_adopted(decoded_natively, n):
 def test_nothing_is_adopted_behind_junk(decoded_natively):
     decoded_natively.distrust()
     assert not decoded_natively.adopt_native(len(PROMPT) + 2)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_images_fewer_positions_go_with_the_image(llm, live, whole):
+    """A state from before an image is sound, whatever positions the image took."""
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    state = llm.save_state()
+    batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(5), 1)
+    assert llama_cpp.llama_decode(llm.ctx, batch) == 0
+    assert live.adopt_native(len(PROMPT) + 3), "counted for three tokens, one position taken"
+    assert live.fault() is None
+    if whole:
+        llm.load_state(state)
+    else:
+        assert live.restore(record, ids(PROMPT)) is None
+    assert live.state.holds(ids(PROMPT))
+
+
+@pytest.mark.parametrize("row_follows", [False, True])
+def test_an_output_row_proves_only_states_that_it_came_from(llm, live, row_follows):
+    record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
+    llm.eval([3, 4])
+    assert live.restore(record, ids(PROMPT), row_follows=row_follows) is None
+    assert live.row.proves_finite() is row_follows
+    assert live.restore(record, ids(PROMPT), row_follows=False) is None
+    assert live.restore(record, ids(PROMPT), row_follows=True) is None
+    assert not live.row.proves_finite(), "one that proved nothing before proves nothing now"

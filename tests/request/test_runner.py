@@ -227,7 +227,7 @@ def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
     live = llm._keeper.live
     before = llm.prompt_cache.stats()
     if spoil == "opaque":
-        live._ids[100] = -5
+        live.state.ids[100] = -5
     else:
         getattr(live, spoil)()
     llm._keeper.leave()

@@ -85,7 +85,7 @@ def test_what_is_live_does_not_serve_it(opened: Callable[..., Any], arch: str) -
     assert (llm.last_request.cached, llm.last_request.source) == (0, "none")
     llm.prompt_cache.forget(SECRET)
     take(llm, OTHER, 1)
-    held = np.isin(live._ids, [t for t in SECRET if t not in OTHER and t])
+    held = np.isin(live.state.ids, [t for t in SECRET if t not in OTHER and t])
     assert not held.any(), "its ids are not left behind"
 
 

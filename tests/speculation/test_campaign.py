@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from llamahybrid.memory import verification
 from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.speculation.drafts import Drafts
@@ -45,18 +46,18 @@ def seen(model) -> None:
 
 def test_a_campaign_sees_a_rollback_that_did_not_happen(tiny_model, monkeypatch):
     def trusting(live, position):
-        live._n = min(live._n, position)
+        live.state.n = min(live.state.n, position)
         return True
 
     monkeypatch.setattr(LiveSequence, "cut", trusting)
-    monkeypatch.setattr(LiveSequence, "fault", lambda live, deep=True: None)
+    monkeypatch.setattr(verification, "memory_fault", lambda *_, **__: None)
     seen(tiny_model("qwen35"))
 
 
 def test_a_campaign_sees_memory_that_is_kept(tiny_model, monkeypatch):
     if not draft_fuzz.patched():
         pytest.skip("this library cannot resize rollback planes")
-    monkeypatch.setattr(Planes, "shed", lambda planes: None)
+    monkeypatch.setattr(Planes, "shrink", lambda planes: None)
     seen(tiny_model("qwen35"))
 
 

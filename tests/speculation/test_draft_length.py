@@ -202,7 +202,7 @@ def test_nothing_is_drafted_before_a_token_was_measured() -> None:
 
 
 def measured(prefill: float = 0.1) -> tuple[Pace, CostMeter]:
-    """A pace that knows what tokens cost, and that guesses were right."""
+    """One that knows what tokens cost, and that guesses were right."""
     meter = CostMeter(512)
     meter.decoded(1, TOKEN)
     meter.decoded(512, 512 * prefill * TOKEN)

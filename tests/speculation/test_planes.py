@@ -142,7 +142,7 @@ def test_there_is_no_way_back_behind_a_whole_state_that_was_loaded(live, logits_
 
 def test_nothing_is_paged_out_while_a_draft_is_pending(live):
     decode(live, PROMPT[:12])
-    live.planes.held = True
+    live.planes.in_use = True
     assert live.page_out(0, 9, lambda n: np.empty(n, np.uint8)) is None
     assert live.cut(9), "its rollback is still possible"
 
@@ -180,7 +180,7 @@ def test_planes_grow_and_are_given_back(caplog):
     assert planes.grow(2)
     assert planes.count == context.count == 3, "there were enough"
     assert planes.grow(5)
-    planes.shed()
+    planes.shrink()
     assert planes.count == context.count == 1
     assert caplog.text == ""
 
@@ -191,16 +191,16 @@ def test_what_leaks_is_measured_from_before_they_first_grew(caplog):
     assert planes.grow(3)
     assert planes.grow(5)
     context.leaked = 150
-    planes.shed()
+    planes.shrink()
     assert "150 bytes" in caplog.text
 
 
 def test_no_rollback_waits_in_a_state_from_elsewhere():
     planes = Planes(Resizable())
     planes.wrote(3)
-    planes.used()
+    planes.rolled_back()
     assert planes.pending
-    planes.void()
+    planes.invalidate()
     assert not planes.pending
 
 

@@ -51,7 +51,7 @@ def test_memory_comes_back_from_a_generator_that_is_closed_half_way(drafted):
     llm, _, seen = drafted()
     before = llm._keeper.live.memory_bytes()
     stream = llm.generate(PROMPT, temp=0.0)
-    while not seen or not llm._keeper.live.planes.held:
+    while not seen or not llm._keeper.live.planes.in_use:
         next(stream)
     assert llm._keeper.live.memory_bytes() > before
     stream.close()
@@ -124,7 +124,7 @@ def test_planes_go_before_attention_is_paged_out(open_model):
 
 def test_planes_stay_while_a_draft_is_pending(open_model, logits_of):
     live = grown(open_model)
-    live.planes.held = True
+    live.planes.in_use = True
     assert live.snapshot(lambda n: np.empty(n, np.uint8)) is not None
     assert live.planes.count == 4
     assert live.cut(15)
@@ -133,7 +133,7 @@ def test_planes_stay_while_a_draft_is_pending(open_model, logits_of):
 def test_a_rollback_is_carried_out_when_planes_go(open_model, logits_of):
     live = grown(open_model)
     assert live.cut(15)
-    live.settle()
+    live.release_planes()
     assert (live.planes.count, live.planes.pending) == (0, False)
     apart = np.abs(decode(live, [5]) - logits_of([*PROMPT[:15], 5])).max()
     assert apart < 1e-3
@@ -151,5 +151,5 @@ def test_memory_that_does_not_come_back_is_told(open_model, monkeypatch, caplog)
     kept = live.memory_bytes()
     monkeypatch.setattr(live._native, "memory_bytes", lambda: kept)
     with caplog.at_level(logging.WARNING, "llamahybrid"):
-        live.planes.shed()
+        live.planes.shrink()
     assert "could not be given back" in caplog.text

@@ -1,0 +1,92 @@
+"""Back to an earlier state: what a restore needs, and the ways a plan or an undo takes there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llamahybrid.errors import SnapshotError
+from llamahybrid.memory.paging import open_segment
+from llamahybrid.memory.profile import MemoryProfile
+from llamahybrid.memory.snapshot import open_snapshot
+from llamahybrid.memory.state import common_prefix
+from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
+
+if TYPE_CHECKING:
+    from llamahybrid.memory.sequence import LiveSequence
+
+
+@dataclass(frozen=True)
+class Restorable:
+    """State that may be loaded: its checksums hold, and it is of these tokens and what computes here."""
+
+    position: int
+    """Tokens [0, position) were decoded when it was saved."""
+    payload: Bytes
+    """The PARTIAL state, shape (n,)."""
+    attention: tuple[Bytes, ...]
+    """Stored attention, in order; empty where all of it is live."""
+
+
+def open_restorable(
+    record: Bytes,
+    tokens: Tokens,
+    segments: Sequence[Segment],
+    kept: int,
+    live: Tokens,
+    *,
+    fingerprint: bytes,
+    profile: MemoryProfile,
+) -> Restorable:
+    """Check a snapshot record of `tokens`, shape (c,), and the attention that goes with it.
+
+    Attention of [0, c) must be `live`, or `segments` bring it behind the first `kept` live tokens.
+    Raises SnapshotError when the record or a segment may not be used here.
+    """
+    if not profile.linear:
+        raise SnapshotError("a restore cannot be verified in this memory: its size follows no rule we know")
+    info = open_snapshot(record, fingerprint=fingerprint, tokens=tokens)
+    attention = tuple(open_segment(s, fingerprint, tokens[: s.end]) for s in segments)
+    sizes = [0 if profile.pager is None else profile.pager.layout.size(s.end - s.start) for s in segments]
+    if sizes != [a.nbytes for a in attention]:
+        raise SnapshotError("a segment has another layout than this context's")
+    if profile.needs_attention:
+        starts = [*(s.start for s in segments), info.position]
+        ends = [kept, *(s.end for s in segments)] if segments else [info.position]
+        if starts != ends or common_prefix(live, tokens) < ends[0]:
+            raise SnapshotError(f"attention of [0, {info.position}) is neither live nor stored")
+    return Restorable(info.position, info.payload, attention)
+
+
+def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:
+    """Make the sequence `tokens[: plan.cached]` as planned; the fault if memory does not bear it out.
+
+    Raises SnapshotError when the plan's snapshot or a segment may not be used here (nothing changed).
+    """
+    if plan.cached == 0:
+        live.empty()
+        return None
+    if plan.checkpoint is not None:
+        prefix = tokens[: plan.cached]
+        fault = live.restore(plan.checkpoint.snapshot, prefix, plan.segments, plan.kept)
+    else:
+        fault = None if live.cut(plan.cached) else f"the library refused to cut at {plan.cached}"
+        fault = fault or live.fault()
+    if fault is None and plan.logits is not None and not live.row.put(plan.logits):
+        fault = "the context has no output row to put stored logits into"
+    return fault
+
+
+def recover(live: LiveSequence, undo: tuple[int, Bytes | None]) -> bool:
+    """Go back to before a batch that was stopped inside, as `undo` of then says; False if not proven.
+
+    `undo`: tokens there were, and a snapshot of that state where the memory cannot be cut.
+    """
+    position, record = undo
+    if record is not None:
+        return live.restore(record, live.state.ids[:position].copy()) is None
+    if not live.cut(position) or live.fault() is not None:
+        live.invalidate_tip()
+        return False
+    return True

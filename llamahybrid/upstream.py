@@ -1,0 +1,291 @@
+"""Every name of llama_cpp that llamahybrid leans on beyond its documented interface, and a look at each.
+
+A drop-in lives inside another package: it overrides methods that others call, sets fields of structures and
+reads attributes with a leading underscore. ctypes takes an unknown field without a word, and an override that
+nobody calls any more says nothing either. So what each must look like stands here, `require` looks once when
+`llamahybrid.llama` is imported, and `llamahybrid engine doctor` prints what it found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from llamahybrid.errors import EngineError
+
+logger = logging.getLogger("llamahybrid")
+
+Look: TypeAlias = Callable[[Any], str]
+"""What is wrong with an object, in words that follow its name; empty: nothing."""
+
+
+def takes(*first: str, named: tuple[str, ...] = ()) -> Look:
+    """A function whose first parameters are these, in this order, and that has those `named` anywhere."""
+
+    def look(function: Any) -> str:
+        try:
+            parameters = list(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            return "is no function with a signature"
+        missing = [name for name in named if name not in parameters]
+        if tuple(parameters[: len(first)]) != first:
+            return f"takes ({', '.join(parameters[: len(first)])}), expected ({', '.join(first)})"
+        return f"does not take {', '.join(missing)}" if missing else ""
+
+    return look
+
+
+def mentions(*names: str) -> Look:
+    """A Python function whose code sets, reads or calls these attributes."""
+
+    def look(function: Any) -> str:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None:
+            return "is no Python function"
+        missing = [name for name in names if name not in code.co_names]
+        return f"does not use {', '.join(missing)}" if missing else ""
+
+    return look
+
+
+def has_fields(**kinds: Any) -> Look:
+    """A ctypes structure with these fields; a kind of None is not looked at."""
+
+    def look(structure: Any) -> str:
+        fields = {field[0]: field[1] for field in getattr(structure, "_fields_", ())}
+        wrong = [n for n, kind in kinds.items() if n not in fields or (kind and fields[n] is not kind)]
+        return f"has no {', '.join(wrong)} as llamahybrid knows it" if wrong else ""
+
+    return look
+
+
+def declared(arguments: int) -> Look:
+    """A function of libllama that llama_cpp declares with so many arguments."""
+
+    def look(function: Any) -> str:
+        if not hasattr(function, "errcheck"):
+            return "is no ctypes function"
+        found = len(function.argtypes or ())
+        return "" if found == arguments else f"takes {found} arguments, expected {arguments}"
+
+    return look
+
+
+def is_a(kind: type) -> Look:
+    """An object of this type."""
+    return lambda value: "" if isinstance(value, kind) else f"is a {type(value).__name__}"
+
+
+@dataclass(frozen=True)
+class Need:
+    """One name, and what rests on it."""
+
+    path: str
+    """Module below llama_cpp, then the name: "llama:Llama.generate"."""
+    look: Look
+    feature: str
+    """What is off, or does less, where it is not so."""
+    vital: bool = False
+    """Answers could be wrong without it, or nothing works."""
+
+
+_u32, _i32, _bool, _f64 = ctypes.c_uint32, ctypes.c_int32, ctypes.c_bool, ctypes.c_double
+_REUSE = "reuse of what was decoded"
+_WATCH = "noticing what others do to a context"
+
+NEEDS = (
+    # -- methods that are overridden: upstream must call them, and with these arguments ---------------
+    Need("llama:Llama.__init__", mentions("context_params", "draft_model", "cache"), _REUSE, True),
+    Need(
+        "llama:Llama.__init__",
+        mentions(
+            *("_ctx", "_model", "_logits_all", "_n_ctx", "_n_vocab", "_sampler", "_mirostat_mu"),
+            *("_requires_eval", "_lora_adapter", "lora_scale", "input_ids", "scores", "n_tokens"),
+            *("n_batch", "model_params", "chat_handler"),
+        ),
+        _REUSE,
+        True,
+    ),
+    Need("llama:Llama.eval", takes("self", "tokens"), _REUSE, True),
+    Need("llama:Llama.generate", takes("self", "tokens", named=("reset",)), _REUSE, True),
+    Need(
+        "llama:Llama.generate",
+        mentions("eval", "sample", "_input_ids", "_scores", "n_tokens", "_requires_eval"),
+        _REUSE,
+        True,
+    ),
+    Need(
+        "llama:Llama.generate", mentions("draft_model", "_mirostat_mu", "_sampler"), "drafts, several users"
+    ),
+    Need("llama:Llama._input_ids", is_a(property), _REUSE, True),
+    Need("llama:Llama._scores", is_a(property), _REUSE, True),
+    Need(
+        "llama:Llama._create_completion",
+        takes("self", "prompt", named=("stopping_criteria", "logprobs")),
+        "cancelling, `usage`, several users",
+        True,
+    ),
+    Need("llama:Llama._create_completion", mentions("generate"), _REUSE, True),
+    Need("llama:Llama._create_completion", mentions("cache", "load_state"), "set_cache"),
+    Need("llama:Llama.create_completion", mentions("_create_completion"), "cancelling, `usage`", True),
+    Need("llama:Llama.reset", takes("self"), _REUSE, True),
+    Need("llama:Llama.close", takes("self"), "closing", True),
+    Need("llama:Llama.save_state", takes("self"), "save_state"),
+    Need("llama:Llama.load_state", takes("self", "state"), "load_state", True),
+    Need("llama:Llama.__getstate__", takes("self"), "pickling"),
+    Need("llama:Llama.tokenize", takes("self", "text", named=("special",)), "warm"),
+    Need(
+        "llama:LlamaState.__init__",
+        takes("self", "input_ids", "scores", "n_tokens", "llama_state", "llama_state_size"),
+        "save_state, load_state",
+    ),
+    Need("llama_cache:BaseLlamaCache.__init__", takes("self", "capacity_bytes"), "set_cache"),
+    Need("llama_cache:LlamaRAMCache._find_longest_prefix_key", takes("self", "key"), "set_cache"),
+    Need("llama_cache:LlamaDiskCache._find_longest_prefix_key", takes("self", "key"), "set_cache"),
+    Need("llama_cache:LlamaDiskCache.__init__", mentions("cache"), "set_cache"),
+    # -- the context and the model that upstream holds ------------------------------------------------
+    Need("_internals:LlamaContext.__init__", mentions("ctx", "memory", "model"), _REUSE, True),
+    Need("_internals:LlamaContext.decode", takes("self", "batch"), _WATCH, True),
+    Need("_internals:LlamaContext.decode", mentions("batch", "llama_decode"), _WATCH, True),
+    Need("_internals:LlamaContext.kv_cache_clear", takes("self"), _WATCH, True),
+    Need("_internals:LlamaContext.kv_cache_seq_rm", takes("self", "seq_id", "p0", "p1"), _WATCH, True),
+    Need(
+        "_internals:LlamaContext.kv_cache_seq_cp",
+        takes("self", "seq_id_src", "seq_id_dst", "p0", "p1"),
+        _WATCH,
+        True,
+    ),
+    Need("_internals:LlamaContext.kv_cache_seq_keep", takes("self", "seq_id"), _WATCH, True),
+    Need(
+        "_internals:LlamaContext.kv_cache_seq_shift",
+        takes("self", "seq_id", "p0", "p1", "shift"),
+        _WATCH,
+        True,
+    ),
+    Need("_internals:LlamaContext.reset_timings", takes("self"), _WATCH),
+    Need("_internals:LlamaModel.__init__", mentions("model", "vocab"), _REUSE, True),
+    Need("_internals:LlamaModel.detokenize", takes("self", "tokens", "special"), "reports"),
+    # -- structures: a field that is not there is set without effect -----------------------------------
+    Need(
+        "llama_cpp:llama_batch",
+        has_fields(n_tokens=_i32, token=None, embd=None, pos=None, n_seq_id=None, seq_id=None, logits=None),
+        _REUSE,
+        True,
+    ),
+    Need("llama_cpp:llama_context_params", has_fields(n_seq_max=_u32, kv_unified=_bool), "paging"),
+    Need("llama_cpp:llama_context_params", has_fields(n_rs_seq=_u32), "draft_planes"),
+    Need(
+        "llama_cpp:llama_context_params",
+        has_fields(swa_full=_bool, n_batch=_u32, n_ubatch=_u32, n_threads=_i32, n_threads_batch=_i32),
+        _REUSE,
+        True,
+    ),
+    Need(
+        "llama_cpp:llama_model_params",
+        has_fields(n_gpu_layers=_i32, load_mode=None, tensor_split=None, kv_overrides=None),
+        "telling one model from another",
+        True,
+    ),
+    Need(
+        "llama_cpp:llama_perf_context_data",
+        has_fields(n_p_eval=_i32, n_eval=_i32, t_p_eval_ms=_f64, t_eval_ms=_f64),
+        _WATCH,
+        True,
+    ),
+    Need("llama_cpp:LLAMA_LOAD_MODE_NONE", is_a(int), "noticing edits of a mapped model", True),
+    Need("llama_cpp:LLAMA_LOAD_MODE_MLOCK", is_a(int), "noticing edits of a mapped model", True),
+    # -- functions of libllama, through the objects that everyone shares -------------------------------
+    Need("llama_cpp:_lib", is_a(ctypes.CDLL), "the native shim, the patched engine's functions", True),
+    *(
+        Need(f"llama_cpp:{name}", declared(arguments), "noticing adapters and modes", True)
+        for name, arguments in {
+            "llama_set_adapters_lora": 4,
+            "llama_set_adapter_cvec": 6,
+            "llama_set_causal_attn": 2,
+            "llama_set_warmup": 2,
+            "llama_adapter_lora_init": 2,
+            "llama_adapter_lora_free": 1,
+        }.items()
+    ),
+    *(
+        Need(f"llama_cpp:{name}", declared(arguments), _REUSE, True)
+        for name, arguments in {
+            "llama_memory_clear": 2,
+            "llama_memory_seq_cp": 5,
+            "llama_memory_seq_pos_max": 2,
+            "llama_memory_seq_pos_min": 2,
+            "llama_memory_seq_rm": 4,
+            "llama_state_seq_get_size_ext": 3,
+            "llama_state_seq_get_data_ext": 5,
+            "llama_state_seq_set_data_ext": 5,
+            "llama_get_logits_ith": 2,
+            "llama_perf_context": 1,
+        }.items()
+    ),
+    Need("llama_cpp:llama_set_abort_callback", declared(3), "stops inside a batch"),
+    Need("llama_cpp:llama_n_rs_seq", declared(1), "draft_planes"),
+    Need(
+        "_ctypes_extensions:load_shared_library",
+        takes("lib_base_name", "base_path"),
+        "choosing the patched engine (set LLAMA_CPP_LIB_PATH)",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A name of llama_cpp that is not what llamahybrid knows."""
+
+    need: Need
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.need.path.partition(':')[2]} {self.text} ({self.need.feature})"
+
+
+def differences(needs: tuple[Need, ...] = NEEDS) -> list[Difference]:
+    """Look at every name; imports llama_cpp."""
+    found = []
+    for need in needs:
+        module, _, name = need.path.partition(":")
+        try:
+            value: Any = import_module(f"llama_cpp.{module}")
+            for part in name.split("."):
+                value = (
+                    inspect.getattr_static(value, part) if inspect.isclass(value) else getattr(value, part)
+                )
+        except (ImportError, AttributeError):
+            text = "is not there"
+        else:
+            text = "" if _wrapped_by_others(value) else need.look(value)
+        if text:
+            found.append(Difference(need, text))
+    return found
+
+
+def _wrapped_by_others(value: Any) -> bool:
+    """A function that a monitor, say, has put in place of llama_cpp's: nothing can be told by its looks."""
+    return inspect.isfunction(value) and not str(value.__module__).startswith("llama_cpp")
+
+
+@cache
+def require() -> None:
+    """Say once, in one line, what is different.
+
+    Raises:
+        EngineError: answers could be wrong with this llama-cpp-python.
+    """
+    found = differences()
+    if not found:
+        return
+    version = getattr(import_module("llama_cpp"), "__version__", "of unknown version")
+    said = f"llama-cpp-python {version} is not as llamahybrid knows it: {'; '.join(map(str, found))}"
+    if any(difference.need.vital for difference in found):
+        raise EngineError(f"{said}; install llama-cpp-python 0.3.36, or a newer llamahybrid")
+    logger.warning("%s; these do less, or nothing", said)

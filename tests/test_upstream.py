@@ -1,0 +1,132 @@
+"""A release of llama-cpp-python that changes what llamahybrid leans on is told, by name."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import llama_cpp
+import pytest
+from llama_cpp import _internals
+from llama_cpp import llama_cpp as native
+
+from llamahybrid import upstream
+from llamahybrid.engine import doctor
+from llamahybrid.errors import EngineError
+
+
+def of_upstream(function: Any) -> Any:
+    """As if a release of llama_cpp had brought this function."""
+    function.__module__ = "llama_cpp.llama"
+    return function
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    upstream.require.cache_clear()
+    yield
+    upstream.require.cache_clear()
+
+
+def structure(*left_out: str) -> type[ctypes.Structure]:
+    fields = [field for field in native.llama_context_params._fields_ if field[0] not in left_out]
+    return type("llama_context_params", (ctypes.Structure,), {"_fields_": fields})
+
+
+def test_the_release_that_is_installed_is_known() -> None:
+    assert upstream.differences() == []
+    upstream.require()
+
+
+def test_a_name_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(llama_cpp.Llama, "_create_completion")
+    assert any(
+        str(found).startswith("Llama._create_completion is not there") for found in upstream.differences()
+    )
+    with pytest.raises(EngineError, match="_create_completion is not there"):
+        upstream.require()
+
+
+def test_paging_is_not_switched_off_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ctypes takes `params.kv_unified = True` whether there is such a field or not."""
+    monkeypatch.setattr(native, "llama_context_params", structure("kv_unified"))
+    with caplog.at_level(logging.WARNING, "llamahybrid"):
+        upstream.require()
+        upstream.require()
+    (said,) = caplog.messages
+    assert "llama_context_params has no kv_unified" in said
+    assert "(paging)" in said
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "changed", "said"),
+    [
+        (llama_cpp.Llama, "eval", lambda self, ids: None, "Llama.eval takes (self, ids)"),
+        (llama_cpp.Llama, "generate", lambda self, tokens: None, "Llama.generate does not take reset"),
+        (
+            llama_cpp.Llama,
+            "create_completion",
+            lambda self, *args, **kwargs: self._complete(*args, **kwargs),
+            "Llama.create_completion does not use _create_completion",
+        ),
+        (
+            _internals.LlamaContext,
+            "kv_cache_seq_rm",
+            lambda self, seq, p0, p1: None,
+            "expected (self, seq_id",
+        ),
+    ],
+)
+def test_a_changed_function_is_told(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, changed: Any, said: str
+) -> None:
+    monkeypatch.setattr(owner, name, of_upstream(changed))
+    assert any(said in str(found) for found in upstream.differences())
+    with pytest.raises(EngineError):
+        upstream.require()
+
+
+@pytest.mark.parametrize("name", ["llama_set_adapters_lora", "llama_state_seq_set_data_ext"])
+def test_a_function_of_the_library_with_other_arguments_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before = len(getattr(native, name).argtypes)
+    other = ctypes.CFUNCTYPE(None, ctypes.c_void_p)()
+    other.argtypes = [ctypes.c_void_p]
+    monkeypatch.setattr(native, name, other)
+    (found,) = upstream.differences()
+    assert str(found).startswith(f"{name} takes 1 arguments, expected {before}")
+
+
+def test_it_is_told_when_the_model_class_is_imported() -> None:
+    code = (
+        "import llamahybrid, llama_cpp\n"
+        "del llama_cpp.Llama._input_ids\n"
+        "try: import llamahybrid.llama\n"
+        "except llamahybrid.EngineError as error: print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Llama._input_ids is not there" in run.stdout
+
+
+def test_what_somebody_wraps_is_no_change_of_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = llama_cpp.Llama.generate
+    monkeypatch.setattr(llama_cpp.Llama, "generate", lambda *args, **kwargs: generate(*args, **kwargs))
+    assert upstream.differences() == []
+
+
+def test_the_doctor_prints_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names() -> list[doctor.Finding]:
+        return [finding for finding in doctor.examine() if finding.topic == "private names"]
+
+    assert [finding.advice for finding in names()] == [""]
+    monkeypatch.delattr(llama_cpp.Llama, "_scores")
+    (told,) = names()
+    assert "Llama._scores is not there" in told.text
+    assert "0.3.36" in told.advice
