@@ -19,7 +19,9 @@ from llamahybrid.errors import ContextOverflow, DecodeError
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.report import RequestReport
-from llamahybrid.request.runner import Keeper, Turn
+from llamahybrid.request.request import Request
+from llamahybrid.request.requests import Requests
+from llamahybrid.request.runner import RequestRunner
 from llamahybrid.speculation.drafts import Drafts
 
 
@@ -28,12 +30,9 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     n_tokens: int
     on_request: Callable[[RequestReport], None] | None
-    _keeper: Keeper | None
+    runner: RequestRunner | None
+    requests: Requests
     _gate: RequestGate
-    _turn: Turn | None
-    """What `last_request` tells of."""
-    _active: Turn | None
-    """The turn that is open."""
     _drafts: Drafts | None
     _explain: bool
     _score_rows: int
@@ -49,7 +48,7 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
         Raises ContextOverflow before anything is decoded when they do not fit, DecodeError when the
         library fails; the state is sound either way.
         """
-        if self._keeper is None:
+        if self.runner is None:
             super().eval(tokens)
             return
         if self._gate.inside and not self._gate.telling and self._append(tokens):
@@ -58,34 +57,34 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _eval(self, tokens: Sequence[int]) -> None:
         """`eval` inside a step."""
-        assert self._keeper is not None
-        if self._active is None:
+        assert self.runner is not None
+        if self.requests.active is None:
             self._notice_native()
-            self._keeper.check()
+            self.runner.check()
         work = np.concatenate([self._align(), self._checked(tokens)])
-        self._fits(self._keeper.live.n + len(work))
-        turn = self._active
-        if turn is not None and not turn.prefilling:
-            self._decode_answer(work, turn, unsure=len(tokens) - 1)
+        self._fits(self.runner.live.n + len(work))
+        request = self.requests.active
+        if request is not None and not request.prefilling:
+            self._decode_answer(work, request, unsure=len(tokens) - 1)
             return
-        self._decode(work, turn)
-        if turn is None or not turn.prefilling:
+        self._decode(work, request)
+        if request is None or not request.prefilling:
             return
-        if not self._keeper.prompt_done(turn):
+        if not self.runner.prompt_done(request):
             prompt = self.input_ids[: self.n_tokens].astype(np.int32)
-            self._keeper.live.empty()
-            self._decode(prompt, turn)
+            self.runner.live.empty()
+            self._decode(prompt, request)
         if self._drafts is not None:
-            self._drafts.pace.prefilled(turn.plan.left, turn.prefill_seconds)
+            self._drafts.pace.prefilled(request.plan.left, request.prefill_seconds)
 
-    def _decode_answer(self, work: Tokens, turn: Turn, unsure: int) -> None:
+    def _decode_answer(self, work: Tokens, request: Request, unsure: int) -> None:
         """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""
-        assert self._keeper is not None
+        assert self.runner is not None
         assert self._drafts is not None
-        self._keeper.before_token(turn)
-        self._drafts.prepare(len(work), unsure, turn.checkpoints)
+        self.runner.before_token(request)
+        self._drafts.prepare(len(work), unsure, request.checkpoints)
         clock = time.perf_counter()
-        self._decode(work, turn)
+        self._decode(work, request)
         self._drafts.decoded(len(work), time.perf_counter() - clock)
 
     def _append(self, tokens: Sequence[int]) -> bool:
@@ -93,26 +92,26 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         After each token of a large model all of this runs from a cold cache: every call counts.
         """
-        turn, keeper = self._active, self._keeper
-        if turn is None or turn.prefilling or len(tokens) != 1 or self._logits_all or keeper is None:
+        request, runner = self.requests.active, self.runner
+        if request is None or request.prefilling or len(tokens) != 1 or self._logits_all or runner is None:
             return False
-        token, n = tokens[0], keeper.live.n
+        token, n = tokens[0], runner.live.n
         if self.n_tokens != n or n >= self._n_ctx or not 0 <= token < self._n_vocab:
             return False
-        keeper.before_token(turn)
-        keeper.append(token)
+        runner.before_token(request)
+        runner.append(token)
         self.input_ids[n] = token
         self.n_tokens = n + 1
         self._requires_eval = False
         return True
 
-    def _decode(self, work: Tokens, turn: Turn | None) -> None:
+    def _decode(self, work: Tokens, request: Request | None) -> None:
         """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""
-        assert self._keeper is not None
-        first = self._keeper.live.n
-        drafted = turn is not None and not turn.prefilling and len(work) > 1
+        assert self.runner is not None
+        first = self.runner.live.n
+        drafted = request is not None and not request.prefilling and len(work) > 1
         outputs: Outputs = "all" if self._logits_all or drafted else "last"
-        for start, end in self._keeper.decode(turn, work, outputs) if len(work) else ():
+        for start, end in self.runner.decode(request, work, outputs) if len(work) else ():
             self._settle(work[start - first : end - first], start)
             if self._logits_all:
                 rows = native.llama_get_logits(self._ctx.ctx)
@@ -126,13 +125,13 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
         np.copyto(self.input_ids[start:end], ids, where=ids >= 0)
         self.n_tokens = end
         self._score_rows = min(self._score_rows, end) if start == 0 else self._score_rows
-        assert self._keeper is not None
-        self._requires_eval = not self._keeper.live.tip_logits
+        assert self.runner is not None
+        self._requires_eval = not self.runner.live.tip_logits
 
     def _align(self) -> Tokens:
         """Make context memory a prefix of `input_ids[:n_tokens]`; what of it is still to be decoded."""
-        assert self._keeper is not None
-        live = self._keeper.live
+        assert self.runner is not None
+        live = self.runner.live
         target = np.asarray(self.input_ids[: self.n_tokens], dtype=np.int32)
         n = len(target)
         if n == 0:
@@ -144,14 +143,14 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
                     raise DecodeError(
                         0, "natively decoded content is gone from context memory; decode it again"
                     )
-                self._keeper.begin(target)
+                self.runner.begin(target)
         self._score_rows = min(self._score_rows, live.n)
         return target[live.n :]
 
     def _notice_native(self) -> None:
         """Take note of content that a chat handler decoded natively and counted in `n_tokens`."""
-        assert self._keeper is not None
-        live = self._keeper.live
+        assert self.runner is not None
+        live = self.runner.live
         start = live.n
         if self.n_tokens > start and live.touched_outside() and live.adopt_native(self.n_tokens):
             self._native_from = start if self._native_from is None else min(start, self._native_from)
@@ -170,43 +169,43 @@ class DecodingLlama(llama_cpp.Llama):  # type: ignore[misc]
             raise ContextOverflow(f"{n} tokens do not fit into the context window of {self._n_ctx}")
 
     def _retire(self) -> None:
-        """End the turn that is open, keeping its progress."""
-        turn, self._active = self._active, None
-        if turn is None or self._keeper is None or self._ctx.ctx is None:
+        """End the request that is open, keeping its progress."""
+        request, self.requests.active = self.requests.active, None
+        if request is None or self.runner is None or self._ctx.ctx is None:
             return
-        self._end_drafts(turn)
-        self._keeper.end(turn)
-        self._tell(turn)
+        self._end_drafts(request)
+        self.runner.end(request)
+        self._tell(request)
 
-    def _tell(self, turn: Turn | None) -> None:
+    def _tell(self, request: Request | None) -> None:
         """Report a request that is over."""
-        if turn is None or self.on_request is None:
+        if request is None or self.on_request is None:
             return
         self._gate.telling = True
         try:
-            self.on_request(turn.report(self._spell, explain=self._explain))
+            self.on_request(request.report(self._spell, explain=self._explain))
         finally:
             self._gate.telling = False
 
-    def _come_back(self, turn: Turn) -> None:
+    def _come_back(self, request: Request) -> None:
         """Memory is what it was when this request lost its place to another one."""
-        assert self._keeper is not None
+        assert self.runner is not None
         assert self._drafts is not None
-        self._keeper.check()
+        self.runner.check()
         self._decode(self._align(), None)
-        self._drafts.resume(turn.drafts, turn.plan.total, turn.plan.total + turn.generated)
+        self._drafts.resume(request.drafts, request.plan.total, request.plan.total + request.generated)
 
-    def _end_drafts(self, turn: Turn, goes_on: bool = False) -> None:
+    def _end_drafts(self, request: Request, goes_on: bool = False) -> None:
         """What was guessed and not handed out goes: the next request continues what the caller has seen.
 
         `goes_on`: so does this one, later, and decodes the last token that it handed out itself.
         """
-        assert self._keeper is not None
+        assert self.runner is not None
         assert self._drafts is not None
-        live, seen = self._keeper.live, turn.plan.total + turn.generated
+        live, seen = self.runner.live, request.plan.total + request.generated
         self._drafts.settle(seen, over=True)
         keep = seen - goes_on
-        if not goes_on and turn.generated and live.n >= seen and live.tokens[seen - 1] != turn.last:
+        if not goes_on and request.generated and live.n >= seen and live.tokens[seen - 1] != request.last:
             keep -= 1  # the last token handed out was sampled against a guess, which was wrong
         try:
             if live.n > keep and not live.is_junk and not live.opaque:

@@ -42,8 +42,9 @@ from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.finalisers import collecting
 from llamahybrid.request.gate import Ticket
 from llamahybrid.request.report import RequestReport
+from llamahybrid.request.request import Request
 from llamahybrid.request.requests import RequestHandle, Requests, made_with
-from llamahybrid.request.runner import Keeper, Turn
+from llamahybrid.request.runner import RequestRunner
 from llamahybrid.saved_state import UsefulStates, adopt_state, check_state, fit_scores, seal_state
 from llamahybrid.speculation.drafts import Drafts
 
@@ -95,17 +96,15 @@ class Llama(DecodingLlama):
             if kwargs.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
                 draft_planes = getattr(kwargs.get("draft_model"), "num_pred_tokens", 0)
         self._planes = 0 if prompt_cache is False else max(0, min(draft_planes, room - 2))  # it dies on more
-        self._keeper: Keeper | None = None
-        self._turn: Turn | None = None
-        self._active: Turn | None = None
+        self.runner: RequestRunner | None = None
         self._drafts: Drafts | None = None
         self._draft_model: LlamaDraftModel | None = None
         self._score_rows = 0
         self._handoff = False
         self._native_from: int | None = None
         self._upstream_cache: Any = None
-        self._requests = Requests(self, wait)
-        self._gate = self._requests.gate
+        self.requests = Requests(self, wait)
+        self._gate = self.requests.gate
         self._all_rows = False
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
@@ -142,7 +141,7 @@ class Llama(DecodingLlama):
         known = remembered.load() or Costs(token_seconds=profile.token_seconds)
         record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
         meter = CostMeter(self.n_batch, replace(known, snapshot_bytes=record))
-        self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch, remembered)
+        self.runner = RequestRunner(live, cache, boundaries, meter, self._gate, self.n_batch, remembered)
         self._drafts = Drafts(live, meter, self.n_batch, int(self.context_params.n_ubatch))
         self._drafts.model = self._draft_model
         guarded.live = live
@@ -198,12 +197,12 @@ class Llama(DecodingLlama):
     @property
     def prompt_cache(self) -> PromptCache | None:
         """The cache this model keeps its checkpoints in; None where upstream's behaviour was asked for."""
-        return self._keeper.cache if self._keeper else None
+        return self.runner.cache if self.runner else None
 
     @property
     def last_request(self) -> RequestReport | None:
         """What the last request (or the running one, so far) decoded, reused and why."""
-        return self._turn.report(self._spell, explain=self._explain) if self._turn else None
+        return self.requests.last.report(self._spell, explain=self._explain) if self.requests.last else None
 
     def cancel(self, request: RequestHandle | None = None) -> None:
         """End the request that runs now, or those of a handle; from any thread, or a signal handler.
@@ -255,32 +254,32 @@ class Llama(DecodingLlama):
         RequestCancelled after `cancel()`, Busy (see `wait`), ModelClosed, and RequestSuperseded where it
         lost its place and cannot go on, because an image in its prompt is gone.
         """
-        if self._keeper is None:
+        if self.runner is None:
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = dict(_GENERATE.bind(self, tokens, *args, **kwargs).arguments)
         del options["self"], options["tokens"]
         reset = options.pop("reset", True)
-        return self._driven(self._requests.ticket(), lambda: self._generate(tokens, reset, options))
+        return self._driven(self.requests.ticket(), lambda: self._generate(tokens, reset, options))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
-        if self._keeper is None:
+        if self.runner is None:
             return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
         options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
         del options["self"]
         rows = options.get("logprobs") is not None and self._draft_model is not None
-        ticket = self._requests.ticket(completing=True, rows=rows)
+        ticket = self.requests.ticket(completing=True, rows=rows)
         if self._handoff:
-            ticket.rests_on = self._keeper.live.tokens.copy()
+            ticket.rests_on = self.runner.live.tokens.copy()
         return self._completion(ticket, options)
 
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream's; a chat handler of one's own, which decodes by itself, has the model to itself."""
         create = super().create_chat_completion
-        if self._keeper is None or self.chat_handler is None or self._gate.nested():
+        if self.runner is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)
         rows = kwargs.get("logprobs") is not None and self._draft_model is not None
-        ticket = self._requests.ticket(completing=True, rows=rows)
+        ticket = self.requests.ticket(completing=True, rows=rows)
         return self._gate.alone(lambda: create(*args, **kwargs), ticket=ticket)
 
     def _completion(self, ticket: Ticket, options: dict[str, Any]) -> Generator[Any, Any, None]:
@@ -294,16 +293,16 @@ class Llama(DecodingLlama):
         criteria = options.get("stopping_criteria")
 
         def stopped(ids: Any, scores: Any) -> bool:
-            ended = ticket.turn is not None and ticket.turn.cancelled
+            ended = ticket.request is not None and ticket.request.cancelled
             return ended or bool(criteria is not None and criteria(ids, scores))
 
         options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
         start = super()._create_completion
         for item in self._driven(ticket, lambda: start(**options)):
-            turn: Turn | None = ticket.turn
-            if item.get("usage") and turn is not None:
-                item["usage"]["prompt_tokens_details"] = {"cached_tokens": turn.plan.cached}
-            if turn is not None and turn.cancelled:
+            request: Request | None = ticket.request
+            if item.get("usage") and request is not None:
+                item["usage"]["prompt_tokens_details"] = {"cached_tokens": request.plan.cached}
+            if request is not None and request.cancelled:
                 for choice in item["choices"]:
                     choice["finish_reason"] = choice["finish_reason"] and "cancelled"
             yield item
@@ -315,13 +314,13 @@ class Llama(DecodingLlama):
         if self._gate.nested():
             yield from start()
         else:
-            yield from self._requests.drive(ticket, start)
+            yield from self.requests.drive(ticket, start)
 
     def _generate(
         self, tokens: Sequence[int], reset: bool, options: dict[str, Any]
     ) -> Generator[int, Sequence[int] | None, None]:
         """`generate` inside its request."""
-        turn, rest = self._begin(self._checked(tokens), reset)
+        request, rest = self._begin(self._checked(tokens), reset)
         try:
             inner = super().generate(rest.tolist(), reset=False, **options)
             sent: Sequence[int] | None = None
@@ -332,25 +331,25 @@ class Llama(DecodingLlama):
                 except StopIteration:
                     return
                 except RequestCancelled:
-                    turn.cancelled = True
+                    request.cancelled = True
                     if self._gate.completing:
                         return
                     raise
-                turn.token(token)
+                request.hand_out(token)
                 sent = yield token
-                turn.sent |= sent is not None
+                request.sent |= sent is not None
         finally:
             # Given up between two steps, it is ended by the gate; a completion ends it inside one.
-            if self._active is turn and self._gate.inside and not collecting():
+            if self.requests.active is request and self._gate.inside and not collecting():
                 self._retire()
 
-    def _begin(self, prompt: Tokens, reset: bool) -> tuple[Turn, Tokens]:
-        """Open a turn: plan the prompt and bring context memory to the restore point; what is left of it.
+    def _begin(self, prompt: Tokens, reset: bool) -> tuple[Request, Tokens]:
+        """Open a request: plan the prompt and bring context memory to the restore point; what is left of it.
 
         `reset` False: the prompt continues the `n_tokens` that are there.
         """
-        assert self._keeper is not None
-        live, current = self._keeper.live, self._gate.current
+        assert self.runner is not None
+        live, current = self.runner.live, self._gate.current
         self._retire()
         if current is not None and current.rests_on is not None:
             if not np.array_equal(live.tokens, current.rests_on):  # image for image
@@ -368,16 +367,18 @@ class Llama(DecodingLlama):
         self._fits(len(prompt))
         rows = min(self._score_rows, common_prefix(live.tokens, prompt))
         self._score_rows = 0
-        self._turn = self._active = self._keeper.begin(prompt, rows if self._logits_all else None)
+        request = self.requests.last = self.requests.active = self.runner.begin(
+            prompt, rows if self._logits_all else None
+        )
         self._score_rows = min(rows, live.n)
         if self._gate.current is not None:
-            self._gate.current.turn = self._turn
+            self._gate.current.request = request
         if not live.opaque:
             self._native_from = None
         self._settle(prompt[: live.n])
         assert self._drafts is not None
-        self._active.drafts = self._drafts.begin(len(prompt))
-        return self._active, prompt[live.n :]
+        request.drafts = self._drafts.begin(len(prompt))
+        return request, prompt[live.n :]
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -386,11 +387,11 @@ class Llama(DecodingLlama):
 
         A request that runs is cancelled, and its step waited for; later ones raise ModelClosed.
         """
-        if self._keeper is None:
+        if self.runner is None:
             super().close()
             return
         self._gate.close(super().close)
-        self._keeper.cache.flush()
+        self.runner.cache.flush()
 
     def __del__(self) -> None:
         # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
@@ -400,7 +401,7 @@ class Llama(DecodingLlama):
 
     def reset(self) -> None:
         """Forget the current sequence; what the prompt cache knows stays."""
-        if self._keeper is None:
+        if self.runner is None:
             super().reset()
             return
         if self._gate.closed:
@@ -409,12 +410,12 @@ class Llama(DecodingLlama):
             self._gate.alone(self._reset)
 
     def _reset(self) -> None:
-        assert self._keeper is not None
+        assert self.runner is not None
         self.n_tokens = 0
         self._requires_eval = True
         self._handoff = False
         self._native_from = None
-        self._keeper.live.empty()
+        self.runner.live.empty()
 
     @property
     def cache_salt(self) -> str:
@@ -428,29 +429,29 @@ class Llama(DecodingLlama):
 
     @cache_salt.setter
     def cache_salt(self, salt: str) -> None:
-        if self._keeper is None or self._gate.closed:
+        if self.runner is None or self._gate.closed:
             self._cache_salt = salt
             return
         self._gate.alone(self._set_salt, salt)
 
     def _set_salt(self, salt: str) -> None:
-        assert self._keeper is not None
+        assert self.runner is not None
         self._retire()
         self._cache_salt = salt
-        live = self._keeper.live
+        live = self.runner.live
         assert live.computation is not None
         live.computed_by(replace(live.computation, salt=salt))
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
-        if self._keeper is None:
+        if self.runner is None:
             return super().save_state()
         return self._gate.alone(self._save_state)
 
     def _save_state(self) -> llama_cpp.LlamaState:
-        assert self._keeper is not None
+        assert self.runner is not None
         self._decode(self._align(), None)
-        return seal_state(super().save_state(), self._keeper.live, self._score_rows)
+        return seal_state(super().save_state(), self.runner.live, self._score_rows)
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
@@ -458,22 +459,22 @@ class Llama(DecodingLlama):
         Raises SnapshotError (nothing changed) when a sealed state is damaged or of another model, and
         RuntimeError when the library does not take it.
         """
-        if self._keeper is None:
+        if self.runner is None:
             super().load_state(state)
             return
         self._gate.alone(self._load_useful, state)
 
     def _load_useful(self, state: llama_cpp.LlamaState) -> None:
-        assert self._keeper is not None
+        assert self.runner is not None
         self._retire()
         try:
-            self._load_state(state, self._keeper)
+            self._load_state(state, self.runner)
         except (SnapshotError, RuntimeError):
             if not (isinstance(self.cache, UsefulStates) and self.cache.take_back(state)):
                 raise
 
-    def _load_state(self, state: llama_cpp.LlamaState, keeper: Keeper) -> None:
-        live = keeper.live
+    def _load_state(self, state: llama_cpp.LlamaState, runner: RequestRunner) -> None:
+        live = runner.live
         check_state(state, live)
         state, rows = fit_scores(state, len(self.scores))
         live.distrust()
@@ -490,7 +491,7 @@ class Llama(DecodingLlama):
             logits = live.logits()
             self._requires_eval = logits is None
             if live.profile.needs_checkpoints:
-                keeper.checkpoint(None, None if logits is None else logits.copy())
+                runner.checkpoint(None, None if logits is None else logits.copy())
 
     @property
     def cache(self) -> Any:
@@ -499,18 +500,18 @@ class Llama(DecodingLlama):
 
     @cache.setter
     def cache(self, cache: Any) -> None:
-        wanted = cache is not None and self._keeper is not None
+        wanted = cache is not None and self.runner is not None
         self._upstream_cache = UsefulStates(cache, self._depth, self._cuttable) if wanted else cache
 
     def _depth(self, tokens: Tokens) -> int:
         """Tokens of a prompt that a request would not have to decode now."""
-        assert self._keeper is not None
-        return self._keeper.depth(tokens)
+        assert self.runner is not None
+        return self.runner.depth(tokens)
 
     @property
     def _cuttable(self) -> bool:
-        assert self._keeper is not None
-        return not self._keeper.live.profile.needs_checkpoints
+        assert self.runner is not None
+        return not self.runner.live.profile.needs_checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

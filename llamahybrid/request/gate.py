@@ -33,7 +33,7 @@ PATIENCE = 1.0
 POLL = 0.1
 """Seconds after which who waits looks again, whether or not a bell rang."""
 
-LEFT_THE_LINE = 2.0
+PLACE_EXPIRES = 2.0
 """A place in the line that was not renewed for so many seconds is nobody's."""
 
 Result = TypeVar("Result")
@@ -52,10 +52,10 @@ class Ticket:
         "number",
         "over",
         "parked",
+        "request",
         "rests_on",
         "rows",
         "thread",
-        "turn",
     )
 
     def __init__(self, completing: bool = False, rows: bool = False) -> None:
@@ -71,7 +71,7 @@ class Ticket:
         """When its last step ended, by `time.monotonic`."""
         self.parked: Any = None
         """What it needs to go on, while another request has its place."""
-        self.turn: Any = None
+        self.request: Any = None
         """What `last_request` tells of it."""
         self.rests_on: Any = None
         """What has to be live still when it begins: content that was decoded natively."""
@@ -112,7 +112,7 @@ class RequestGate:
         """Held during a step."""
         self._stepping: Ticket | None = None
         self._current: Ticket | None = None
-        self._left: deque[Ticket] = deque()
+        self._abandoned: deque[Ticket] = deque()
         """Requests that were given up; whoever comes next ends them."""
         self._line: dict[Ticket, float] = {}
         """Tickets that wait, in order of arrival, and when each last said so."""
@@ -213,7 +213,7 @@ class RequestGate:
             result: Result = self.run(ticket, self._only, ticket, work, *args)
             return result
         finally:
-            self.leave(ticket)
+            self.abandon(ticket)
 
     def _only(self, ticket: Ticket, work: Callable[..., Result], *args: Any) -> Result:
         try:
@@ -230,7 +230,7 @@ class RequestGate:
             self.stop.end()
             self._current = None
 
-    def leave(self, ticket: Ticket) -> None:
+    def abandon(self, ticket: Ticket) -> None:
         """A request is given up between two steps, maybe by a finaliser: leave word; tidy up if that is safe.
 
         Nothing native is done and no lock waited for where the collector runs, or under code of ours.
@@ -239,7 +239,7 @@ class RequestGate:
             ticket.over = True
             return
         ticket.over = True
-        self._left.append(ticket)
+        self._abandoned.append(ticket)
         self._ring()
         if in_finaliser():
             return
@@ -254,7 +254,7 @@ class RequestGate:
             return
         try:
             if self._work.acquire(blocking=False):
-                self._end_given_up()
+                self._end_abandoned()
         finally:
             if self.inside:
                 self._work.release()
@@ -290,7 +290,7 @@ class RequestGate:
             while not self._work.acquire(timeout=POLL):
                 self._heal()
             current = self._current
-            self._end_given_up()
+            self._end_abandoned()
             if current is not None and not current.over and current.parked is None:
                 self.finish(current)
             work()
@@ -305,8 +305,8 @@ class RequestGate:
     def _take(self, ticket: Ticket) -> bool:
         """Make a ticket the current one, inside the lock; False where it is not its turn after all."""
         current = self._current
-        if self._left:
-            self._end_given_up()
+        if self._abandoned:
+            self._end_abandoned()
             current = self._current
         if current is not ticket:
             if self._closed or not self._may_enter(ticket):
@@ -348,7 +348,7 @@ class RequestGate:
         for other, seen in list(self._line.items()):
             if other is ticket:
                 break
-            if now - seen < LEFT_THE_LINE and not other.over:
+            if now - seen < PLACE_EXPIRES and not other.over:
                 return False
         return True
 
@@ -394,10 +394,10 @@ class RequestGate:
 
     # -- ends and repairs ------------------------------------------------------------------------
 
-    def _end_given_up(self) -> None:
+    def _end_abandoned(self) -> None:
         """End the requests that were given up, inside the lock."""
-        while self._left:
-            ticket = self._left.popleft()
+        while self._abandoned:
+            ticket = self._abandoned.popleft()
             if self._current is ticket:
                 self.stop.end()
                 self._current = None

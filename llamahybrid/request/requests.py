@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -20,7 +20,7 @@ from llamahybrid.errors import DecodeError, RequestCancelled, RequestSuperseded
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.request.gate import RequestGate, Ticket
 from llamahybrid.request.report import RequestReport
-from llamahybrid.request.runner import Turn
+from llamahybrid.request.request import Request
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parked:
-    """What a suspended request needs to go on: upstream's attributes of it, and its turn."""
+    """What a suspended request needs to go on: upstream's attributes of it, and what it has done so far."""
 
     ids: Tokens
     sampler: Any
@@ -40,7 +40,7 @@ class Parked:
     native_from: int | None
     memory: Tokens
     """What was live: every image has ids of its own there."""
-    active: Turn | None
+    active: Request | None
     known: LiveState
     """Whether its tokens are forgotten meanwhile."""
 
@@ -69,7 +69,7 @@ class RequestHandle:
     @property
     def reports(self) -> list[RequestReport]:
         """What each of them decoded and reused, so far, in the order they were made."""
-        return [t.turn.report() for t in self._tickets if t.turn is not None]
+        return [t.request.report() for t in self._tickets if t.request is not None]
 
     def add(self, ticket: Ticket) -> None:
         """One more request."""
@@ -100,6 +100,10 @@ class Requests:
     def __init__(self, llm: Llama, wait: bool | float) -> None:
         self._of = ref(llm)  # no cycle: a model is freed when nobody uses it any more
         self.gate = RequestGate(wait, self)
+        self.active: Request | None = None
+        """The one that is open."""
+        self.last: Request | None = None
+        """What `last_request` tells of."""
 
     @property
     def _llm(self) -> Llama:
@@ -131,7 +135,7 @@ class Requests:
                     return
                 sent = yield item
         finally:
-            self.gate.leave(ticket)
+            self.gate.abandon(ticket)
 
     def _advance(self, ticket: Ticket, inner: Generator[Any, Any, None], sent: Any) -> Any:
         try:
@@ -144,27 +148,27 @@ class Requests:
 
     def begin(self, ticket: Ticket) -> None:
         """See `Tenant.begin`."""
-        self._llm._active = None  # an interrupt in `park` may have left it
+        self.active = None  # an interrupt in `park` may have left it
         self._llm._keep_rows(ticket.rows)
 
     def park(self, ticket: Ticket) -> None:
         """See `Tenant.park`; what the caller has not seen yet of a draft goes."""
         llm = self._llm
-        turn, keeper = llm._active, llm._keeper
-        if keeper is None:
+        request, runner = self.active, llm.runner
+        if runner is None:
             return
-        if turn is not None:
+        if request is not None:
             # First of all what upstream believes: it then decodes the last token it handed out, and samples
             # from no row that is about to go.
-            if not turn.sent:
-                llm.n_tokens = min(llm.n_tokens, turn.plan.total + turn.generated - 1)
-            llm._end_drafts(turn, goes_on=True)
-            turn.plan = replace(turn.plan, checkpoint=None, logits=None, segments=())
-            keeper.leave()
+            if not request.sent:
+                llm.n_tokens = min(llm.n_tokens, request.plan.total + request.generated - 1)
+            llm._end_drafts(request, goes_on=True)
+            request.drop_records()
+            runner.save_tip()
         n = llm.n_tokens
         ids = llm.input_ids[:n].astype(np.int32)
         known = LiveState(lambda: ids)
-        keeper.cache.follow(known, ids)
+        runner.cache.follow(known, ids)
         ticket.parked = Parked(
             ids=ids,
             sampler=llm._sampler,
@@ -173,11 +177,11 @@ class Requests:
             rows=llm.scores[:n].copy() if llm._logits_all else None,
             rows_known=llm._score_rows,
             native_from=llm._native_from,
-            memory=keeper.live.tokens[:n].copy(),
-            active=turn,
+            memory=runner.live.tokens[:n].copy(),
+            active=request,
             known=known,
         )
-        llm._active = None
+        self.active = None
 
     def resume(self, ticket: Ticket) -> None:
         """See `Tenant.resume`. Raises RequestSuperseded where what it rests on is gone for good."""
@@ -190,16 +194,16 @@ class Requests:
         llm._requires_eval, llm._native_from = parked.requires_eval, parked.native_from
         llm._handoff = False
         llm._score_rows = 0
-        llm._active = None
-        if ticket.turn is not None:
-            llm._turn = ticket.turn
+        self.active = None
+        if ticket.request is not None:
+            self.last = ticket.request
         if parked.active is not None:
             if parked.active.sent:
                 raise RequestSuperseded(
                     "tokens were sent to this generator before another request took its place"
                 )
-            assert llm._keeper is not None
-            there = llm._keeper.live.tokens[: len(parked.memory)]
+            assert llm.runner is not None
+            there = llm.runner.live.tokens[: len(parked.memory)]
             if parked.native_from is not None and not np.array_equal(there, parked.memory):
                 raise RequestSuperseded("another request took the place of this one: its image is gone")
             try:
@@ -213,16 +217,16 @@ class Requests:
         if parked.rows is not None:
             llm.scores[:n] = parked.rows
             llm._score_rows = parked.rows_known
-        llm._active = parked.active
-        if parked.known.forgotten and llm._keeper is not None:
-            llm._keeper.store_nothing()
+        self.active = parked.active
+        if parked.known.forgotten and llm.runner is not None:
+            llm.runner.stop_storing()
 
     def end(self, ticket: Ticket) -> None:
         """See `Tenant.end`."""
         llm = self._llm
         if ticket.parked is not None:
-            turn, ticket.parked = ticket.parked.active, None
-            llm._tell(turn)
+            request, ticket.parked = ticket.parked.active, None
+            llm._tell(request)
         else:
             try:
                 llm._retire()
