@@ -368,15 +368,15 @@ def test_an_interrupt_in_a_decode_leaves_no_wrong_state(open_model, fresh, monke
 
 def test_an_interrupt_between_batches_keeps_those_that_are_done(open_model, fresh, monkeypatch):
     llm = open_model(n_batch=32)
-    settle = llm._settle
+    mirror = llm.requests.evaluation.mirror
     long = (PROMPT * 3)[:200]
 
     def interrupted(ids, start=0):
-        settle(ids, start)
+        mirror(ids, start)
         if llm.n_tokens == 96:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm, "_settle", interrupted)
+    monkeypatch.setattr(llm.requests.evaluation, "mirror", interrupted)
     with pytest.raises(KeyboardInterrupt):
         take(llm, long)
     monkeypatch.undo()

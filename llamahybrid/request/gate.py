@@ -21,11 +21,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from llamahybrid.capi.shim import Stop
 from llamahybrid.errors import Busy, LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.request.finalisers import in_finaliser
+from llamahybrid.request.ticket import Tenant, Ticket, this_thread
 
 PATIENCE = 1.0
 """Seconds after which a request that nobody advances makes room for one that waits."""
@@ -39,61 +40,6 @@ PLACE_EXPIRES = 2.0
 Result = TypeVar("Result")
 
 logger = logging.getLogger("llamahybrid")
-
-
-class Ticket:
-    """One request's claim to the context."""
-
-    __slots__ = (
-        "cancelled",
-        "completing",
-        "ended",
-        "idle_since",
-        "number",
-        "over",
-        "parked",
-        "request",
-        "rests_on",
-        "rows",
-        "thread",
-    )
-
-    def __init__(self, completing: bool = False, rows: bool = False) -> None:
-        self.number = 0
-        """What `RequestGate.stop` knows it by, since it became the current one."""
-        self.completing = completing
-        """Its tokens go to a completion, which a cancelled `generate` ends instead of raising."""
-        self.rows = rows
-        """It needs the logits of every token."""
-        self.thread: object | None = None
-        """The thread that made its last step (see `_here`); None: it has made none."""
-        self.idle_since = 0.0
-        """When its last step ended, by `time.monotonic`."""
-        self.parked: Any = None
-        """What it needs to go on, while another request has its place."""
-        self.request: Any = None
-        """What `last_request` tells of it."""
-        self.rests_on: Any = None
-        """What has to be live still when it begins: content that was decoded natively."""
-        self.cancelled = False
-        self.over = False
-        self.ended = False
-
-
-class Tenant(Protocol):
-    """Whose requests wait at a gate. Everything is called inside a step."""
-
-    def park(self, ticket: Ticket) -> None:
-        """Another request takes the place of this one: set `ticket.parked` to what it needs to go on."""
-
-    def resume(self, ticket: Ticket) -> None:
-        """Bring back what `ticket.parked` says, so that the request can go on."""
-
-    def begin(self, ticket: Ticket) -> None:
-        """A ticket makes its first step."""
-
-    def end(self, ticket: Ticket) -> None:
-        """A request is over, parked or not: keep its progress, tell of it. Called once for each."""
 
 
 class RequestGate:
@@ -189,7 +135,7 @@ class RequestGate:
             try:
                 self._stepping = ticket
                 self._steps += 1
-                ticket.thread = _here()
+                ticket.thread = this_thread()
                 return work(*args)
             finally:
                 ticket.idle_since = time.monotonic()
@@ -341,7 +287,7 @@ class RequestGate:
             return True
         now = time.monotonic()
         if current is not None and not current.over:
-            if current.thread is _here():
+            if current.thread is this_thread():
                 current.idle_since = -self.patience  # its own thread wants something else
             if now - current.idle_since < self.patience:
                 return False
@@ -442,16 +388,6 @@ class RequestGate:
 
 
 _STEPS = {RequestGate.run.__code__, RequestGate.close.__code__, RequestGate._tidy.__code__}
-_thread = threading.local()
-
-
-def _here() -> object:
-    """What stands for the calling thread, and never for another one."""
-    try:
-        return _thread.mark
-    except AttributeError:
-        _thread.mark = object()
-        return _thread.mark
 
 
 def _runs(frame: FrameType | None, gate: RequestGate) -> bool:

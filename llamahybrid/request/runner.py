@@ -96,7 +96,7 @@ class RequestRunner:
             restore_seconds += time.perf_counter() - clock
             if applied:
                 break
-        schedule = Schedule(plan, costs, lambda: self.meter.costs(), wanted=needs_checkpoints)
+        schedule = Schedule(plan, costs, self.meter.costs, wanted=needs_checkpoints)
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
         self._carry_out(schedule.begin(tip), request)
         return request

@@ -124,7 +124,7 @@ class Trial:
         self._draft = Prescribed(self._rng, size)
         fixed = PLANES if planes and not patched() else 0
         self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=fixed)
-        drafts = self.llm._drafts
+        drafts = self.llm.drafts
         assert drafts is not None
         drafts.pace = Unpaced(self.llm.runner.meter) if self.llm.runner else drafts.pace
         drafts.pace.buys = planes

@@ -96,7 +96,7 @@ class Sweep:
     def _open(self) -> Any:
         llm = SETTING.open(Llama, self._model, prompt_cache=PromptCache(3 << 20), **self._more)
         if self._more:
-            llm._drafts.pace = Unpaced(llm.runner.meter)
+            llm.drafts.pace = Unpaced(llm.runner.meter)
         return llm
 
     def requests(self) -> None:

@@ -110,7 +110,7 @@ def test_between_a_rollback_and_what_is_known_of_it(tiny_model, opened, monkeypa
 def test_while_the_state_before_a_draft_is_saved(tiny_model, opened, monkeypatch):
     draft = LlamaPromptLookupDecoding(num_pred_tokens=4)
     llm = opened(tiny_model("jamba"), draft_model=draft)
-    live, undo = llm.runner.live, llm._drafts.undo
+    live, undo = llm.runner.live, llm.drafts.undo
     live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
     undo.take()
     live.decode([5], "last")

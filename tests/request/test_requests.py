@@ -89,7 +89,7 @@ def test_sampled_streams_keep_their_own_sampler(opened, model, fresh):
 
 def test_drafts_by_turns(opened, model, fresh):
     llm = opened(model, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2))
-    llm._drafts.pace = Unpaced(llm.runner.meter)
+    llm.drafts.pace = Unpaced(llm.runner.meter)
     prompts = [[*words(seed, 30), *[5, 9, 13] * 4] for seed in (1, 2, 3)]
     said = in_turns([llm.generate(p, temp=0.0) for p in prompts], ORDER * 2)
     assert said == [fresh(p, len(s)) for p, s in zip(prompts, said, strict=True)]
@@ -109,7 +109,7 @@ def test_what_a_draft_had_ahead_is_not_handed_out_to_another(opened, model, fres
             return np.array(answer[len(said) : len(said) + 5] if right else [1, 2, 3], dtype=np.intc)
 
     llm.draft_model = Oracle()
-    llm._drafts.pace = Unpaced(llm.runner.meter)  # drafts, whatever they cost
+    llm.drafts.pace = Unpaced(llm.runner.meter)  # drafts, whatever they cost
     stream = llm.generate(prompt, temp=0.0)
     said = list(islice(stream, 3))
     for count in (1, 2, 6):
@@ -457,11 +457,11 @@ def test_a_model_is_freed_when_nobody_uses_it(model):
     path, options = model
     llm = Llama(path, **options)
     list(islice(llm.generate(words(1), temp=0.0), 2))
-    gone = weakref.ref(llm)
+    gone = [weakref.ref(each) for each in (llm, llm.runner, llm.evaluation)]
     gc.disable()
     try:
         del llm
-        assert gone() is None
+        assert [ref() for ref in gone] == [None] * 3
     finally:
         gc.enable()
 

@@ -135,7 +135,7 @@ def test_another_users_tokens_are_spelt_for_who_asks_only(opened: Callable[..., 
     llm.reset()
     take(llm, OTHER, 1)
     said = [report.reason for report in reports[1:3]]
-    spelt = [llm._spell(token) for token in b"x47"]
+    spelt = [llm.requests.spell(token) for token in b"x47"]
     for reason, old in zip(said, spelt[1:], strict=True):
         assert repr(spelt[0]) in reason
         assert (f"{spelt[0]!r} was {old!r}" in reason) == explain
@@ -225,6 +225,6 @@ def test_a_report_does_not_keep_bytes_of_the_cache(opened: Callable[..., Any]) -
     take(llm, [*SECRET, 5])
     llm.reset()
     take(llm, OTHER, 1)
-    llm._retire()
+    llm.requests.end_active()
     plan = llm.requests.last.plan
     assert (plan.checkpoint, plan.logits, plan.segments) == (None, None, ())

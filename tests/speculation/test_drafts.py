@@ -167,17 +167,17 @@ def test_and_where_every_draft_is_wrong(open_model, fresh, monkeypatch, planes):
 def test_what_was_saved_for_one_request_serves_no_other(open_model):
     llm, _ = unpaced(open_model, lambda ids: ids[:3])
     take(llm, PROMPT, 5)
-    assert llm._drafts.undo.position is not None
+    assert llm.drafts.undo.position is not None
     stream = llm.generate(PROMPT, temp=0.0)
     next(stream)
-    assert llm._drafts.undo.position is None
+    assert llm.drafts.undo.position is None
     stream.close()
 
 
 def test_a_state_is_not_saved_twice(open_model, fresh, monkeypatch):
     llm, _ = unpaced(open_model, lambda ids: ids[:0])
     take(llm, PROMPT, 2)
-    live, undo = llm.runner.live, llm._drafts.undo
+    live, undo = llm.runner.live, llm.drafts.undo
     saved = []
     save = live._native.save_partial
     monkeypatch.setattr(live._native, "save_partial", lambda out: (saved.append(live.n), save(out))[1])
@@ -231,7 +231,7 @@ class Draft(LlamaDraftModel):
 def unpaced(open_model, guess, **more):
     draft = Draft(guess)
     llm = open_model(draft_model=draft, **more)
-    llm._drafts.pace = Unpaced(llm.runner.meter)
+    llm.drafts.pace = Unpaced(llm.runner.meter)
     return llm, draft
 
 
@@ -279,7 +279,7 @@ def test_the_context_may_be_filled_to_its_end(open_model):
 def test_nothing_is_drafted_that_could_not_be_taken_back(open_model, monkeypatch):
     monkeypatch.setattr(LiveSequence, "opaque", True)  # as after an image
     llm, draft = unpaced(open_model, lambda ids: ids[:3], draft_planes=4)
-    assert len(llm._drafts(np.array(PROMPT, dtype=np.intc))) == 0
+    assert len(llm.drafts(np.array(PROMPT, dtype=np.intc))) == 0
     assert draft.calls == 0
 
 
@@ -299,7 +299,7 @@ def test_the_given_draft_model_is_what_one_sees(open_model):
 def test_a_draft_model_may_be_set_later(open_model, fresh):
     llm = open_model()
     llm.draft_model = draft = Draft(lambda ids: ids[:3])
-    llm._drafts.pace = Unpaced(llm.runner.meter)
+    llm.drafts.pace = Unpaced(llm.runner.meter)
     assert take(llm, PROMPT, 20) == fresh(PROMPT, 20)
     assert draft.calls > 0
 
@@ -350,7 +350,7 @@ def test_drafts_do_not_spoil_what_is_reused(tiny_model, arch, planes, workload):
         llm = Llama(
             **arguments, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=6), draft_planes=planes
         )
-        llm._drafts.pace = Unpaced(llm.runner.meter)
+        llm.drafts.pace = Unpaced(llm.runner.meter)
         return llm
 
     drafted = Comparer(tiny_model(arch), options).side(drafting, WORKLOADS[workload])
