@@ -552,9 +552,9 @@ def test_a_parked_stream_holds_no_stored_state_and_is_told_of_after_close(opened
         stream = llm.generate([*words(1), 3], temp=0.0)
     next(stream)
     ticket = handle._tickets[0]
-    assert ticket.turn.plan.checkpoint is not None, "nothing was at stake"
+    assert ticket.request.plan.checkpoint is not None, "nothing was at stake"
     list(islice(llm.generate(words(2), temp=0.0), 2))
-    assert (ticket.turn.plan.checkpoint, ticket.turn.plan.segments) == (None, ())
+    assert (ticket.request.plan.checkpoint, ticket.request.plan.segments) == (None, ())
     llm.close()
     before = len(told)
     stream.close()
