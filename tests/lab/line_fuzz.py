@@ -45,7 +45,6 @@ ROOMS = "request", "memory", "speculation"
 FILES = (
     *(file for room in ROOMS for file in ROOT.glob(f"{room}/*.py")),
     ROOT / "llama.py",
-    ROOT / "decoding.py",
 )
 LATER = 5
 """Each line is interrupted at its first pass and at this one."""

@@ -1,15 +1,19 @@
-"""The checkpoint rules by themselves: what a request is told to do, event by event."""
+"""The checkpoint rules by themselves, event by event; and that all who drive them do the same."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from llamahybrid import Llama
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Outline
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
@@ -23,9 +27,11 @@ from llamahybrid.request.schedule import (
     before_tip_goes,
     gives_up_tip,
 )
-from tests.lab.fake_engine import FakeEngine
+from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.replay import LARGE, Player
 from tests.lab.traces import Ask
+
+TinyModel = Callable[..., Path]
 
 SLOW = Costs(token_seconds=0.1, prefill_seconds=0.01, snapshot_seconds=1.0, snapshot_bytes=1 << 20)
 """A snapshot takes so long that nothing is stored because it is cheap."""
@@ -283,6 +289,33 @@ def test_the_laboratory_stores_what_the_rules_say() -> None:
         places.append(cache.places)
     assert places[0] == places[1]
     assert len({p for _, p in places[0]}) > 10
+
+
+@pytest.mark.parametrize(("arch", "kind"), [("qwen35", "hybrid"), ("mamba", "recurrent")])
+def test_the_fake_engine_stores_what_a_model_stores(tiny_model: TinyModel, arch: str, kind: Kind) -> None:
+    """The same requests on a context and on tokens: every checkpoint at the same place, in the same order."""
+    costs = replace(SLOW, snapshot_seconds=0.01, batch_tokens=64)
+    caches = Noting(1 << 28), Noting(1 << 28)
+    path = str(tiny_model(arch))
+    llm = Llama(path, n_ctx=1024, n_batch=64, n_threads=1, verbose=False, prompt_cache=caches[0])
+    with closing(llm):
+        llm.runner.meter.costs = lambda: costs  # type: ignore[union-attr, method-assign]
+        fake = FakeEngine(caches[1], kind, costs=costs, snapshot_bytes=1 << 16)
+        first = [(7 * i + 1) % 200 for i in range(150)]
+        chat = [*first, *_both(llm, fake, first, 90), *range(30)]
+        for prompt, tokens in ((chat, 40), (first, 3), (chat[:200], 70), ([9, *first], 2), (chat, 20)):
+            _both(llm, fake, prompt, tokens)
+    assert caches[0].places == caches[1].places
+    assert len(set(caches[0].places)) > 10
+
+
+def _both(llm: Llama, fake: FakeEngine, prompt: list[int], tokens: int) -> list[int]:
+    """One request on both; the answer, whose last token is not decoded."""
+    with closing(llm.generate(prompt, temp=0.0)) as stream:
+        answer = list(itertools.islice(stream, tokens))
+    fake.request(prompt, answer=answer[:-1])
+    assert fake.state == llm.runner.live.tokens.tolist()  # type: ignore[union-attr]
+    return answer[:-1]
 
 
 class Noting(PromptCache):
