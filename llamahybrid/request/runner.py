@@ -288,6 +288,7 @@ class RequestRunner:
         """Tokens of the answer are about to be decoded: checkpoint what is there if the schedule says so."""
         request.steps += 1
         if self.live.n >= request.schedule.next_due:
+            self._stop_unprovable(request)
             self._carry_out(request.schedule.before_token(self.live.n), request)
 
     def end(self, request: Request) -> None:
@@ -296,10 +297,16 @@ class RequestRunner:
         request.drop_records()
         if request.staged and live.fault() is not None:
             request.staged.clear()
+        self._stop_unprovable(request)
         opaque = live.opaque  # junk is, too
         self._carry_out(request.schedule.end(live.n, opaque), request)
         if self._remembered is not None and not opaque:
             self._remembered.save(self.meter.costs())
+
+    def _stop_unprovable(self, request: Request) -> None:
+        """Another request may have learnt, while this one waited, that this memory cannot be verified."""
+        if not self.live.profile.needs_checkpoints:
+            request.schedule.stop()
 
     def depth(self, prompt: Tokens) -> int:
         """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk."""

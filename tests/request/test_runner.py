@@ -188,6 +188,21 @@ def test_a_plain_models_long_answer_is_not_stored(open_model):
     assert llm.prompt_cache.stats().entries == 0
 
 
+@pytest.mark.parametrize("tokens", [70, 20])
+def test_an_answer_is_not_stored_once_its_memory_is_known_to_defy_proof(open_model, tokens):
+    """Another request may learn it while this one waits: neither on schedule, nor at the end."""
+    llm = open_model()
+    llm.runner.meter.costs = lambda: Costs(1e-2, 1e-3, 1e-6)  # a snapshot costs nothing: any end is due
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    stored, live = llm.prompt_cache.stats().entries, llm.runner.live
+    live.profile = replace(live.profile, linear=False)
+    llm.requests.last.schedule.next_due = len(ONE) + 50 if tokens == 70 else 999
+    list(itertools.islice(stream, tokens))
+    stream.close()
+    assert llm.prompt_cache.stats().entries == stored
+
+
 def test_what_a_cancelled_prompt_had_staged_is_stored(open_model, monkeypatch):
     llm = open_model()
     stage = llm.runner._stage
