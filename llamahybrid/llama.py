@@ -202,7 +202,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         options = dict(_GENERATE.bind(self, tokens, *args, **kwargs).arguments)
         del options["self"], options["tokens"]
         reset = options.pop("reset", True)
-        return self._driven(self.requests.ticket(), lambda: self._generate(tokens, reset, options))
+        return self.requests.drive(self.requests.ticket(), lambda: self._generate(tokens, reset, options))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
@@ -241,19 +241,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
         options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
         start = super()._create_completion
-        for item in self._driven(ticket, lambda: start(**options)):
+        for item in self.requests.drive(ticket, lambda: start(**options)):
             if ticket.request is not None:
                 ticket.request.tell(item)
             yield item
-
-    def _driven(
-        self, ticket: Ticket, start: Callable[[], Generator[Any, Any, None]]
-    ) -> Generator[Any, Any, None]:
-        """Run a generator as a request at the gate; as part of the running one when called inside it."""
-        if self._gate.nested():
-            yield from start()
-        else:
-            yield from self.requests.drive(ticket, start)
 
     def _generate(
         self, tokens: Sequence[int], reset: bool, options: dict[str, Any]

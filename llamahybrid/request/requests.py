@@ -130,7 +130,10 @@ class Requests:
     def drive(
         self, ticket: Ticket, start: Callable[[], Generator[Any, Any, None]]
     ) -> Generator[Any, Any, None]:
-        """Run a generator as a request, each of its steps at the gate."""
+        """Run a generator as a request, each step at the gate; as part of the running one where inside it."""
+        if self.gate.nested():
+            yield from start()
+            return
         inner = start()
         try:
             sent = None

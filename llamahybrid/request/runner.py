@@ -319,7 +319,7 @@ class RequestRunner:
         for action in actions:
             match action:
                 case Action.STAGE if request is not None:
-                    self._stage(request)
+                    self.stage(request)
                 case Action.ADMIT_STAGED if request is not None:
                     self.admit_staged(request)
                 case Action.CHECKPOINT:
@@ -348,7 +348,8 @@ class RequestRunner:
             request.checkpoints += 1
         return stored
 
-    def _stage(self, request: Request) -> None:
+    def stage(self, request: Request) -> None:
+        """Copy the tip's state, and keep the copy back until the prompt is proven (`admit_staged`)."""
         clock = time.perf_counter()
         record = self.live.snapshot(self.cache.buffer, deep=False)
         if record is not None:

@@ -174,7 +174,7 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
     monkeypatch.setattr(llm.runner.meter, "costs", lambda: Costs(batch_tokens=BATCH))  # cuts do not vary
     greedy(llm, first)  # its attention is stored, and no checkpoint at 540
     staged = []
-    stage = llm.runner._stage
+    stage = llm.runner.stage
 
     def losing(turn):
         if not staged:
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
             staged.extend(turn.staged)
             llm.cancel()
 
-    monkeypatch.setattr(llm.runner, "_stage", losing)
+    monkeypatch.setattr(llm.runner, "stage", losing)
     at_batch(llm, monkeypatch, 0, lambda: lose_cells(llm._ctx.ctx, 3, 440))
     with pytest.raises(RequestCancelled):
         greedy(llm, branch)

@@ -205,8 +205,8 @@ def test_an_answer_is_not_stored_once_its_memory_is_known_to_defy_proof(open_mod
 
 def test_what_a_cancelled_prompt_had_staged_is_stored(open_model, monkeypatch):
     llm = open_model()
-    stage = llm.runner._stage
-    monkeypatch.setattr(llm.runner, "_stage", lambda turn: stage(turn) or llm.cancel())
+    stage = llm.runner.stage
+    monkeypatch.setattr(llm.runner, "stage", lambda turn: stage(turn) or llm.cancel())
     with pytest.raises(RequestCancelled):
         take(llm, ONE)
     assert llm.last_request.checkpoints == llm.prompt_cache.stats().entries == 1
@@ -267,7 +267,7 @@ def test_a_checkpoint_of_tokens_that_are_gone_is_not_stored(open_model):
     llm = open_model()
     take(llm, ONE)
     runner, stored = llm.runner, llm.prompt_cache.stats().entries
-    runner._stage(llm.requests.last)
+    runner.stage(llm.requests.last)
     runner.live.empty()
     runner.admit_staged(llm.requests.last)
     assert llm.prompt_cache.stats().entries == stored
