@@ -107,10 +107,10 @@ def main(rounds: int) -> int:
             model = make(arch, Path(folder) / f"{arch}.gguf", params=params)
             with closing(Llama(str(model), n_ctx=4096, flash_attn=True, verbose=False)) as llm:
                 llm.eval([(7 * i + 1) % llm.n_vocab() for i in range(TOKENS)])
-                keeper = llm._keeper
-                assert keeper is not None
-                deep = f"{look(keeper.live, rounds):.2f}"
-                for what, save in cases(keeper.live).items():
+                runner = llm.runner
+                assert runner is not None
+                deep = f"{look(runner.live, rounds):.2f}"
+                for what, save in cases(runner.live).items():
                     size, taken, copied, found = ratio(save, rounds)
                     counts = size >= MIB
                     missed += counts and found > TARGET

@@ -14,44 +14,28 @@ from dataclasses import replace
 from typing import Any
 
 import llama_cpp
-import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from llamahybrid.capi.shim import library
-from llamahybrid.decoding import DecodingLlama
-from llamahybrid.errors import (
-    ContextOverflow,
-    LlamaHybridError,
-    RequestCancelled,
-    RequestSuperseded,
-    SnapshotError,
-)
-from llamahybrid.memory.adapters import follow
-from llamahybrid.memory.context import GuardedContext
-from llamahybrid.memory.costs import CostMeter
-from llamahybrid.memory.fingerprint import Computation, settings
+from llamahybrid.errors import LlamaHybridError, RequestCancelled, SnapshotError
 from llamahybrid.memory.model_files import ModelFiles
-from llamahybrid.memory.profile import probe
-from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.memory.snapshot import HEADER_BYTES
-from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.base import Costs, Tokens
-from llamahybrid.request.boundaries import Boundaries
+from llamahybrid.request.arrays import UpstreamArrays
+from llamahybrid.request.assembly import assemble, context_shape
+from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.finalisers import collecting
-from llamahybrid.request.gate import Ticket
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import RequestHandle, Requests, made_with
-from llamahybrid.request.runner import Keeper, Turn
-from llamahybrid.saved_state import UsefulStates, adopt_state, check_state, fit_scores, seal_state
+from llamahybrid.request.runner import RequestRunner
+from llamahybrid.request.ticket import Ticket
+from llamahybrid.saved_state import UsefulStates, load, seal_state
 from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 _COMPLETE = inspect.signature(llama_cpp.Llama._create_completion)
 
 
-class Llama(DecodingLlama):
+class Llama(llama_cpp.Llama):  # type: ignore[misc]
     """`llama_cpp.Llama` that decodes only what is new, for every kind of context memory.
 
     Takes every argument that upstream takes, and:
@@ -71,6 +55,8 @@ class Llama(DecodingLlama):
     A generator that nobody advances for a second makes room; it goes on, with the same text, when it is.
 
     `on_request`, if set, is called with the `RequestReport` of every finished request.
+
+    `requests`, `evaluation`, `runner` and `drafts` are what runs inside, for this package and its tests.
     """
 
     def __init__(
@@ -88,25 +74,12 @@ class Llama(DecodingLlama):
         self._prompt_cache_argument = prompt_cache
         self._explain = explain
         self._paging = paging
-        room = min(kwargs.get("n_batch", 512), kwargs.get("n_ubatch", 512))  # the library dies on less
-        self._sequences = 2 if paging and prompt_cache is not False and room >= 2 else 1
-        if draft_planes is None:
-            draft_planes = 0
-            if kwargs.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
-                draft_planes = getattr(kwargs.get("draft_model"), "num_pred_tokens", 0)
-        self._planes = 0 if prompt_cache is False else max(0, min(draft_planes, room - 2))  # it dies on more
-        self._keeper: Keeper | None = None
-        self._turn: Turn | None = None
-        self._active: Turn | None = None
-        self._drafts: Drafts | None = None
+        self._sequences, self._planes = context_shape(prompt_cache is not False, paging, draft_planes, kwargs)
+        self.evaluation: Evaluation | None = None
         self._draft_model: LlamaDraftModel | None = None
-        self._score_rows = 0
-        self._handoff = False
-        self._native_from: int | None = None
         self._upstream_cache: Any = None
-        self._requests = Requests(self, wait)
-        self._gate = self._requests.gate
-        self._all_rows = False
+        self.requests = Requests(self, wait)
+        self._gate = self.requests.gate
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
         if prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"):
@@ -117,67 +90,35 @@ class Llama(DecodingLlama):
         try:
             super().__init__(model_path, **kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
-            self._all_rows = self._logits_all = bool(kwargs.get("logits_all", False))
-            self._keep(cache, files)
+            arrays = UpstreamArrays(self)
+            arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
+            self.evaluation = assemble(self, arrays, cache, files)
+            self.draft_model = self._draft_model
         except BaseException:
             files.abandon()
             raise
 
-    def _keep(self, cache: PromptCache, files: ModelFiles) -> None:
-        """Start keeping state: probe the memory, guard the context, repair upstream's array sizes."""
-        profile = probe(self._ctx, bool(self.context_params.swa_full))
-        if not profile.has_memory:
-            return
-        unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
-        files.loaded(mapped=self.model_params.load_mode not in unmapped)
-        guarded = GuardedContext.guard(self._ctx)
-        guarded.adapters = follow(guarded, self._lora_adapter, self.lora_scale)
-        made_with = settings(self.model_params, self.context_params)
-        computation = Computation(files, made_with, guarded.adapters, self._cache_salt)
-        mark = computation.fingerprint
-        live = LiveSequence(guarded, profile, fingerprint=mark, capacity=self._n_ctx, n_vocab=self._n_vocab)
-        live.computation = computation
-        boundaries = Boundaries(self._model.vocab, self._n_vocab)
-        remembered = RememberedCosts(mark, self._cost_context())
-        known = remembered.load() or Costs(token_seconds=profile.token_seconds)
-        record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
-        meter = CostMeter(self.n_batch, replace(known, snapshot_bytes=record))
-        self._keeper = Keeper(live, cache, boundaries, meter, self._gate, self.n_batch, remembered)
-        self._drafts = Drafts(live, meter, self.n_batch, int(self.context_params.n_ubatch))
-        self._drafts.model = self._draft_model
-        guarded.live = live
-        # The library pads n_ctx to a multiple of 256 and takes that many tokens (llama.py:483).
-        self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
-        if self._logits_all:
-            self._make_scores()
+    @property
+    def runner(self) -> RequestRunner | None:
+        """What runs requests on context memory; None where upstream's behaviour was asked for."""
+        return None if self.evaluation is None else self.evaluation.runner
 
-    def _keep_rows(self, rows: bool) -> None:
-        """Keep the logits of every token from here on, as upstream does with a draft model; or as told."""
-        self._logits_all = self._all_rows or rows
-        if rows:
-            self._make_scores()
-
-    def _cost_context(self) -> tuple[int, ...]:
-        """What costs depend on besides what is in the fingerprint."""
-        params = self.context_params
-        layers = int(self.model_params.n_gpu_layers)
-        return int(params.n_threads), int(params.n_threads_batch), self.n_batch, int(params.n_ubatch), layers
-
-    def _make_scores(self) -> None:
-        if len(self.scores) < self._n_ctx:
-            self.scores: Any = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
+    @property
+    def drafts(self) -> Drafts | None:
+        """What stands between `generate` and the draft model; None as `runner`."""
+        return None if self.evaluation is None else self.evaluation.drafts
 
     @property
     def draft_model(self) -> LlamaDraftModel | None:
         """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
-        drafting = self._drafts is not None and self._draft_model is not None and self._gate.inside
-        return self._drafts if drafting else self._draft_model
+        drafting = self.evaluation is not None and self._draft_model is not None and self._gate.inside
+        return self.drafts if drafting else self._draft_model
 
     @draft_model.setter
     def draft_model(self, model: LlamaDraftModel | None) -> None:
         self._draft_model = model
-        if self._drafts is not None:
-            self._drafts.model = model
+        if self.evaluation is not None:
+            self.evaluation.drafts.model = model
 
     @property
     def context_params(self) -> Any:
@@ -198,12 +139,13 @@ class Llama(DecodingLlama):
     @property
     def prompt_cache(self) -> PromptCache | None:
         """The cache this model keeps its checkpoints in; None where upstream's behaviour was asked for."""
-        return self._keeper.cache if self._keeper else None
+        return None if self.evaluation is None else self.evaluation.runner.cache
 
     @property
     def last_request(self) -> RequestReport | None:
         """What the last request (or the running one, so far) decoded, reused and why."""
-        return self._turn.report(self._spell, explain=self._explain) if self._turn else None
+        last = self.requests.last
+        return None if last is None else self.requests.report(last)
 
     def cancel(self, request: RequestHandle | None = None) -> None:
         """End the request that runs now, or those of a handle; from any thread, or a signal handler.
@@ -255,32 +197,32 @@ class Llama(DecodingLlama):
         RequestCancelled after `cancel()`, Busy (see `wait`), ModelClosed, and RequestSuperseded where it
         lost its place and cannot go on, because an image in its prompt is gone.
         """
-        if self._keeper is None:
+        if self.evaluation is None:
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = dict(_GENERATE.bind(self, tokens, *args, **kwargs).arguments)
         del options["self"], options["tokens"]
         reset = options.pop("reset", True)
-        return self._driven(self._requests.ticket(), lambda: self._generate(tokens, reset, options))
+        return self.requests.drive(self.requests.ticket(), lambda: self._generate(tokens, reset, options))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
-        if self._keeper is None:
+        if self.evaluation is None:
             return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
         options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
         del options["self"]
         rows = options.get("logprobs") is not None and self._draft_model is not None
-        ticket = self._requests.ticket(completing=True, rows=rows)
-        if self._handoff:
-            ticket.rests_on = self._keeper.live.tokens.copy()
+        ticket = self.requests.ticket(completing=True, rows=rows)
+        if self.evaluation.handoff:
+            ticket.rests_on = self.evaluation.runner.live.tokens.copy()
         return self._completion(ticket, options)
 
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream's; a chat handler of one's own, which decodes by itself, has the model to itself."""
         create = super().create_chat_completion
-        if self._keeper is None or self.chat_handler is None or self._gate.nested():
+        if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)
         rows = kwargs.get("logprobs") is not None and self._draft_model is not None
-        ticket = self._requests.ticket(completing=True, rows=rows)
+        ticket = self.requests.ticket(completing=True, rows=rows)
         return self._gate.alone(lambda: create(*args, **kwargs), ticket=ticket)
 
     def _completion(self, ticket: Ticket, options: dict[str, Any]) -> Generator[Any, Any, None]:
@@ -294,34 +236,21 @@ class Llama(DecodingLlama):
         criteria = options.get("stopping_criteria")
 
         def stopped(ids: Any, scores: Any) -> bool:
-            ended = ticket.turn is not None and ticket.turn.cancelled
+            ended = ticket.request is not None and ticket.request.cancelled
             return ended or bool(criteria is not None and criteria(ids, scores))
 
         options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
         start = super()._create_completion
-        for item in self._driven(ticket, lambda: start(**options)):
-            turn: Turn | None = ticket.turn
-            if item.get("usage") and turn is not None:
-                item["usage"]["prompt_tokens_details"] = {"cached_tokens": turn.plan.cached}
-            if turn is not None and turn.cancelled:
-                for choice in item["choices"]:
-                    choice["finish_reason"] = choice["finish_reason"] and "cancelled"
+        for item in self.requests.drive(ticket, lambda: start(**options)):
+            if ticket.request is not None:
+                ticket.request.tell(item)
             yield item
-
-    def _driven(
-        self, ticket: Ticket, start: Callable[[], Generator[Any, Any, None]]
-    ) -> Generator[Any, Any, None]:
-        """Run a generator as a request at the gate; as part of the running one when called inside it."""
-        if self._gate.nested():
-            yield from start()
-        else:
-            yield from self._requests.drive(ticket, start)
 
     def _generate(
         self, tokens: Sequence[int], reset: bool, options: dict[str, Any]
     ) -> Generator[int, Sequence[int] | None, None]:
         """`generate` inside its request."""
-        turn, rest = self._begin(self._checked(tokens), reset)
+        request, rest = self.requests.open(tokens, reset)
         try:
             inner = super().generate(rest.tolist(), reset=False, **options)
             sent: Sequence[int] | None = None
@@ -332,52 +261,36 @@ class Llama(DecodingLlama):
                 except StopIteration:
                     return
                 except RequestCancelled:
-                    turn.cancelled = True
+                    request.cancelled = True
                     if self._gate.completing:
                         return
                     raise
-                turn.token(token)
+                request.hand_out(token)
                 sent = yield token
-                turn.sent |= sent is not None
+                request.sent |= sent is not None
         finally:
             # Given up between two steps, it is ended by the gate; a completion ends it inside one.
-            if self._active is turn and self._gate.inside and not collecting():
-                self._retire()
+            if self.requests.active is request and self._gate.inside and not collecting():
+                self.requests.end_active()
 
-    def _begin(self, prompt: Tokens, reset: bool) -> tuple[Turn, Tokens]:
-        """Open a turn: plan the prompt and bring context memory to the restore point; what is left of it.
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Decode tokens behind the `n_tokens` that are there, in native batches of at most `n_batch`.
 
-        `reset` False: the prompt continues the `n_tokens` that are there.
+        Raises ContextOverflow before anything is decoded when they do not fit, DecodeError when the
+        library fails; the state is sound either way.
         """
-        assert self._keeper is not None
-        live, current = self._keeper.live, self._gate.current
-        self._retire()
-        if current is not None and current.rests_on is not None:
-            if not np.array_equal(live.tokens, current.rests_on):  # image for image
-                raise RequestSuperseded("another request came between the image and the answer to it")
-            current.rests_on, self._handoff = None, True
-        self._notice_native()
-        there = np.asarray(self.input_ids[: self.n_tokens], dtype=np.int32)
-        if not reset:
-            prompt = np.concatenate([there, prompt])
-        if live.n and live.opaque and (self._handoff or not reset) and live.holds(prompt[: live.n]):
-            prompt = np.concatenate([live.tokens, prompt[live.n :]])
-        self._handoff = False
-        if len(prompt) == 0:
-            raise ContextOverflow("the prompt is empty: there is nothing to sample from")
-        self._fits(len(prompt))
-        rows = min(self._score_rows, common_prefix(live.tokens, prompt))
-        self._score_rows = 0
-        self._turn = self._active = self._keeper.begin(prompt, rows if self._logits_all else None)
-        self._score_rows = min(rows, live.n)
-        if self._gate.current is not None:
-            self._gate.current.turn = self._turn
-        if not live.opaque:
-            self._native_from = None
-        self._settle(prompt[: live.n])
-        assert self._drafts is not None
-        self._active.drafts = self._drafts.begin(len(prompt))
-        return self._active, prompt[live.n :]
+        if self.evaluation is None:
+            super().eval(tokens)
+            return
+        gate = self._gate
+        if gate.inside and not gate.telling and self.evaluation.append(tokens):
+            return
+        gate.alone(self.evaluation.eval, tokens)
+
+    @property
+    def _scores(self) -> Any:
+        # A criterion is shown the last row even where a request was cancelled before its first batch.
+        return self.scores[: max(1, self.n_tokens), :]
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -386,11 +299,11 @@ class Llama(DecodingLlama):
 
         A request that runs is cancelled, and its step waited for; later ones raise ModelClosed.
         """
-        if self._keeper is None:
+        if self.evaluation is None:
             super().close()
             return
         self._gate.close(super().close)
-        self._keeper.cache.flush()
+        self.evaluation.runner.cache.flush()
 
     def __del__(self) -> None:
         # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
@@ -400,21 +313,12 @@ class Llama(DecodingLlama):
 
     def reset(self) -> None:
         """Forget the current sequence; what the prompt cache knows stays."""
-        if self._keeper is None:
+        if self.evaluation is None:
             super().reset()
-            return
-        if self._gate.closed:
+        elif self._gate.closed:
             self.n_tokens = 0
         else:
-            self._gate.alone(self._reset)
-
-    def _reset(self) -> None:
-        assert self._keeper is not None
-        self.n_tokens = 0
-        self._requires_eval = True
-        self._handoff = False
-        self._native_from = None
-        self._keeper.live.empty()
+            self._gate.alone(self.evaluation.reset)
 
     @property
     def cache_salt(self) -> str:
@@ -428,29 +332,26 @@ class Llama(DecodingLlama):
 
     @cache_salt.setter
     def cache_salt(self, salt: str) -> None:
-        if self._keeper is None or self._gate.closed:
+        if self.evaluation is None or self._gate.closed:
             self._cache_salt = salt
-            return
-        self._gate.alone(self._set_salt, salt)
+        else:
+            self._gate.alone(self._set_salt, salt, self.evaluation.runner.live)
 
-    def _set_salt(self, salt: str) -> None:
-        assert self._keeper is not None
-        self._retire()
+    def _set_salt(self, salt: str, live: LiveSequence) -> None:
+        self.requests.end_active()
         self._cache_salt = salt
-        live = self._keeper.live
         assert live.computation is not None
         live.computed_by(replace(live.computation, salt=salt))
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
-        if self._keeper is None:
+        if self.evaluation is None:
             return super().save_state()
-        return self._gate.alone(self._save_state)
+        return self._gate.alone(self._save_state, self.evaluation)
 
-    def _save_state(self) -> llama_cpp.LlamaState:
-        assert self._keeper is not None
-        self._decode(self._align(), None)
-        return seal_state(super().save_state(), self._keeper.live, self._score_rows)
+    def _save_state(self, evaluation: Evaluation) -> llama_cpp.LlamaState:
+        evaluation.decode(evaluation.align(), None)
+        return seal_state(super().save_state(), evaluation.runner.live, evaluation.arrays.true_rows)
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
@@ -458,39 +359,18 @@ class Llama(DecodingLlama):
         Raises SnapshotError (nothing changed) when a sealed state is damaged or of another model, and
         RuntimeError when the library does not take it.
         """
-        if self._keeper is None:
+        if self.evaluation is None:
             super().load_state(state)
-            return
-        self._gate.alone(self._load_useful, state)
+        else:
+            self._gate.alone(self._load_state, state, self.evaluation)
 
-    def _load_useful(self, state: llama_cpp.LlamaState) -> None:
-        assert self._keeper is not None
-        self._retire()
+    def _load_state(self, state: llama_cpp.LlamaState, evaluation: Evaluation) -> None:
+        self.requests.end_active()
         try:
-            self._load_state(state, self._keeper)
+            load(state, evaluation, super().load_state)
         except (SnapshotError, RuntimeError):
             if not (isinstance(self.cache, UsefulStates) and self.cache.take_back(state)):
                 raise
-
-    def _load_state(self, state: llama_cpp.LlamaState, keeper: Keeper) -> None:
-        live = keeper.live
-        check_state(state, live)
-        state, rows = fit_scores(state, len(self.scores))
-        live.distrust()
-        self._score_rows = 0
-        try:
-            super().load_state(state)
-        except BaseException:
-            self.n_tokens = 0
-            raise
-        finally:
-            self.input_ids = np.resize(self.input_ids, self._n_ctx).astype(np.intc)
-        self._score_rows = rows if self._logits_all else 0
-        if adopt_state(state, live) and live.n:
-            logits = live.logits()
-            self._requires_eval = logits is None
-            if live.profile.needs_checkpoints:
-                keeper.checkpoint(None, None if logits is None else logits.copy())
 
     @property
     def cache(self) -> Any:
@@ -499,18 +379,12 @@ class Llama(DecodingLlama):
 
     @cache.setter
     def cache(self, cache: Any) -> None:
-        wanted = cache is not None and self._keeper is not None
-        self._upstream_cache = UsefulStates(cache, self._depth, self._cuttable) if wanted else cache
-
-    def _depth(self, tokens: Tokens) -> int:
-        """Tokens of a prompt that a request would not have to decode now."""
-        assert self._keeper is not None
-        return self._keeper.depth(tokens)
-
-    @property
-    def _cuttable(self) -> bool:
-        assert self._keeper is not None
-        return not self._keeper.live.profile.needs_checkpoints
+        self._upstream_cache = cache
+        if cache is not None and self.evaluation is not None:
+            runner = self.evaluation.runner
+            self._upstream_cache = UsefulStates(
+                cache, runner.depth, not runner.live.profile.needs_checkpoints
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

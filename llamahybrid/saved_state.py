@@ -22,6 +22,7 @@ from llamahybrid.memory.fingerprint import Computation
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Logits, Tokens
+from llamahybrid.request.evaluation import Evaluation
 
 SEAL = "llamahybrid"
 
@@ -119,6 +120,34 @@ def adopt_state(state: llama_cpp.LlamaState, live: LiveSequence) -> bool:
     if seal is not None and seal.logits is not None:
         live.put_logits(seal.logits)
     return True
+
+
+def load(
+    state: llama_cpp.LlamaState, evaluation: Evaluation, native_load: Callable[[llama_cpp.LlamaState], None]
+) -> None:
+    """Make a saved state the current one, by upstream's `load_state`, and believe what memory bears out.
+
+    Raises as `check_state` (nothing changed), and RuntimeError when the library does not take it.
+    """
+    runner, arrays = evaluation.runner, evaluation.arrays
+    live = runner.live
+    check_state(state, live)
+    state, rows = fit_scores(state, arrays.room_for_rows)
+    live.distrust()
+    arrays.true_rows = 0
+    try:
+        native_load(state)
+    except BaseException:
+        arrays.shorten(0)
+        raise
+    finally:
+        arrays.refit()
+    arrays.true_rows = rows if arrays.keeps_rows else 0
+    if adopt_state(state, live) and live.n:
+        logits = live.logits()
+        arrays.needs_eval(logits is None)
+        if live.profile.needs_checkpoints:
+            runner.checkpoint(None, None if logits is None else logits.copy())
 
 
 class UsefulStates(BaseLlamaCache):  # type: ignore[misc]

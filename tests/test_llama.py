@@ -135,12 +135,12 @@ def test_logprobs_of_a_restored_prefix_are_those_of_a_fresh_context(open_model, 
 def test_with_the_same_cuts_a_restored_prompt_has_the_very_bits_of_a_fresh_one(open_model, arch):
     llm = open_model(arch, swa_full=False)
     take(llm, PROMPT * 2, 20)
-    first = llm._turn.plan
+    first = llm.requests.last.plan
     prompt = (PROMPT * 2)[:150] + OTHER
     take(llm, prompt, 1)
-    second = llm._turn.plan
+    second = llm.requests.last.plan
     assert 0 < second.cached < second.total
-    mine = llm._keeper.live.logits().copy()
+    mine = llm.runner.live.logits().copy()
     stock = open_model(arch, llama_cpp.Llama, swa_full=False)
     ends = sorted({c for c in first.cuts if c < second.cached} | {second.cached, *second.cuts, second.total})
     for start, end in itertools.pairwise([0, *ends]):
@@ -199,14 +199,14 @@ def test_a_damaged_checkpoint_is_dropped_and_decoded_again(open_model, fresh, ca
 
 def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, fresh, monkeypatch):
     llm = open_model()
-    save = llm._keeper.live._native.save_partial
+    save = llm.runner.live._native.save_partial
 
     def poisoned(out):
         save(out)
         out[-4000:] = np.full(1000, np.nan, dtype=np.float32).view(np.uint8)
         return xxhash.xxh3_64_intdigest(out.data)
 
-    monkeypatch.setattr(llm._keeper.live._native, "save_partial", poisoned)
+    monkeypatch.setattr(llm.runner.live._native, "save_partial", poisoned)
     take(llm, PROMPT, 2)
     monkeypatch.undo()
     longer = [*PROMPT, *OTHER]
@@ -224,7 +224,7 @@ def test_an_answer_that_is_no_number_makes_no_checkpoints(open_model, monkeypatc
     generator = llm.generate([*PROMPT, 4], temp=0.0)
     next(generator)
     stored = llm.prompt_cache.stats().entries
-    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n: nothing)
+    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n: nothing)
     list(itertools.islice(generator, 130))
     generator.close()
     assert llm.prompt_cache.stats().entries == stored
@@ -235,7 +235,7 @@ def test_cells_that_went_missing_in_a_prefill_are_found_out(
 ):
     llm = open_model()
     take(llm, PROMPT, 2)
-    live, decode = llm._keeper.live, llm._keeper.live.decode
+    live, decode = llm.runner.live, llm.runner.live.decode
 
     def lossy(tokens, outputs):
         decode(tokens, outputs)
@@ -250,9 +250,9 @@ def test_cells_that_went_missing_in_a_prefill_are_found_out(
 def test_stored_logits_wait_for_an_output_row(open_model, fresh, caplog):
     llm = open_model()
     take(llm, PROMPT, 2)
-    llm._keeper.live.decode(np.array([1], dtype=np.int32), "none")
-    llm._keeper.live.recount()
-    assert not llm._keeper.live.can_take_logits()
+    llm.runner.live.decode(np.array([1], dtype=np.int32), "none")
+    llm.runner.live.recount()
+    assert not llm.runner.live.can_take_logits()
     assert take(llm, PROMPT) == fresh(PROMPT)
     assert llm.last_request.cached > 0
     assert caplog.text == "", "a checkpoint was dropped for want of an output row"
@@ -368,15 +368,15 @@ def test_an_interrupt_in_a_decode_leaves_no_wrong_state(open_model, fresh, monke
 
 def test_an_interrupt_between_batches_keeps_those_that_are_done(open_model, fresh, monkeypatch):
     llm = open_model(n_batch=32)
-    settle = llm._settle
+    mirror = llm.requests.evaluation.mirror
     long = (PROMPT * 3)[:200]
 
     def interrupted(ids, start=0):
-        settle(ids, start)
+        mirror(ids, start)
         if llm.n_tokens == 96:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm, "_settle", interrupted)
+    monkeypatch.setattr(llm.requests.evaluation, "mirror", interrupted)
     with pytest.raises(KeyboardInterrupt):
         take(llm, long)
     monkeypatch.undo()
@@ -630,7 +630,7 @@ def test_a_pickled_model_comes_back_with_its_settings(open_model):
     again = pickle.loads(pickle.dumps(llm))
     assert take(again, PROMPT) == take(llm, PROMPT)
     assert again.prompt_cache.ram_bytes == 123_456
-    assert again._gate.wait == 2.5
+    assert again.requests.gate.wait == 2.5
 
 
 def test_closing_with_a_generator_alive(open_model):
@@ -691,7 +691,7 @@ def test_a_turn_behind_a_stored_checkpoint_does_not_store_it_again(open_model):
     generator = llm.generate([*PROMPT, *OTHER[:12]], temp=0.0)
     answer = [next(generator)]
     assert llm.last_request.cached == len(PROMPT)
-    ends = len(llm._turn.plan.cuts) + 1
+    ends = len(llm.requests.last.plan.cuts) + 1
     assert llm.last_request.checkpoints == ends, "cuts, the prompt's end; the tip was there"
     answer += [next(generator) for _ in range(5)]
     generator.close()

@@ -49,8 +49,8 @@ class RealCosts(CostMeter):
 def with_real_costs(**options: Any) -> Llama:
     """A `Llama` that decides as it would if its model were a real one."""
     llm = Llama(**options)
-    if llm._keeper is not None:
-        llm._keeper.meter = RealCosts(llm.n_batch)
+    if llm.runner is not None:
+        llm.runner.meter = RealCosts(llm.n_batch)
     return llm
 
 

@@ -160,6 +160,17 @@ class Outline:
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why a prompt starts where it does; `request.report.sentence` words it, with a plan's numbers."""
+
+    start: Literal["repeated", "extended", "unknown", "known"]
+    """All of it is cached; it goes on from the live tip; nothing of it is known; some of it is, up to
+    `Plan.matched`."""
+    stored_logits: bool = False
+    """A repeated prompt samples from stored logits, not from the context's own."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """How a request starts. Entries it names stay pinned until `release`."""
 
@@ -178,8 +189,8 @@ class Plan:
     that were known when it was planned."""
     outline: Outline | None = None
     """What they follow from, so that those still to come can be chosen anew (`placement.recut`)."""
-    reason: str = ""
-    """One sentence for `last_request.reason`."""
+    reason: Reason | None = None
+    """None where nothing was looked up."""
     differs: tuple[int, int] | None = None
     """The prompt's token at `matched`, and the one that was there before; None where the prompt only adds."""
     stored: bool = False

@@ -27,7 +27,7 @@ from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.prompt_cache.ram import Reserve, default_ram_bytes, is_whole, new_buffer, owned
 from llamahybrid.prompt_cache.ram_store import RamStore, row
-from llamahybrid.prompt_cache.selection import Attention, Choice, choose, difference, explain, reachable
+from llamahybrid.prompt_cache.selection import Attention, Choice, choose, difference, reachable, reason
 from llamahybrid.prompt_cache.tree import Tree
 
 
@@ -140,7 +140,7 @@ class RamCache(BasePromptCache):
             logits=choice.logits,
             cuts=cuts,
             outline=outline,
-            reason=explain(choice, total, matched, len(view.tokens)),
+            reason=reason(choice, total, matched, len(view.tokens)),
             differs=difference(tokens, view.tokens, live_lcp, match),
             stored=any(e.position == cached for e in entries),
             segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llamahybrid.prompt_cache.base import Costs, LiveView, Logits, Segment, Source, Tokens
+from llamahybrid.prompt_cache.base import Costs, LiveView, Logits, Reason, Segment, Source, Tokens
 from llamahybrid.prompt_cache.nodes import Entry, Match
 
 UNMEASURED = Costs()
-
-DIFFERS = "history differs at token"
-"""How the explanation of a miss begins."""
 
 
 @dataclass(frozen=True)
@@ -96,24 +93,13 @@ def choose(
     return Choice(live, "live", None, None)
 
 
-def explain(choice: Choice, total: int, matched: int, live_tokens: int) -> str:
-    """One plain sentence on how a prompt starts, for `last_request.reason`."""
-    cached = choice.position
-    if total and cached == total:
-        how = "the live logits" if choice.logits is None else "stored logits"
-        return f"exact prompt repeated: sampling from {how}"
-    if choice.source == "live" and cached == live_tokens:
-        return f"live sequence extended by {total - cached} tokens"
-    if matched == 0:
-        return "nothing in common with anything known"
-    known = f"{DIFFERS} {matched:,} of {total:,}" if matched < total else "whole prompt known"
-    lost = f", {matched - cached:,} known tokens lost" if matched - cached > 1 else ""
-    if choice.source == "none":
-        return f"{known}; no restore point before it{lost}"
-    if choice.source == "live":
-        return f"{known}; live sequence cut to {cached:,}{lost}"
-    where = "disk" if choice.tier == "disk" else "RAM"
-    return f"{known}; restored at {cached:,} from {where}{lost}"
+def reason(choice: Choice, total: int, matched: int, live_tokens: int) -> Reason:
+    """Why a prompt of `total` tokens starts at this restore point."""
+    if total and choice.position == total:
+        return Reason("repeated", stored_logits=choice.logits is not None)
+    if choice.source == "live" and choice.position == live_tokens:
+        return Reason("extended")
+    return Reason("known" if matched else "unknown")
 
 
 def _pays(position: int, live: int, live_lcp: int, costs: Costs) -> bool:

@@ -15,7 +15,7 @@ _thread = threading.local()
 
 _OURS = (
     *(f"llamahybrid.{room}." for room in ("memory", "prompt_cache", "speculation", "capi")),
-    *(f"llamahybrid.request.{module}" for module in ("runner", "gate", "boundaries")),
+    *(f"llamahybrid.request.{module}" for module in ("runner", "gate", "boundaries", "schedule")),
 )
 """Modules whose code may be in the middle of a change, or hold a lock."""
 

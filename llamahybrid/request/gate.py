@@ -21,11 +21,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from llamahybrid.capi.shim import Stop
 from llamahybrid.errors import Busy, LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.request.finalisers import in_finaliser
+from llamahybrid.request.ticket import Tenant, Ticket, this_thread
 
 PATIENCE = 1.0
 """Seconds after which a request that nobody advances makes room for one that waits."""
@@ -33,67 +34,12 @@ PATIENCE = 1.0
 POLL = 0.1
 """Seconds after which who waits looks again, whether or not a bell rang."""
 
-LEFT_THE_LINE = 2.0
+PLACE_EXPIRES = 2.0
 """A place in the line that was not renewed for so many seconds is nobody's."""
 
 Result = TypeVar("Result")
 
 logger = logging.getLogger("llamahybrid")
-
-
-class Ticket:
-    """One request's claim to the context."""
-
-    __slots__ = (
-        "cancelled",
-        "completing",
-        "ended",
-        "idle_since",
-        "number",
-        "over",
-        "parked",
-        "rests_on",
-        "rows",
-        "thread",
-        "turn",
-    )
-
-    def __init__(self, completing: bool = False, rows: bool = False) -> None:
-        self.number = 0
-        """What `RequestGate.stop` knows it by, since it became the current one."""
-        self.completing = completing
-        """Its tokens go to a completion, which a cancelled `generate` ends instead of raising."""
-        self.rows = rows
-        """It needs the logits of every token."""
-        self.thread: object | None = None
-        """The thread that made its last step (see `_here`); None: it has made none."""
-        self.idle_since = 0.0
-        """When its last step ended, by `time.monotonic`."""
-        self.parked: Any = None
-        """What it needs to go on, while another request has its place."""
-        self.turn: Any = None
-        """What `last_request` tells of it."""
-        self.rests_on: Any = None
-        """What has to be live still when it begins: content that was decoded natively."""
-        self.cancelled = False
-        self.over = False
-        self.ended = False
-
-
-class Tenant(Protocol):
-    """Whose requests wait at a gate. Everything is called inside a step."""
-
-    def park(self, ticket: Ticket) -> None:
-        """Another request takes the place of this one: set `ticket.parked` to what it needs to go on."""
-
-    def resume(self, ticket: Ticket) -> None:
-        """Bring back what `ticket.parked` says, so that the request can go on."""
-
-    def begin(self, ticket: Ticket) -> None:
-        """A ticket makes its first step."""
-
-    def end(self, ticket: Ticket) -> None:
-        """A request is over, parked or not: keep its progress, tell of it. Called once for each."""
 
 
 class RequestGate:
@@ -112,7 +58,7 @@ class RequestGate:
         """Held during a step."""
         self._stepping: Ticket | None = None
         self._current: Ticket | None = None
-        self._left: deque[Ticket] = deque()
+        self._abandoned: deque[Ticket] = deque()
         """Requests that were given up; whoever comes next ends them."""
         self._line: dict[Ticket, float] = {}
         """Tickets that wait, in order of arrival, and when each last said so."""
@@ -189,7 +135,7 @@ class RequestGate:
             try:
                 self._stepping = ticket
                 self._steps += 1
-                ticket.thread = _here()
+                ticket.thread = this_thread()
                 return work(*args)
             finally:
                 ticket.idle_since = time.monotonic()
@@ -213,7 +159,7 @@ class RequestGate:
             result: Result = self.run(ticket, self._only, ticket, work, *args)
             return result
         finally:
-            self.leave(ticket)
+            self.abandon(ticket)
 
     def _only(self, ticket: Ticket, work: Callable[..., Result], *args: Any) -> Result:
         try:
@@ -230,7 +176,7 @@ class RequestGate:
             self.stop.end()
             self._current = None
 
-    def leave(self, ticket: Ticket) -> None:
+    def abandon(self, ticket: Ticket) -> None:
         """A request is given up between two steps, maybe by a finaliser: leave word; tidy up if that is safe.
 
         Nothing native is done and no lock waited for where the collector runs, or under code of ours.
@@ -239,7 +185,7 @@ class RequestGate:
             ticket.over = True
             return
         ticket.over = True
-        self._left.append(ticket)
+        self._abandoned.append(ticket)
         self._ring()
         if in_finaliser():
             return
@@ -254,7 +200,7 @@ class RequestGate:
             return
         try:
             if self._work.acquire(blocking=False):
-                self._end_given_up()
+                self._end_abandoned()
         finally:
             if self.inside:
                 self._work.release()
@@ -290,7 +236,7 @@ class RequestGate:
             while not self._work.acquire(timeout=POLL):
                 self._heal()
             current = self._current
-            self._end_given_up()
+            self._end_abandoned()
             if current is not None and not current.over and current.parked is None:
                 self.finish(current)
             work()
@@ -305,8 +251,8 @@ class RequestGate:
     def _take(self, ticket: Ticket) -> bool:
         """Make a ticket the current one, inside the lock; False where it is not its turn after all."""
         current = self._current
-        if self._left:
-            self._end_given_up()
+        if self._abandoned:
+            self._end_abandoned()
             current = self._current
         if current is not ticket:
             if self._closed or not self._may_enter(ticket):
@@ -341,14 +287,14 @@ class RequestGate:
             return True
         now = time.monotonic()
         if current is not None and not current.over:
-            if current.thread is _here():
+            if current.thread is this_thread():
                 current.idle_since = -self.patience  # its own thread wants something else
             if now - current.idle_since < self.patience:
                 return False
         for other, seen in list(self._line.items()):
             if other is ticket:
                 break
-            if now - seen < LEFT_THE_LINE and not other.over:
+            if now - seen < PLACE_EXPIRES and not other.over:
                 return False
         return True
 
@@ -394,10 +340,10 @@ class RequestGate:
 
     # -- ends and repairs ------------------------------------------------------------------------
 
-    def _end_given_up(self) -> None:
+    def _end_abandoned(self) -> None:
         """End the requests that were given up, inside the lock."""
-        while self._left:
-            ticket = self._left.popleft()
+        while self._abandoned:
+            ticket = self._abandoned.popleft()
             if self._current is ticket:
                 self.stop.end()
                 self._current = None
@@ -442,16 +388,6 @@ class RequestGate:
 
 
 _STEPS = {RequestGate.run.__code__, RequestGate.close.__code__, RequestGate._tidy.__code__}
-_thread = threading.local()
-
-
-def _here() -> object:
-    """What stands for the calling thread, and never for another one."""
-    try:
-        return _thread.mark
-    except AttributeError:
-        _thread.mark = object()
-        return _thread.mark
 
 
 def _runs(frame: FrameType | None, gate: RequestGate) -> bool:

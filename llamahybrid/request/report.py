@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from llamahybrid.prompt_cache.base import Source
+from llamahybrid.prompt_cache.base import Plan, Source
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,35 @@ class RequestReport:
     def left(self) -> int:
         """Prompt tokens that had to be decoded."""
         return self.total - self.cached
+
+
+def sentence(plan: Plan, spell: Callable[[int], str] = str, *, explain: bool = False) -> str:
+    """A plan's reason in words; `spell` gives a token's text.
+
+    `explain`: the token that the prompt parts from is spelt, too. It may be another user's.
+    """
+    total, matched, cached = plan.total, plan.matched, plan.cached
+    if plan.reason is None:
+        return ""
+    if plan.reason.start == "repeated":
+        how = "stored logits" if plan.reason.stored_logits else "the live logits"
+        return f"exact prompt repeated: sampling from {how}"
+    if plan.reason.start == "extended":
+        return f"live sequence extended by {total - cached} tokens"
+    if plan.reason.start == "unknown":
+        return "nothing in common with anything known"
+    known = _divergence(plan, spell, explain) if matched < total else "whole prompt known"
+    lost = f", {matched - cached:,} known tokens lost" if matched - cached > 1 else ""
+    if plan.source == "none":
+        return f"{known}; no restore point before it{lost}"
+    if plan.source == "live":
+        return f"{known}; live sequence cut to {cached:,}{lost}"
+    return f"{known}; restored at {cached:,} from {'disk' if plan.source == 'disk' else 'RAM'}{lost}"
+
+
+def _divergence(plan: Plan, spell: Callable[[int], str], explain: bool) -> str:
+    where = f"history differs at token {plan.matched:,} of {plan.total:,}"
+    if plan.differs is None:
+        return where
+    new, old = map(spell, plan.differs)
+    return f"{where}: {new!r} was {old!r}" if explain else f"{where}, {new!r}"

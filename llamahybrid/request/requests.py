@@ -6,21 +6,23 @@ aside when another request takes the place, and brought back when the first one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
-import numpy.typing as npt
 
 from llamahybrid.errors import DecodeError, RequestCancelled, RequestSuperseded
 from llamahybrid.prompt_cache.base import LiveState, Tokens
-from llamahybrid.request.gate import RequestGate, Ticket
+from llamahybrid.request.arrays import SetAside
+from llamahybrid.request.evaluation import Evaluation
+from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.report import RequestReport
-from llamahybrid.request.runner import Turn
+from llamahybrid.request.request import Request
+from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
@@ -28,19 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parked:
-    """What a suspended request needs to go on: upstream's attributes of it, and its turn."""
+    """What a suspended request needs to go on."""
 
-    ids: Tokens
-    sampler: Any
-    mirostat: Any
-    requires_eval: bool
-    rows: npt.NDArray[np.single] | None
-    """Logits of the tokens, shape (n, n_vocab), where they are kept."""
-    rows_known: int
+    arrays: SetAside
     native_from: int | None
     memory: Tokens
     """What was live: every image has ids of its own there."""
-    active: Turn | None
+    active: Request | None
     known: LiveState
     """Whether its tokens are forgotten meanwhile."""
 
@@ -69,7 +65,7 @@ class RequestHandle:
     @property
     def reports(self) -> list[RequestReport]:
         """What each of them decoded and reused, so far, in the order they were made."""
-        return [t.turn.report() for t in self._tickets if t.turn is not None]
+        return [t.request.report() for t in self._tickets if t.request is not None]
 
     def add(self, ticket: Ticket) -> None:
         """One more request."""
@@ -100,12 +96,26 @@ class Requests:
     def __init__(self, llm: Llama, wait: bool | float) -> None:
         self._of = ref(llm)  # no cycle: a model is freed when nobody uses it any more
         self.gate = RequestGate(wait, self)
+        self.last: Request | None = None
+        """What `last_request` tells of."""
 
     @property
     def _llm(self) -> Llama:
         llm = self._of()
         assert llm is not None, "whoever makes a request holds it"
         return llm
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What decodes for them; None where upstream does, without them."""
+        llm = self._of()
+        return None if llm is None else llm.evaluation
+
+    @property
+    def active(self) -> Request | None:
+        """The request that is open."""
+        evaluation = self.evaluation
+        return None if evaluation is None else evaluation.active
 
     def ticket(self, completing: bool = False, rows: bool = False) -> Ticket:
         """A ticket for a request that is made here and now, known to the handle of this context."""
@@ -120,7 +130,10 @@ class Requests:
     def drive(
         self, ticket: Ticket, start: Callable[[], Generator[Any, Any, None]]
     ) -> Generator[Any, Any, None]:
-        """Run a generator as a request, each of its steps at the gate."""
+        """Run a generator as a request, each step at the gate; as part of the running one where inside it."""
+        if self.gate.nested():
+            yield from start()
+            return
         inner = start()
         try:
             sent = None
@@ -131,7 +144,7 @@ class Requests:
                     return
                 sent = yield item
         finally:
-            self.gate.leave(ticket)
+            self.gate.abandon(ticket)
 
     def _advance(self, ticket: Ticket, inner: Generator[Any, Any, None], sent: Any) -> Any:
         try:
@@ -140,91 +153,132 @@ class Requests:
             self.gate.finish(ticket)
             raise
 
+    # -- one after the other, inside a step --------------------------------------------------------
+
+    def open(self, tokens: Sequence[int], reset: bool) -> tuple[Request, Tokens]:
+        """The request that runs begins with a prompt (see `Evaluation.begin`); what is left to decode."""
+        evaluation, ticket = self._evaluation, self.gate.current
+        prompt = evaluation.checked(tokens)
+        self.end_active()
+        if ticket is not None and ticket.rests_on is not None:
+            evaluation.go_on_from(ticket.rests_on)
+            ticket.rests_on = None
+        request, rest = evaluation.begin(prompt, reset)
+        self.last = request
+        if ticket is not None:
+            ticket.request = request
+        return request, rest
+
+    def end_active(self) -> None:
+        """End the request that is open, keeping its progress, and tell of it."""
+        evaluation = self.evaluation
+        if evaluation is None:
+            return
+        if self._llm._ctx.ctx is None:  # closed
+            evaluation.active = None
+        else:
+            self._tell(evaluation.end())
+
+    def report(self, request: Request) -> RequestReport:
+        """What a request did, as its user is told."""
+        return request.report(self.spell, explain=self._llm._explain)
+
+    def spell(self, token: int) -> str:
+        """The text of one token; its id where it has none (what was decoded natively, a closed model)."""
+        llm = self._llm
+        if not 0 <= token < llm._n_vocab or self.gate.closed:
+            return str(token)
+        text: bytes = llm._model.detokenize([token], special=True)
+        return text.decode("utf-8", errors="replace")
+
+    def _tell(self, request: Request | None) -> None:
+        """Report a request that is over."""
+        told = self._llm.on_request
+        if request is None or told is None:
+            return
+        self.gate.telling = True
+        try:
+            told(self.report(request))
+        finally:
+            self.gate.telling = False
+
     # -- for the gate: all inside a step -----------------------------------------------------------
+
+    @property
+    def _evaluation(self) -> Evaluation:
+        evaluation = self.evaluation
+        assert evaluation is not None, "without one nobody gets a ticket"
+        return evaluation
 
     def begin(self, ticket: Ticket) -> None:
         """See `Tenant.begin`."""
-        self._llm._active = None  # an interrupt in `park` may have left it
-        self._llm._keep_rows(ticket.rows)
+        self._evaluation.active = None  # an interrupt in `park` may have left it
+        self._evaluation.arrays.keep_rows(ticket.rows)
 
     def park(self, ticket: Ticket) -> None:
         """See `Tenant.park`; what the caller has not seen yet of a draft goes."""
-        llm = self._llm
-        turn, keeper = llm._active, llm._keeper
-        if keeper is None:
-            return
-        if turn is not None:
+        evaluation = self._evaluation
+        arrays, runner, request = evaluation.arrays, evaluation.runner, evaluation.active
+        if request is not None:
             # First of all what upstream believes: it then decodes the last token it handed out, and samples
             # from no row that is about to go.
-            if not turn.sent:
-                llm.n_tokens = min(llm.n_tokens, turn.plan.total + turn.generated - 1)
-            llm._end_drafts(turn, goes_on=True)
-            turn.plan = replace(turn.plan, checkpoint=None, logits=None, segments=())
-            keeper.leave()
-        n = llm.n_tokens
-        ids = llm.input_ids[:n].astype(np.int32)
-        known = LiveState(lambda: ids)
-        keeper.cache.follow(known, ids)
-        ticket.parked = Parked(
-            ids=ids,
-            sampler=llm._sampler,
-            mirostat=llm._mirostat_mu,
-            requires_eval=llm._requires_eval,
-            rows=llm.scores[:n].copy() if llm._logits_all else None,
-            rows_known=llm._score_rows,
-            native_from=llm._native_from,
-            memory=keeper.live.tokens[:n].copy(),
-            active=turn,
-            known=known,
-        )
-        llm._active = None
+            if not request.sent:
+                arrays.shorten(request.plan.total + request.generated - 1)
+            evaluation.end_drafts(request, goes_on=True)
+            request.drop_records()
+            runner.save_tip()
+        saved = arrays.set_aside()
+        known = LiveState(lambda: saved.ids)
+        runner.cache.follow(known, saved.ids)
+        memory = runner.live.tokens[: len(saved.ids)].copy()
+        ticket.parked = Parked(saved, evaluation.native_from, memory, request, known)
+        evaluation.active = None
 
     def resume(self, ticket: Ticket) -> None:
         """See `Tenant.resume`. Raises RequestSuperseded where what it rests on is gone for good."""
-        llm, parked = self._llm, ticket.parked
-        n = len(parked.ids)
-        llm._keep_rows(ticket.rows)
-        llm.input_ids[:n] = parked.ids
-        llm.n_tokens = n
-        llm._sampler, llm._mirostat_mu = parked.sampler, parked.mirostat
-        llm._requires_eval, llm._native_from = parked.requires_eval, parked.native_from
-        llm._handoff = False
-        llm._score_rows = 0
-        llm._active = None
-        if ticket.turn is not None:
-            llm._turn = ticket.turn
+        evaluation, parked = self._evaluation, ticket.parked
+        assert parked is not None, "only a parked request is resumed"
+        arrays = evaluation.arrays
+        arrays.keep_rows(ticket.rows)
+        arrays.bring_back(parked.arrays)
+        evaluation.native_from = parked.native_from
+        evaluation.handoff = False
+        evaluation.active = None
+        if ticket.request is not None:
+            self.last = ticket.request
         if parked.active is not None:
-            if parked.active.sent:
-                raise RequestSuperseded(
-                    "tokens were sent to this generator before another request took its place"
-                )
-            assert llm._keeper is not None
-            there = llm._keeper.live.tokens[: len(parked.memory)]
-            if parked.native_from is not None and not np.array_equal(there, parked.memory):
-                raise RequestSuperseded("another request took the place of this one: its image is gone")
-            try:
-                llm._come_back(parked.active)
-            except RequestCancelled:
-                pass  # for its next step to tell: a completion ends, `generate` raises
-            except DecodeError as error:
-                if parked.native_from is None:
-                    raise
-                raise RequestSuperseded(f"another request took the place of this one: {error}") from error
-        if parked.rows is not None:
-            llm.scores[:n] = parked.rows
-            llm._score_rows = parked.rows_known
-        llm._active = parked.active
-        if parked.known.forgotten and llm._keeper is not None:
-            llm._keeper.store_nothing()
+            self._come_back(evaluation, parked)
+        arrays.bring_rows(parked.arrays)
+        evaluation.active = parked.active
+        if parked.known.forgotten:
+            evaluation.runner.stop_storing()
+
+    def _come_back(self, evaluation: Evaluation, parked: Parked) -> None:
+        """Bring context memory back to where a parked request left it."""
+        assert parked.active is not None
+        if parked.active.sent:
+            raise RequestSuperseded(
+                "tokens were sent to this generator before another request took its place"
+            )
+        there = evaluation.runner.live.tokens[: len(parked.memory)]
+        if parked.native_from is not None and not np.array_equal(there, parked.memory):
+            raise RequestSuperseded("another request took the place of this one: its image is gone")
+        try:
+            evaluation.come_back(parked.active)
+        except RequestCancelled:
+            pass  # for its next step to tell: a completion ends, `generate` raises
+        except DecodeError as error:
+            if parked.native_from is None:
+                raise
+            raise RequestSuperseded(f"another request took the place of this one: {error}") from error
 
     def end(self, ticket: Ticket) -> None:
         """See `Tenant.end`."""
-        llm = self._llm
         if ticket.parked is not None:
-            turn, ticket.parked = ticket.parked.active, None
-            llm._tell(turn)
+            request, ticket.parked = ticket.parked.active, None
+            self._tell(request)
         else:
             try:
-                llm._retire()
+                self.end_active()
             finally:
-                llm._keep_rows(False)
+                self._evaluation.arrays.keep_rows(False)

@@ -23,32 +23,32 @@ class ModelDraft(PacedDraft):
 
     def __init__(self, llm: Llama, num_pred_tokens: int = 8) -> None:
         """`num_pred_tokens`: the most that is guessed at once; what pays is found out while running."""
-        if llm._keeper is None:
+        if llm.runner is None:
             raise LlamaHybridError(
                 "a draft model needs its prompt cache; open it without prompt_cache=False or embedding=True"
             )
         self.llm = llm
         self.num_pred_tokens = num_pred_tokens
         self.at_most = num_pred_tokens
-        self._keeper = llm._keeper
-        self._undo = Undo(self._keeper.live)
+        self._runner = llm.runner
+        self._undo = Undo(self._runner.live)
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
         """What the second model says after `input_ids`, shape (n,): shape (k,), fewer where its text ends.
 
         Raises LlamaHybridError when asked to draft for itself, DecodeError when the library fails.
         """
-        if self.llm._gate.nested():
+        if self.llm.requests.gate.nested():
             raise LlamaHybridError("a model cannot draft for itself; open a second Llama for it")
         ids = np.asarray(input_ids, dtype=np.int32)
-        count = min(self.num_pred_tokens, self.at_most, self._keeper.live.capacity - len(ids))
-        if count < 1 or ids.max() >= self._keeper.live.n_vocab:
+        count = min(self.num_pred_tokens, self.at_most, self._runner.live.capacity - len(ids))
+        if count < 1 or ids.max() >= self._runner.live.n_vocab:
             return np.empty(0, dtype=np.intc)
-        return self.llm._gate.alone(self._guess, ids, count)
+        return self.llm.requests.gate.alone(self._guess, ids, count)
 
     def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
         """How many of `input_ids` the second model has to decode first; more where its cache knows them."""
-        return len(input_ids) - common_prefix(self._keeper.live.tokens, np.asarray(input_ids, dtype=np.int32))
+        return len(input_ids) - common_prefix(self._runner.live.tokens, np.asarray(input_ids, dtype=np.int32))
 
     def _guess(self, ids: Tokens, count: int) -> npt.NDArray[np.intc]:
         self._follow(ids)
@@ -57,25 +57,25 @@ class ModelDraft(PacedDraft):
 
     def _follow(self, ids: Tokens) -> None:
         """Make the sequence `ids`, with the logits of its end."""
-        keeper, live = self._keeper, self._keeper.live
-        keeper.check()
+        runner, live = self._runner, self._runner.live
+        runner.check()
         if live.tip_logits and live.holds(ids):
             return
         known = min(common_prefix(live.tokens, ids), len(ids) - 1)
-        turn = None
+        request = None
         if live.is_junk or (known < live.n and self._undo.go_back(known) is None):
             self._undo.drop()
-            turn = keeper.begin(ids)
-        for _ in keeper.decode(turn, ids[live.n :], "last") if live.n < len(ids) else ():
+            request = runner.begin(ids)
+        for _ in runner.decode(request, ids[live.n :], "last") if live.n < len(ids) else ():
             pass
-        if turn is not None and not keeper.prompt_done(turn):
+        if request is not None and not runner.prompt_done(request):
             live.empty()
-            for _ in keeper.decode(None, ids, "last"):
+            for _ in runner.decode(None, ids, "last"):
                 pass
 
     def _ahead(self, count: int) -> list[int]:
         """The next `count` tokens, greedily; all but the last are decoded."""
-        live, vocabulary = self._keeper.live, self.llm._model.vocab
+        live, vocabulary = self._runner.live, self.llm._model.vocab
         guess: list[int] = []
         while True:
             logits = live.logits()
@@ -84,4 +84,4 @@ class ModelDraft(PacedDraft):
             guess.append(token)
             if len(guess) == count or llama_cpp.llama_vocab_is_eog(vocabulary, token):
                 return guess
-            self._keeper.append(token)
+            self._runner.append(token)

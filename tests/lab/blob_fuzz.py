@@ -195,7 +195,7 @@ def _records(llm: Any, tokens: list[int]) -> dict[str, Any]:
     """Every kind of stored state this model makes, of `tokens`; a whole state with its seal."""
     llm.reset()
     llm.eval(tokens)
-    live = llm._keeper.live
+    live = llm.runner.live
     out = {"state": llm.save_state()}
     if live.profile.needs_checkpoints:
         out["snapshot"] = live.snapshot(lambda n: np.empty(n, np.uint8))
@@ -208,7 +208,7 @@ def _hand_over(llm: Any, kind: str, record: Any, rng: random.Random) -> bool:
     """Try to make the model take a record; True if it did."""
     from llamahybrid.prompt_cache.base import Segment
 
-    live, ids = llm._keeper.live, np.array(PROMPT, np.int32)
+    live, ids = llm.runner.live, np.array(PROMPT, np.int32)
     if kind == "state":
         llm.load_state(record)
         return True

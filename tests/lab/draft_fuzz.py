@@ -124,9 +124,9 @@ class Trial:
         self._draft = Prescribed(self._rng, size)
         fixed = PLANES if planes and not patched() else 0
         self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=fixed)
-        drafts = self.llm._drafts
+        drafts = self.llm.drafts
         assert drafts is not None
-        drafts.pace = Unpaced(self.llm._keeper.meter) if self.llm._keeper else drafts.pace
+        drafts.pace = Unpaced(self.llm.runner.meter) if self.llm.runner else drafts.pace
         drafts.pace.buys = planes
         self.outcome = Outcome()
 
@@ -208,7 +208,7 @@ class Trial:
             )
         if memory_bytes(llm) != bytes_before:
             raise Mismatch(f"{self._name}: memory grew by {memory_bytes(llm) - bytes_before} bytes")
-        live = llm._keeper.live if llm._keeper else None
+        live = llm.runner.live if llm.runner else None
         if (
             live is None
             or not live.starts_with(np.array(prompt + answer[:-1]))
@@ -229,7 +229,7 @@ def patched() -> bool:
 
 def memory_bytes(llm: Llama) -> int:
     """Bytes of the context's memory; 0 where the library does not say."""
-    return llm._keeper.live.memory_bytes() if llm._keeper else 0
+    return llm.runner.live.memory_bytes() if llm.runner else 0
 
 
 def run(model: Path, seed: int, count: int, until: float, tick: Callable[[], None] = lambda: None) -> Outcome:

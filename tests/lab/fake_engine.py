@@ -1,6 +1,6 @@
 """An engine whose state is the list of tokens it saw, so that a wrong restore shows as wrong tokens.
 
-A request runs as the real one does: plan, apply, prefill with cuts, generate with checkpoints, remember.
+A request runs as the real one does: both drive the same `Schedule`, and do what it answers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan, final_due, next_decode_checkpoint
+from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.base import Bytes, LiveState, Logits, Segment, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
-from llamahybrid.prompt_cache.placement import tip_due
+from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
 
 Kind = Literal["recurrent", "hybrid", "window", "plain"]
 WINDOW = 8
@@ -50,8 +50,10 @@ class FakeEngine:
     """Attention KV of a token, a multiple of 8."""
     vocabulary: int = 2
     """Logits of a prompt's end."""
+    staged: list[tuple[int, Bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._schedule: Schedule | None = None
         self.followed = LiveState(lambda: np.array(self.state, np.int32))
 
     def view(self) -> LiveView:
@@ -73,18 +75,15 @@ class FakeEngine:
         """Store the attention that checkpoints on the live path need."""
         view = self.view()
         for start, end in self.cache.missing(view):
-            self.cache.keep(view, self.attention_of(self.state[:start], self.state[start:end]))
+            segment = self.attention_of(self.state[:start], self.state[start:end])
+            record = self.cache.room(view, segment.nbytes)
+            if record is None:
+                break
+            record[:] = segment.record
+            if not self.cache.keep(view, Segment(start, end, record)):
+                break
         if isinstance(self.cache, PromptCache):
             self.cache.settle(view)
-
-    def leave(self, plan: Plan) -> None:
-        """Keep what is worth coming back to before the live tip is given up."""
-        extends = plan.source == "live" and plan.cached == len(self.state)
-        if extends or self.kind == "plain":
-            return
-        if self.logits is not None and self.cache.unstored(self.view()):
-            self.checkpoint()
-        self.page_out()
 
     def snapshot(self) -> Bytes:
         """The state as bytes: length, tokens, padding; in a buffer of the cache if it lends them."""
@@ -138,52 +137,96 @@ class FakeEngine:
             self.state += tokens
             self.logits = logits_of(self.state, self.vocabulary)
 
+    def request(
+        self, prompt: Sequence[int], boundaries: Sequence[int] = (), answer: Sequence[int] = ()
+    ) -> Plan:
+        """A whole request; the prompt's tokens that were decoded are counted in `prefilled`.
+
+        `answer`: its tokens that are decoded (the last one that a caller is given is not).
+        """
+        plan = self._prefill(prompt, boundaries)
+        self._decode_answer(answer)
+        self._end()
+        return plan
+
     def prefill(self, prompt: Sequence[int], boundaries: Sequence[int] = ()) -> Plan:
-        """Bring the state to the prompt's end; counts the tokens decoded for it in `prefilled`."""
+        """A request that ends with its first token: the state is then the prompt's end."""
+        return self.request(prompt, boundaries)
+
+    def generate(self, answer: Sequence[int]) -> None:
+        """The last request goes on, though it ended before; without one, a state that was put there does."""
+        if self._schedule is None:
+            n = len(self.state)
+            self._schedule = Schedule(Plan(n, n, n, "live", None, None), self.costs, lambda: self.costs)
+            self._carry_out(self._schedule.prompt_done(n, logits=True))
+        self._decode_answer(answer)
+        self._end()
+
+    def _prefill(self, prompt: Sequence[int], boundaries: Sequence[int]) -> Plan:
         while not self.cache.follow(self.followed, np.array(prompt, np.int32)):
             self.state, self.logits = [], None
         tip = len(self.state)
         plan = self.cache.plan(np.array(prompt, np.int32), self.view(), boundaries, self.costs)
         try:
-            self.leave(plan)
+            if gives_up_tip(plan, tip) and self._keeps_chats:
+                self._carry_out(before_tip_goes(self.cache.unstored(self.view())))
             self.apply(plan, prompt)
         finally:
             self.cache.release(plan)
-        if (
-            self.kind != "plain"
-            and plan.cached == tip
-            and tip
-            and plan.source == "live"
-            and tip_due(plan.left)
-        ):
-            self.checkpoint()
+        wanted = self.kind != "plain"
+        self._schedule = schedule = Schedule(plan, self.costs, lambda: self.costs, wanted=wanted)
+        self._carry_out(schedule.begin(tip))
         for stop in (*plan.cuts, plan.total):
             self.decode(prompt[len(self.state) : stop])
-            if stop < plan.total:
-                self.checkpoint()
+            self._carry_out(schedule.decoded(stop))
         self.prefilled += plan.total - plan.cached
-        if self.kind != "plain" and plan.cached < plan.total:
-            self.checkpoint(self.logits)
-        self.cache.remember(self.namespace, np.array(self.state, np.int32), self.followed)
-        self.page_out()
+        if wanted:
+            self._carry_out(schedule.prompt_done(plan.total, self.logits is not None))
         return plan
 
-    def generate(self, answer: Sequence[int]) -> None:
-        """Decode an answer token by token, with the checkpoints that placement asks for."""
-        frontier = last = len(self.state)
-        due = next_decode_checkpoint(frontier, frontier, self.costs)
-        end = frontier + len(answer)
-        while len(self.state) < end:
-            at = len(self.state) - frontier
-            self.decode(answer[at : due - frontier])
-            if len(self.state) == due and self.kind != "plain":
-                self.checkpoint()
-                last = due
-            due = next_decode_checkpoint(len(self.state), frontier, self.costs)
-        if self.kind != "plain" and final_due(len(self.state) - last, self.costs):
-            self.checkpoint()
-        self.cache.remember(self.namespace, np.array(self.state, np.int32), self.followed)
-        self.page_out()
+    def _decode_answer(self, answer: Sequence[int]) -> None:
+        """Decode an answer; many tokens at once where the schedule has nothing to say in between."""
+        assert self._schedule is not None, "an answer needs a prompt"
+        done = 0
+        while done < len(answer):
+            self._carry_out(self._schedule.before_token(len(self.state)))
+            count = min(len(answer) - done, self._schedule.next_due - len(self.state))
+            self.decode(answer[done : done + count])
+            done += count
+
+    def _end(self) -> None:
+        assert self._schedule is not None, "only what began can end"
+        self._carry_out(self._schedule.end(len(self.state)))
+
+    @property
+    def _keeps_chats(self) -> bool:
+        return self.kind == "recurrent" or (self.kind != "plain" and self.pages)
+
+    def _carry_out(self, actions: Actions) -> None:
+        """Do what the schedule answered."""
+        for action in actions:
+            match action:
+                case Action.STAGE:
+                    self.staged.append((len(self.state), self.snapshot()))
+                case Action.ADMIT_STAGED:
+                    view = self.view()
+                    for position, snapshot in self.staged:
+                        self.cache.admit(view, position, snapshot)
+                    self.staged.clear()
+                case Action.CHECKPOINT:
+                    self._stored(self.checkpoint())
+                case Action.CHECKPOINT_IF_FINITE if self.logits is not None:
+                    self._stored(self.checkpoint())
+                case Action.CHECKPOINT_WITH_LOGITS:
+                    self._stored(self.checkpoint(self.logits))
+                case Action.REMEMBER:
+                    self.cache.remember(self.namespace, np.array(self.state, np.int32), self.followed)
+                case Action.PAGE_OUT:
+                    self.page_out()
+
+    def _stored(self, stored: bool) -> None:
+        if stored and self._schedule is not None:
+            self._schedule.stored(len(self.state))
 
     def attention_of(self, before: Sequence[int], tokens: Sequence[int]) -> Segment:
         """A segment that knows its tokens and what came before them."""

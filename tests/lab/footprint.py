@@ -112,13 +112,13 @@ def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint
     cache = PromptCache(0)
     llama = partial(Llama, n_ctx=1024, n_batch=128, n_ubatch=64, swa_full=False, verbose=False)
     with closing(llama(str(model), prompt_cache=cache, n_threads=1, n_threads_batch=1)) as llm:
-        keeper = llm._keeper
-        assert keeper is not None
+        runner = llm.runner
+        assert runner is not None
         chats = _Chats(llm, seed)
         snapshot = counted = 0
         for _ in range(WARM_UP):
             chats.turn()
-            snapshot = max(snapshot, keeper.live.snapshot_bytes())
+            snapshot = max(snapshot, runner.live.snapshot_bytes())
         warm = _status("VmRSS")
         cache.ram_bytes = snapshots * snapshot
         Path("/proc/self/clear_refs").write_text("5")

@@ -45,7 +45,6 @@ ROOMS = "request", "memory", "speculation"
 FILES = (
     *(file for room in ROOMS for file in ROOT.glob(f"{room}/*.py")),
     ROOT / "llama.py",
-    ROOT / "decoding.py",
 )
 LATER = 5
 """Each line is interrupted at its first pass and at this one."""
@@ -96,7 +95,7 @@ class Sweep:
     def _open(self) -> Any:
         llm = SETTING.open(Llama, self._model, prompt_cache=PromptCache(3 << 20), **self._more)
         if self._more:
-            llm._drafts.pace = Unpaced(llm._keeper.meter)
+            llm.drafts.pace = Unpaced(llm.runner.meter)
         return llm
 
     def requests(self) -> None:
@@ -127,7 +126,7 @@ class Sweep:
                     raise KeyboardInterrupt
 
         hit = Trace(seen).during(self.requests)
-        self.llm._gate.patience = 0.05
+        self.llm.requests.gate.patience = 0.05
         for chat, wanted in zip(self._chats, self._wanted, strict=True):
             answer = _ask(self.llm, chat)
             if answer != wanted:

@@ -106,8 +106,7 @@ class Ours:
     def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
         """Tokens decoded for a prompt and its answer."""
         before = self.engine.prefilled
-        self.engine.prefill(prompt, speech.starts(prompt))
-        self.engine.generate(answer[:-1])
+        self.engine.request(prompt, speech.starts(prompt), answer[:-1])
         return self.engine.prefilled - before + len(answer) - 1
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamahybrid.prompt_cache import Costs, LiveView, Plan, final_due, next_decode_checkpoint
-from llamahybrid.prompt_cache.base import Segment
-from llamahybrid.prompt_cache.placement import tip_due
+from llamahybrid.prompt_cache import Costs, LiveView, Plan
+from llamahybrid.prompt_cache.base import Bytes, Logits, Segment
 from llamahybrid.prompt_cache.ram_cache import RamCache
+from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
 from tests.lab.policies import Shape
 from tests.lab.traces import Ask, Tokens
 
@@ -62,6 +62,8 @@ class Player:
         self.live: Tokens = np.empty(0, np.int32)
         self.total = 0
         self.cached = 0
+        self._staged: list[tuple[int, Bytes]] = []
+        self._schedule: Schedule | None = None
 
     def view(self) -> LiveView:
         """What the context holds now."""
@@ -70,27 +72,26 @@ class Player:
         return LiveView(NAMESPACE, self.live, n, True, self.sizes.token > 0, n > 0, split=paged)
 
     def ask(self, ask: Ask) -> Plan:
-        """A request from plan to answer, with the checkpoints that placement asks for."""
-        tip, prompt = len(self.live), ask.prompt
-        plan = self.cache.plan(prompt, self.view(), ask.boundaries, self.sizes.costs)
+        """A request from plan to answer, with the checkpoints of its `Schedule`."""
+        tip, prompt, costs = len(self.live), ask.prompt, self.sizes.costs
+        plan = self.cache.plan(prompt, self.view(), ask.boundaries, costs)
         try:
-            extends = plan.source == "live" and plan.cached == tip > 0
-            if not extends:
-                self._leave()
+            if gives_up_tip(plan, tip):
+                self._carry_out(before_tip_goes(self.cache.unstored(self.view())))
         finally:
             self.cache.release(plan)
         self.live = prompt[: plan.cached]
-        if extends and tip_due(plan.left) and not plan.stored:
-            self._checkpoint()
-        for stop in plan.cuts:
+        self._schedule = schedule = Schedule(plan, costs, lambda: costs)
+        self._carry_out(schedule.begin(tip))
+        for stop in (*plan.cuts, plan.total):
             self.live = prompt[:stop]
-            self._checkpoint()
-        self.live = prompt
-        if plan.cached < plan.total:
-            self._checkpoint(logits=True)
-        self._answer(prompt, ask.answer)
-        self.cache.remember(NAMESPACE, self.live)
-        self._page_out()
+            self._carry_out(schedule.decoded(stop))
+        self._carry_out(schedule.prompt_done(plan.total, True))
+        whole = np.concatenate([prompt, ask.answer])
+        while len(self.live) < len(whole):
+            self._carry_out(schedule.before_token(len(self.live)))
+            self.live = whole[: schedule.next_due]
+        self._carry_out(schedule.end(len(whole)))
         self.total += plan.total
         self.cached += plan.cached
         return plan
@@ -101,31 +102,36 @@ class Player:
             self.ask(ask)
         return self.cached / self.total
 
-    def _answer(self, prompt: Tokens, answer: Tokens) -> None:
-        whole = np.concatenate([prompt, answer])
-        frontier = last = len(prompt)
-        due = next_decode_checkpoint(frontier, frontier, self.sizes.costs)
-        while due <= len(whole):
-            self.live = whole[:due]
-            self._checkpoint()
-            last, due = due, next_decode_checkpoint(due, frontier, self.sizes.costs)
-        self.live = whole
-        if last < len(whole) and final_due(len(whole) - last, self.sizes.costs):
-            self._checkpoint()
+    def _carry_out(self, actions: Actions) -> None:
+        """Do what the schedule answered; logits are always numbers here."""
+        for action in actions:
+            match action:
+                case Action.STAGE:
+                    self._staged.append((len(self.live), self.cache.buffer(self.sizes.snapshot)))
+                case Action.ADMIT_STAGED:
+                    view = self.view()
+                    for position, snapshot in self._staged:
+                        self.cache.admit(view, position, snapshot)
+                    self._staged.clear()
+                case Action.CHECKPOINT | Action.CHECKPOINT_IF_FINITE:
+                    self._checkpoint()
+                case Action.CHECKPOINT_WITH_LOGITS:
+                    self._checkpoint(LOGITS)
+                case Action.REMEMBER:
+                    self.cache.remember(NAMESPACE, self.live)
+                case Action.PAGE_OUT:
+                    self._page_out()
 
-    def _checkpoint(self, logits: bool = False) -> None:
+    def _checkpoint(self, logits: Logits | None = None) -> None:
         buffer = self.cache.buffer(self.sizes.snapshot)
-        self.cache.admit(self.view(), len(self.live), buffer, LOGITS if logits else None)
-
-    def _leave(self) -> None:
-        if len(self.live) and tip_due(self.cache.unstored(self.view())):
-            self._checkpoint()
-        self._page_out()
+        if self.cache.admit(self.view(), len(self.live), buffer, logits) and self._schedule is not None:
+            self._schedule.stored(len(self.live))
 
     def _page_out(self) -> None:
         view = self.view()
         for start, end in self.cache.missing(view):
-            if not self.cache.keep(view, self._segment(start, end)):
+            record = self.cache.room(view, (end - start) * self.sizes.token)
+            if record is None or not self.cache.keep(view, Segment(start, end, record)):
                 return
 
     def _segment(self, start: int, end: int) -> Segment:

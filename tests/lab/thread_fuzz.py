@@ -124,7 +124,7 @@ def stress(model: Path, seed: int, outcome: Outcome) -> None:
     objects = [SETTING.open(Llama, model, prompt_cache=cache) for _ in range(OBJECTS)]
     reference = Reference(model, SETTING)
     try:
-        snapshot = 96 + objects[0]._keeper.live.profile.snapshot_bytes
+        snapshot = 96 + objects[0].runner.live.profile.snapshot_bytes
         cache.ram_bytes = SNAPSHOTS * max(snapshot, 1 << 17)
         speech = Speech(objects[0], seed)
         pool = _Pool([speech.message(60, "system") for _ in range(2)])

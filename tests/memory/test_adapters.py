@@ -130,9 +130,9 @@ def test_a_vector_may_reach_beyond_the_last_layer(open_model):
     llm = open_model()
     layers = native.llama_model_n_layer(llm._model.model)
     steer(llm, last=layers)
-    first = llm._keeper.live.fingerprint
+    first = llm.runner.live.fingerprint
     steer(llm)
-    assert llm._keeper.live.fingerprint == first
+    assert llm.runner.live.fingerprint == first
 
 
 def test_what_an_earlier_vector_left_behind_counts(open_model, fresh):
@@ -185,12 +185,12 @@ def test_an_adapter_is_named_by_its_content(open_model, lora, tmp_path):
     for seed in (1, 2):
         file = shutil.copy(lora(seed=seed), tmp_path / "same-name.gguf")
         adapt(llm, (load(llm, file), 0.3))
-        names.append(llm._keeper.live.fingerprint)
+        names.append(llm.runner.live.fingerprint)
     assert names[0] != names[1]
     given = open_model(lora_path=str(path), lora_scale=0.3)
-    assert names[0] == given._keeper.live.fingerprint
+    assert names[0] == given.runner.live.fingerprint
     adapt(given)
-    assert given._keeper.live.fingerprint == open_model()._keeper.live.fingerprint
+    assert given.runner.live.fingerprint == open_model().runner.live.fingerprint
 
 
 def test_an_adapter_twice_is_not_the_same_as_once(open_model, lora):
@@ -199,7 +199,7 @@ def test_an_adapter_twice_is_not_the_same_as_once(open_model, lora):
     names = []
     for put in (((a, 1.0),), ((a, 1.0), (b, 1.0))):
         adapt(llm, *put)
-        names.append(llm._keeper.live.fingerprint)
+        names.append(llm.runner.live.fingerprint)
     assert names[0] != names[1]
 
 
@@ -211,29 +211,29 @@ def test_an_adapter_whose_file_was_edited_has_no_equal(open_model, lora, tmp_pat
         time.sleep(0.02)
         os.truncate(path, path.stat().st_size - 1)
         adapt(llm, (adapter, 1.0))
-        names.add(llm._keeper.live.fingerprint)
+        names.add(llm.runner.live.fingerprint)
     assert len(names) == 2
 
 
 def test_another_models_adapter_is_its_own_affair(open_model):
     ours, stock = open_model(), open_model(cls=llama_cpp.Llama)
     other = open_model()
-    before = ours._keeper.live.fingerprint
+    before = ours.runner.live.fingerprint
     steer(stock)
     steer(other)
-    assert ours._keeper.live.fingerprint == before
-    assert other._keeper.live.fingerprint != before
+    assert ours.runner.live.fingerprint == before
+    assert other.runner.live.fingerprint != before
 
 
 def test_a_closed_models_address_means_nothing(open_model):
     llm = open_model()
-    address, before = llm._ctx.ctx, llm._keeper.live.fingerprint
+    address, before = llm._ctx.ctx, llm.runner.live.fingerprint
     llm.close()
     adapters._contexts[address] = llm._ctx  # whatever the library uses this address for next
     stock = open_model(cls=llama_cpp.Llama)
     adapters._contexts[stock._ctx.ctx] = llm._ctx
     steer(stock)
-    assert llm._keeper.live.fingerprint == before
+    assert llm.runner.live.fingerprint == before
 
 
 def test_a_mode_that_changes_numbers_is_noticed(open_model, fresh):
@@ -252,15 +252,15 @@ def test_a_mode_that_changes_numbers_is_noticed(open_model, fresh):
 
 def test_the_deprecated_names_are_noticed(open_model, lora):
     llm = open_model()
-    before = llm._keeper.live.fingerprint
+    before = llm.runner.live.fingerprint
     with pytest.warns(DeprecationWarning, match="is deprecated"):
         native.llama_set_adapter_lora(llm._ctx.ctx, load(llm, lora()), 1.0)
-    after = llm._keeper.live.fingerprint
+    after = llm.runner.live.fingerprint
     with pytest.warns(DeprecationWarning, match="is deprecated"):
         native.llama_apply_adapter_cvec(
             llm._ctx.ctx, np.zeros(999, np.float32).ctypes.data_as(FLOATS), 1, 1, 1, 1
         )
-    assert len({before, after, llm._keeper.live.fingerprint}) == 3
+    assert len({before, after, llm.runner.live.fingerprint}) == 3
 
 
 def test_a_call_that_cannot_be_followed_is_a_change(open_model, monkeypatch):
@@ -323,7 +323,7 @@ def test_a_sequence_is_continued_as_stock_does(open_model, arch):
 
 def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh):
     llm = open_model()
-    decode, native_calls = llm._keeper.live._native.decode, llm._keeper.live._native
+    decode, native_calls = llm.runner.live._native.decode, llm.runner.live._native
 
     def steered(*arguments):
         decode(*arguments)
@@ -341,16 +341,16 @@ def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh)
 def test_checkpoints_that_wait_for_their_prompt_are_not_stored_under_another_name(open_model):
     llm = open_model(n_ctx=1024, n_batch=64)
     long = (PROMPT * 6)[:460]
-    keep_staged = llm._keeper.keep_staged
+    admit_staged = llm.runner.admit_staged
     seen = []
 
     def late(turn):
         if turn.staged:
             seen.append(len(turn.staged))
             steer(llm)
-        keep_staged(turn)
+        admit_staged(turn)
 
-    llm._keeper.keep_staged = late
+    llm.runner.admit_staged = late
     take(llm, long, 1)
     assert seen, "or the test proves nothing"
     assert llm.prompt_cache.stats().entries == 0
@@ -365,8 +365,8 @@ def test_reset_forgets_what_is_live_in_every_memory(open_model, arch):
     take(llm, PROMPT)
     entries = llm.prompt_cache.stats().entries
     llm.reset()
-    assert llm._keeper.live.n == 0
-    assert not llm._keeper.live.tip_logits
+    assert llm.runner.live.n == 0
+    assert not llm.runner.live.tip_logits
     assert native.llama_memory_seq_pos_max(llm._ctx.memory, 0) == -1
     assert llm.prompt_cache.stats().entries == entries, "what the cache knows stays"
 

@@ -51,7 +51,7 @@ def fresh(path, prompt, **kw):
 
 
 def named(path, **kw):
-    return Llama(str(path), **{**SETTINGS, **kw})._keeper.live.fingerprint
+    return Llama(str(path), **{**SETTINGS, **kw}).runner.live.fingerprint
 
 
 # -- parameters ------------------------------------------------------------------------------------
@@ -333,12 +333,12 @@ def test_a_model_that_is_replaced_stays_what_was_loaded(tiny_model, tmp_path, aw
     shutil.copy(tiny_model("qwen35"), path)
     llm = Llama(str(path), **SETTINGS)
     take(llm, PROMPT)
-    before = llm._keeper.live.fingerprint
+    before = llm.runner.live.fingerprint
     time.sleep(TICK)
     away(path)
     take(llm, LONGER)
     assert llm.last_request.cached == len(PROMPT)
-    assert llm._keeper.live.fingerprint == before
+    assert llm.runner.live.fingerprint == before
 
 
 def test_a_failed_load_gives_up_reading(tmp_path, monkeypatch, large):

@@ -61,7 +61,7 @@ def open_model(request, tiny_model):
 def live(open_model):
     llm = open_model()
     llm.eval(ONE)
-    return llm._keeper.live
+    return llm.runner.live
 
 
 def test_saving_leaves_the_live_sequence_as_it_was(live):
@@ -205,7 +205,7 @@ def test_a_library_that_refuses_is_a_fault_and_the_cache_forgets(open_model, mon
     llm, fresh = open_model(), open_model(prompt_cache=False)
     greedy(llm, ONE)
     greedy(llm, TWO)
-    monkeypatch.setattr(type(llm._keeper.live.profile.pager), "append", lambda *_: False)
+    monkeypatch.setattr(type(llm.runner.live.profile.pager), "append", lambda *_: False)
     asked = [*ONE, 5, 6]
     assert greedy(llm, asked) == greedy(fresh, asked)
     assert "refused stored attention" in caplog.text
@@ -227,7 +227,7 @@ def test_a_cache_shared_by_two_models_of_one_kind(open_model):
 def test_each_token_is_stored_once(open_model):
     """Bytes of segments over those of distinct tokens, after chats that branch: at most 1.10 on stock."""
     llm = open_model()
-    per_token = llm._keeper.live.profile.attention_per_token
+    per_token = llm.runner.live.profile.attention_per_token
     seen = set()
     for tail in (3, 40, 70):
         for number in range(3):

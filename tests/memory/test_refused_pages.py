@@ -26,7 +26,7 @@ def live(request, tiny_model, monkeypatch):
     flash = request.param == "flash"
     llm = Llama(str(tiny_model("qwen35")), n_ctx=256, n_threads=1, verbose=False, flash_attn=flash)
     llm.eval(PROMPT)
-    yield llm._keeper.live
+    yield llm.runner.live
     llm.close()
 
 
@@ -249,8 +249,8 @@ def test_a_model_whose_layout_is_unknown_works_without_paging(tiny_model, monkey
     monkeypatch.setattr(RangePager, "available", staticmethod(lambda: False))
     monkeypatch.setattr(what, name, lambda *_: None)
     llm = Llama(str(tiny_model("qwen35")), n_ctx=256, n_threads=1, verbose=False)
-    assert llm._keeper.live.profile.pager is None
+    assert llm.runner.live.profile.pager is None
     llm.eval(PROMPT)
-    assert llm._keeper.live.page_out(0, 40, new) is None
-    assert llm._keeper.live.snapshot(new) is not None
+    assert llm.runner.live.page_out(0, 40, new) is None
+    assert llm.runner.live.snapshot(new) is not None
     llm.close()

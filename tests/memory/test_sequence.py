@@ -27,7 +27,7 @@ def llm(tiny_model):
 @pytest.fixture
 def live(llm):
     llm.eval(PROMPT)
-    return llm._keeper.live
+    return llm.runner.live
 
 
 def test_common_prefix():
@@ -159,7 +159,7 @@ def test_a_refused_batch_that_changed_memory_all_the_same_is_not_believed(live, 
 def plain(tiny_model):
     llm = Llama(str(tiny_model("llama")), n_ctx=256, n_threads=1, verbose=False)
     llm.eval(PROMPT)
-    yield llm._keeper.live
+    yield llm.runner.live
     llm.close()
 
 
@@ -199,7 +199,7 @@ def test_an_empty_sequence_has_no_fault(live):
 
 def test_what_is_not_known_is_never_sound_whatever_memory_says(llm):
     llm.eval([5])
-    live = llm._keeper.live
+    live = llm.runner.live
     live.distrust()
     assert live.fault() is not None
     for spoil in (live.taint, live.invalidate_tip):
@@ -209,7 +209,7 @@ def test_what_is_not_known_is_never_sound_whatever_memory_says(llm):
 
 
 def test_a_full_context_that_was_spoilt_is_sound_again_once_emptied(llm):
-    live = llm._keeper.live
+    live = llm.runner.live
     llm.eval((PROMPT * 5)[: live.capacity])
     live.taint()
     assert live.is_junk
@@ -281,7 +281,7 @@ def test_nothing_is_saved_of_an_empty_sequence_or_of_half_a_state(live, monkeypa
 def test_memory_that_cannot_be_verified_is_never_restored(tiny_model):
     llm = Llama(str(tiny_model("deepseek4")), n_ctx=256, n_threads=1, verbose=False)
     llm.eval(PROMPT)
-    live = llm._keeper.live
+    live = llm.runner.live
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
     with pytest.raises(SnapshotError, match="cannot be verified"):
         live.restore(record, ids(PROMPT))
@@ -290,7 +290,7 @@ def test_memory_that_cannot_be_verified_is_never_restored(tiny_model):
 def test_a_cut_behind_the_window_is_refused(tiny_model):
     llm = Llama(str(tiny_model("gemma3")), n_ctx=1024, n_batch=32, n_threads=1, verbose=False, swa_full=False)
     llm.eval([(7 * i + 1) % 200 for i in range(600)])
-    live = llm._keeper.live
+    live = llm.runner.live
     assert live.view().cut_floor > 100
     assert not live.cut(100)
     assert not llm._ctx.kv_cache_seq_rm(0, 100, -1)
@@ -301,18 +301,18 @@ def test_holes_are_refused_in_hybrid_memory_and_noted_in_plain_attention(tiny_mo
     hybrid = Llama(str(tiny_model("qwen35")), n_ctx=256, n_threads=1, verbose=False)
     hybrid.eval(PROMPT)
     assert not hybrid._ctx.kv_cache_seq_rm(0, 2, 5)
-    assert hybrid._keeper.live.fault() is None
+    assert hybrid.runner.live.fault() is None
     plain = Llama(str(tiny_model("llama")), n_ctx=256, n_threads=1, verbose=False)
     plain.eval(PROMPT)
     assert plain._ctx.kv_cache_seq_rm(0, 2, 5)
-    assert plain._keeper.live.is_junk
+    assert plain.runner.live.is_junk
 
 
 @pytest.mark.parametrize("n_batch", [1, 3])
 def test_the_trial_fits_into_any_batch(tiny_model, n_batch):
     llm = Llama(str(tiny_model("qwen35")), n_ctx=256, n_batch=n_batch, n_threads=1, verbose=False)
     llm.eval(PROMPT)
-    assert llm._keeper.live.fault() is None
+    assert llm.runner.live.fault() is None
 
 
 def test_an_interrupted_restore_leaves_nothing_to_build_on(llm, live, monkeypatch):
@@ -338,7 +338,7 @@ def test_a_decode_that_left_other_memory_than_ordered_is_an_error(live, monkeypa
 def test_a_state_of_another_size_than_its_snapshot_is_a_fault(tiny_model, monkeypatch):
     llm = Llama(str(tiny_model("mamba")), n_ctx=256, n_threads=1, verbose=False)
     llm.eval(PROMPT)
-    live = llm._keeper.live
+    live = llm.runner.live
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
     monkeypatch.setattr(live._native, "state_size", lambda partial: 12)
     assert "another size" in live.restore(record, ids(PROMPT))

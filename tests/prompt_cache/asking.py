@@ -19,10 +19,7 @@ C = list(range(5000, 5200))
 
 def ask(cache: PromptCache, prompt: Sequence[int], kind: Kind = "hybrid", costs: Costs = SLOW) -> Plan:
     """A request in a new context, with an answer."""
-    engine = FakeEngine(cache, kind, costs=costs)
-    plan = engine.prefill(prompt)
-    engine.generate(range(7000, 7100))
-    return plan
+    return FakeEngine(cache, kind, costs=costs).request(prompt, answer=range(7000, 7100))
 
 
 def files(folder: Path) -> list[Path]:

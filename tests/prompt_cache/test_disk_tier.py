@@ -344,7 +344,7 @@ def test_several_processes_share_a_folder() -> None:
 
 def test_attention_of_a_path_that_left_is_not_taken_for_this_one(opened) -> None:
     cache = opened()
-    ask(cache, B)
+    FakeEngine(cache, costs=SLOW).prefill(B)
     assert cache.attention("model", np.array(B, np.int32), 0, 300)
     for end in (150, 200, 300):  # A leaves B at 150, inside what is stored
         for segment in cache.attention("model", np.array(A, np.int32), 0, end):

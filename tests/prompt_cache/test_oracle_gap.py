@@ -27,8 +27,7 @@ def oracle_ratio(workload: Callable[[int], Iterator[Turn]], kind: Kind, ram_byte
         for turn in workload(seed):
             prompt = np.array(turn.prompt, np.int32)
             least += len(prompt) - max((common_prefix(prompt, k) for k in known), default=0)
-            engine.prefill(turn.prompt, turn.boundaries)
-            engine.generate(turn.answer)
+            engine.request(turn.prompt, turn.boundaries, turn.answer)
             known.append(np.array(engine.state, np.int32))
         decoded += engine.prefilled
     return decoded / least

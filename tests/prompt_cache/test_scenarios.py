@@ -10,6 +10,7 @@ import pytest
 
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Logits
+from llamahybrid.request.report import sentence
 from tests.lab.fake_engine import FakeEngine, Kind, logits_of
 
 from .workloads import Chat
@@ -40,6 +41,11 @@ def plan_for(cache: PromptCache, prompt: Sequence[int], view: LiveView) -> Plan:
     return plan
 
 
+def told(plan: Plan) -> str:
+    """How it starts, in words, without the tokens that it parts from."""
+    return sentence(replace(plan, differs=None))
+
+
 def store(cache: PromptCache, tokens: Sequence[int], position: int, logits: Logits | None = None) -> None:
     cache.admit(live_view(tokens), position, cache.buffer(64), logits)
 
@@ -47,7 +53,7 @@ def store(cache: PromptCache, tokens: Sequence[int], position: int, logits: Logi
 def test_a_first_prompt_has_nothing_in_common_with_anything() -> None:
     plan = engine().prefill(HISTORY)
     assert (plan.matched, plan.cached, plan.source, plan.left) == (0, 0, "none", 300)
-    assert plan.reason == "nothing in common with anything known"
+    assert told(plan) == "nothing in common with anything known"
 
 
 def test_the_next_turn_extends_the_live_sequence() -> None:
@@ -56,7 +62,7 @@ def test_the_next_turn_extends_the_live_sequence() -> None:
     e.generate(DIFFERENT[:30])
     plan = e.prefill([*e.state, *range(50)])
     assert (plan.cached, plan.matched, plan.source, plan.checkpoint) == (330, 330, "live", None)
-    assert plan.reason == "live sequence extended by 50 tokens"
+    assert told(plan) == "live sequence extended by 50 tokens"
 
 
 def test_stripped_thinking_restores_right_before_the_mark() -> None:
@@ -69,7 +75,7 @@ def test_stripped_thinking_restores_right_before_the_mark() -> None:
         assert plan.cached == plan.matched
     assert plan.source == "ram"
     assert (
-        plan.reason
+        told(plan)
         == f"history differs at token {plan.cached:,} of {plan.total:,}; restored at {plan.cached:,} from RAM"
     )
 
@@ -82,7 +88,7 @@ def test_a_regenerated_answer_samples_from_stored_logits() -> None:
     assert (plan.cached, plan.left, plan.source) == (300, 0, "ram")
     assert plan.logits is not None
     assert np.array_equal(plan.logits, logits_of(HISTORY))
-    assert plan.reason == "exact prompt repeated: sampling from stored logits"
+    assert told(plan) == "exact prompt repeated: sampling from stored logits"
 
 
 def test_the_same_prompt_at_once_again_uses_the_live_logits() -> None:
@@ -90,7 +96,7 @@ def test_the_same_prompt_at_once_again_uses_the_live_logits() -> None:
     e.prefill(HISTORY)
     plan = e.prefill(HISTORY)
     assert (plan.cached, plan.source, plan.logits) == (300, "live", None)
-    assert plan.reason == "exact prompt repeated: sampling from the live logits"
+    assert told(plan) == "exact prompt repeated: sampling from the live logits"
 
 
 def test_an_edit_in_the_middle_restores_before_it_and_is_cut_there() -> None:
@@ -173,7 +179,7 @@ def test_a_live_cut_reaches_down_to_the_floor(floor: int, cached: int) -> None:
 def test_a_live_cut_leaves_one_token_to_decode() -> None:
     plan = plan_for(PromptCache(1 << 26), HISTORY[:150], live_view(HISTORY, cut_floor=0))
     assert (plan.cached, plan.logits) == (149, None)
-    assert plan.reason == "whole prompt known; live sequence cut to 149"
+    assert told(plan) == "whole prompt known; live sequence cut to 149"
 
 
 def test_at_equal_depth_the_live_state_is_preferred() -> None:
@@ -215,8 +221,7 @@ def test_a_remembered_path_tells_where_histories_differ() -> None:
     plan = plan_for(cache, HISTORY[:170] + DIFFERENT, live_view([0]))
     assert (plan.matched, plan.cached) == (170, 0)
     assert (
-        plan.reason
-        == "history differs at token 170 of 470; no restore point before it, 170 known tokens lost"
+        told(plan) == "history differs at token 170 of 470; no restore point before it, 170 known tokens lost"
     )
 
 

@@ -36,7 +36,7 @@ def llm(request, tiny_model):
 
 def at_batch(llm, monkeypatch, number, action):
     """Do something right before native batch `number` of the next prompt, once."""
-    decode, live = llm._keeper.live.decode, llm._keeper.live
+    decode, live = llm.runner.live.decode, llm.runner.live
     batches = iter(range(1000))
 
     def hooked(tokens, outputs):
@@ -63,7 +63,7 @@ def assert_goes_on_right(llm, monkeypatch, at_least):
     assert llm.last_request.cached >= at_least
     other = llm.fresh()
     assert again == greedy(other, PROMPT)
-    assert np.allclose(llm._keeper.live.logits(), other._keeper.live.logits(), atol=1e-4)
+    assert np.allclose(llm.runner.live.logits(), other.runner.live.logits(), atol=1e-4)
     other.close()
 
 
@@ -81,13 +81,13 @@ def test_the_batch_that_runs_is_not_finished(llm, monkeypatch, number):
     before = []
 
     def stop():
-        before.append(llm._keeper.live.n)
+        before.append(llm.runner.live.n)
         llm.cancel()
 
-    at_batch(llm, monkeypatch, min(number, 3 if llm._keeper.live.profile.cuttable else 5), stop)
+    at_batch(llm, monkeypatch, min(number, 3 if llm.runner.live.profile.cuttable else 5), stop)
     with pytest.raises(RequestCancelled):
         greedy(llm, PROMPT)
-    assert [llm._keeper.live.n] == before
+    assert [llm.runner.live.n] == before
     assert before[0] > 0
 
 
@@ -106,10 +106,10 @@ def test_a_token_that_is_being_decoded_is_finished(llm, monkeypatch):
     stream = llm.generate(PROMPT, temp=0.0)
     for _ in range(3):
         next(stream)
-    there = llm._keeper.live.n
+    there = llm.runner.live.n
     at_batch(llm, monkeypatch, 0, llm.cancel)
     next(stream)
-    assert llm._keeper.live.n == there + 1
+    assert llm.runner.live.n == there + 1
     with pytest.raises(RequestCancelled):
         next(stream)
 
@@ -134,14 +134,14 @@ def test_where_a_batch_cannot_be_stopped_inside_the_next_is_not_begun(llm, monke
     begun = []
 
     def stop():
-        begun.append(llm._keeper.live.n)
+        begun.append(llm.runner.live.n)
         llm.cancel()
 
-    monkeypatch.setattr(llm._gate.stop, "arm", lambda on: None)
+    monkeypatch.setattr(llm.requests.gate.stop, "arm", lambda on: None)
     at_batch(llm, monkeypatch, 1, stop)
     with pytest.raises(RequestCancelled):
         greedy(llm, PROMPT)
-    assert begun[0] < llm._keeper.live.n <= begun[0] + BATCH
+    assert begun[0] < llm.runner.live.n <= begun[0] + BATCH
 
 
 def test_inside_the_first_batch(llm, monkeypatch):
@@ -171,10 +171,10 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
     )
     first = [(7 * i + 3) % 200 for i in range(600)]
     branch = first[:540] + [(5 * i + 1) % 200 for i in range(280)]
-    monkeypatch.setattr(llm._keeper.meter, "costs", lambda: Costs(batch_tokens=BATCH))  # cuts do not vary
+    monkeypatch.setattr(llm.runner.meter, "costs", lambda: Costs(batch_tokens=BATCH))  # cuts do not vary
     greedy(llm, first)  # its attention is stored, and no checkpoint at 540
     staged = []
-    stage = llm._keeper._stage
+    stage = llm.runner.stage
 
     def losing(turn):
         if not staged:
@@ -182,14 +182,14 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
             staged.extend(turn.staged)
             llm.cancel()
 
-    monkeypatch.setattr(llm._keeper, "_stage", losing)
+    monkeypatch.setattr(llm.runner, "stage", losing)
     at_batch(llm, monkeypatch, 0, lambda: lose_cells(llm._ctx.ctx, 3, 440))
     with pytest.raises(RequestCancelled):
         greedy(llm, branch)
     assert [position for position, _ in staged] == [540], "nothing was at stake"
     monkeypatch.undo()
     assert greedy(llm, branch[:545]) == greedy(fresh, branch[:545])
-    assert np.allclose(llm._keeper.live.logits(), fresh._keeper.live.logits(), atol=1e-4)
+    assert np.allclose(llm.runner.live.logits(), fresh.runner.live.logits(), atol=1e-4)
     llm.close()
     fresh.close()
 
@@ -280,7 +280,7 @@ def test_eval_raises(llm, monkeypatch):
     at_batch(llm, monkeypatch, 2, llm.cancel)
     with pytest.raises(RequestCancelled):
         llm.eval(PROMPT)
-    assert llm.n_tokens == llm._keeper.live.n
+    assert llm.n_tokens == llm.runner.live.n
     assert_goes_on_right(llm, monkeypatch, BATCH)
 
 
@@ -303,14 +303,14 @@ def test_a_request_that_waits_to_be_advanced_is_ended(llm):
 
 def test_a_repeat_that_decodes_nothing_is_ended_too(llm, monkeypatch):
     greedy(llm, PROMPT)
-    begin = llm._keeper.begin
+    begin = llm.runner.begin
 
     def cancelled(*arguments):
         turn = begin(*arguments)
         llm.cancel()
         return turn
 
-    monkeypatch.setattr(llm._keeper, "begin", cancelled)
+    monkeypatch.setattr(llm.runner, "begin", cancelled)
     with pytest.raises(RequestCancelled):
         greedy(llm, PROMPT, 1)
 
@@ -352,8 +352,8 @@ def test_an_interrupt_loses_nothing_that_was_decoded(llm, monkeypatch, number, b
     with pytest.raises(KeyboardInterrupt):
         greedy(llm, PROMPT)
     # Long prompts are cut at their checkpoints too, so that number batches may be shorter than n_batch.
-    done = llm._keeper.live.n
-    assert not llm._keeper.live.is_junk
+    done = llm.runner.live.n
+    assert not llm.runner.live.is_junk
     assert (done > 0) is (number > 0 or not before)
     assert_goes_on_right(llm, monkeypatch, done)
 
@@ -368,8 +368,8 @@ def test_an_interrupt_while_answering_loses_nothing(llm, monkeypatch, before):
     interrupt(llm, monkeypatch, 0, before=before)
     with pytest.raises(KeyboardInterrupt):
         next(stream)
-    assert not llm._keeper.live.is_junk
-    assert llm._keeper.live.n == len(PROMPT) + (2 if before else 3)
+    assert not llm.runner.live.is_junk
+    assert llm.runner.live.n == len(PROMPT) + (2 if before else 3)
     assert_goes_on_right(llm, monkeypatch, len(PROMPT) - 1)
 
 
@@ -378,13 +378,13 @@ def test_an_interrupt_without_the_shim_loses_a_batch_at_most(llm, monkeypatch):
     done = []
 
     def stop():
-        done.append(llm._keeper.live.n)
+        done.append(llm.runner.live.n)
         raise KeyboardInterrupt
 
     original = llama_cpp.llama_cpp.llama_decode
 
     def interrupted(ctx, batch):
-        if llm._keeper.live.n >= 2 * BATCH:
+        if llm.runner.live.n >= 2 * BATCH:
             original(ctx, batch)
             stop()
         return original(ctx, batch)

@@ -160,7 +160,7 @@ def test_who_came_first_goes_first(gate):
 
 
 def test_a_place_in_the_line_that_nobody_renews_is_void(gate, monkeypatch):
-    monkeypatch.setattr(gate_module, "LEFT_THE_LINE", 0.2)
+    monkeypatch.setattr(gate_module, "PLACE_EXPIRES", 0.2)
     gate._line[gate.ticket()] = time.monotonic()  # its thread was interrupted between two lines
     assert gets_in(gate)
 
@@ -207,7 +207,7 @@ def test_a_failing_step_leaves_the_gate_usable(gate):
     ticket = gate.ticket()
     with pytest.raises(ZeroDivisionError):
         gate.run(ticket, lambda: 1 / 0)
-    gate.leave(ticket)
+    gate.abandon(ticket)
     assert gets_in(gate)
 
 
@@ -221,13 +221,13 @@ def test_each_request_is_ended_once(gate, tenant):
     finished, given_up, parked = gate.ticket(), begun(gate), begun(gate)
     gate.run(finished, gate.finish, finished)
     for ticket in (finished, given_up, parked, given_up):
-        gate.leave(ticket)
+        gate.abandon(ticket)
     gate.alone(int)
     assert [tenant.of(t).count("end") for t in (finished, given_up, parked)] == [1, 1, 1]
 
 
 def test_one_that_never_began_is_not_ended(gate, tenant):
-    gate.leave(gate.ticket())
+    gate.abandon(gate.ticket())
     gate.alone(int)
     assert [what for what, _ in tenant.told] == ["begin", "end"]
 
@@ -237,7 +237,7 @@ def test_what_is_given_up_while_the_collector_runs_is_ended_by_the_next(gate, te
 
     class Cycle:
         def __del__(self):
-            gate.leave(ticket)
+            gate.abandon(ticket)
             assert "end" not in tenant.of(ticket), "work was done under the collector"
 
     cycle = Cycle()
@@ -254,7 +254,7 @@ def test_the_callback_of_one_that_was_given_up_does_not_fail_another(gate, tenan
     ticket = begun(gate)
     monkeypatch.setattr(tenant, "end", lambda t: 1 / 0 if t is ticket else None)
     gate._stepping = ticket  # somebody is in
-    gate.leave(ticket)
+    gate.abandon(ticket)
     gate._stepping = None
     assert gate.alone(lambda: "in") == "in"
     assert gets_in(gate)
@@ -284,7 +284,7 @@ def test_a_cancel_of_one_that_lost_its_place_waits_for_it(gate):
 
 def test_a_cancel_of_one_that_is_over_ends_nobody_else(gate):
     old = begun(gate)
-    gate.leave(old)
+    gate.abandon(old)
     new = begun(gate)
     gate.cancel(old)
     gate.run(new, gate.check)
@@ -340,7 +340,7 @@ def test_nobody_waits_for_a_closed_gate(gate):
     gate.close(int)
     waiter.join(20)
     assert raised
-    gate.leave(ticket)
+    gate.abandon(ticket)
 
 
 def test_it_cannot_be_closed_from_inside_a_step(gate):
@@ -462,7 +462,7 @@ def whole_request(gate):
         gate.run(ticket, int)
         gate.run(ticket, int)
     finally:
-        gate.leave(ticket)
+        gate.abandon(ticket)
 
 
 def overtaken_request(gate):
@@ -471,7 +471,7 @@ def overtaken_request(gate):
         gate.alone(int)
         gate.run(old, gate.finish, old)
     finally:
-        gate.leave(old)
+        gate.abandon(old)
 
 
 def a_wait(gate):
@@ -484,7 +484,7 @@ def a_wait(gate):
 @pytest.mark.parametrize("deed", [whole_request, overtaken_request, a_wait])
 def test_an_interrupt_at_any_line_shuts_nobody_out(deed, monkeypatch):
     monkeypatch.setattr(gate_module, "PATIENCE", 0.02)
-    monkeypatch.setattr(gate_module, "LEFT_THE_LINE", 0.04)
+    monkeypatch.setattr(gate_module, "PLACE_EXPIRES", 0.04)
     monkeypatch.setattr(gate_module, "POLL", 0.02)
 
     def fresh():

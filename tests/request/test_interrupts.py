@@ -64,8 +64,8 @@ def test_in_a_restore(tiny_model, opened, monkeypatch, tmp_path, arch, call):
     interrupt_after(monkeypatch, NativeContext, call)
     with pytest.raises(KeyboardInterrupt):
         take(llm, FIRST)
-    assert llm._keeper.live.is_junk
-    assert not llm._keeper.live.starts_with(np.array(SECOND[:1]))
+    assert llm.runner.live.is_junk
+    assert not llm.runner.live.starts_with(np.array(SECOND[:1]))
     for name in ("second", "on", "first", "on"):
         assert take(llm, prompts[name]) == wanted[name]
     llm.close()
@@ -76,7 +76,7 @@ def test_in_a_restore(tiny_model, opened, monkeypatch, tmp_path, arch, call):
 
 def test_between_a_decode_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
     """The planes and logits of the batch before are not taken for this one's."""
-    live = opened(tiny_model("qwen35"), draft_planes=4)._keeper.live
+    live = opened(tiny_model("qwen35"), draft_planes=4).runner.live
     live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
     assert live.planes.reach == 4
     interrupt_after(monkeypatch, NativeContext, "positions")
@@ -87,7 +87,7 @@ def test_between_a_decode_and_what_is_known_of_it(tiny_model, opened, monkeypatc
 
 
 def test_between_a_cut_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
-    live = opened(tiny_model("llama"))._keeper.live
+    live = opened(tiny_model("llama")).runner.live
     live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
     interrupt_after(monkeypatch, NativeContext, "cut")
     with pytest.raises(KeyboardInterrupt):
@@ -97,7 +97,7 @@ def test_between_a_cut_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
 
 
 def test_between_a_rollback_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
-    live = opened(tiny_model("qwen35"), draft_planes=4)._keeper.live
+    live = opened(tiny_model("qwen35"), draft_planes=4).runner.live
     live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
     live.recount()
     interrupt_after(monkeypatch, NativeContext, "cut")
@@ -110,7 +110,7 @@ def test_between_a_rollback_and_what_is_known_of_it(tiny_model, opened, monkeypa
 def test_while_the_state_before_a_draft_is_saved(tiny_model, opened, monkeypatch):
     draft = LlamaPromptLookupDecoding(num_pred_tokens=4)
     llm = opened(tiny_model("jamba"), draft_model=draft)
-    live, undo = llm._keeper.live, llm._drafts.undo
+    live, undo = llm.runner.live, llm.drafts.undo
     live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
     undo.take()
     live.decode([5], "last")

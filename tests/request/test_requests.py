@@ -89,7 +89,7 @@ def test_sampled_streams_keep_their_own_sampler(opened, model, fresh):
 
 def test_drafts_by_turns(opened, model, fresh):
     llm = opened(model, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2))
-    llm._drafts.pace = Unpaced(llm._keeper.meter)
+    llm.drafts.pace = Unpaced(llm.runner.meter)
     prompts = [[*words(seed, 30), *[5, 9, 13] * 4] for seed in (1, 2, 3)]
     said = in_turns([llm.generate(p, temp=0.0) for p in prompts], ORDER * 2)
     assert said == [fresh(p, len(s)) for p, s in zip(prompts, said, strict=True)]
@@ -109,7 +109,7 @@ def test_what_a_draft_had_ahead_is_not_handed_out_to_another(opened, model, fres
             return np.array(answer[len(said) : len(said) + 5] if right else [1, 2, 3], dtype=np.intc)
 
     llm.draft_model = Oracle()
-    llm._drafts.pace = Unpaced(llm._keeper.meter)  # drafts, whatever they cost
+    llm.drafts.pace = Unpaced(llm.runner.meter)  # drafts, whatever they cost
     stream = llm.generate(prompt, temp=0.0)
     said = list(islice(stream, 3))
     for count in (1, 2, 6):
@@ -182,7 +182,7 @@ def test_one_with_tokens_sent_into_it_is_not_guessed_at(opened, model):
 def test_streams_on_the_threads_of_a_pool(opened, model, fresh, workers):
     """As servers do it: every `next` runs on whichever worker is idle."""
     llm = opened(model)
-    llm._gate.patience = 0.05
+    llm.requests.gate.patience = 0.05
     prompts = [words(seed) for seed in range(4)]
     streams = [llm.generate(p, temp=0.0) for p in prompts]
     with ThreadPoolExecutor(workers) as pool:
@@ -196,7 +196,7 @@ def test_streams_on_the_threads_of_a_pool(opened, model, fresh, workers):
 
 def test_a_stream_whose_thread_died_does_not_shut_others_out(opened, model, fresh):
     llm = opened(model)
-    llm._gate.patience = 0.05
+    llm.requests.gate.patience = 0.05
     kept = []
 
     def begin():
@@ -219,22 +219,22 @@ def test_a_bad_token_shuts_nobody_out(opened, model, fresh, bad):
     llm = opened(model)
     with ThreadPoolExecutor(1) as pool, pytest.raises(DecodeError):
         pool.submit(lambda: next(llm.generate([1, 2, bad]))).result(60)
-    llm._gate.wait = False
+    llm.requests.gate.wait = False
     assert list(islice(llm.generate(words(1), temp=0.0), 4)) == fresh(words(1), 4)
 
 
 def test_a_request_is_only_ended_in_its_turn(opened, model, fresh, monkeypatch):
     """Streams that others overtake are dropped by a second thread while the first one works."""
     llm = opened(model)
-    llm._gate.patience = 0.0
-    end, outside = llm._keeper.end, []
+    llm.requests.gate.patience = 0.0
+    end, outside = llm.runner.end, []
 
     def watched(turn):
-        if not llm._gate.inside:
+        if not llm.requests.gate.inside:
             outside.append(turn)
         end(turn)
 
-    monkeypatch.setattr(llm._keeper, "end", watched)
+    monkeypatch.setattr(llm.runner, "end", watched)
     wanted = {seed: fresh(words(seed), 4) for seed in range(3)}
 
     def other(stream):
@@ -424,7 +424,7 @@ def test_a_stream_that_is_forgotten_while_it_waits_goes_on_and_is_not_stored(ope
 def test_a_chat_handler_has_the_model_to_itself(opened, model):
     """It resets, evaluates piece by piece and completes what is there; a stream goes on meanwhile."""
     llm = opened(model)
-    llm._gate.patience = 0.0
+    llm.requests.gate.patience = 0.0
     pieces, seen = [words(1, 20), words(3, 20)], []
 
     def handler(*, llama, **_):
@@ -457,11 +457,11 @@ def test_a_model_is_freed_when_nobody_uses_it(model):
     path, options = model
     llm = Llama(path, **options)
     list(islice(llm.generate(words(1), temp=0.0), 2))
-    gone = weakref.ref(llm)
+    gone = [weakref.ref(each) for each in (llm, llm.runner, llm.evaluation)]
     gc.disable()
     try:
         del llm
-        assert gone() is None
+        assert [ref() for ref in gone] == [None] * 3
     finally:
         gc.enable()
 
@@ -552,9 +552,9 @@ def test_a_parked_stream_holds_no_stored_state_and_is_told_of_after_close(opened
         stream = llm.generate([*words(1), 3], temp=0.0)
     next(stream)
     ticket = handle._tickets[0]
-    assert ticket.turn.plan.checkpoint is not None, "nothing was at stake"
+    assert ticket.request.plan.checkpoint is not None, "nothing was at stake"
     list(islice(llm.generate(words(2), temp=0.0), 2))
-    assert (ticket.turn.plan.checkpoint, ticket.turn.plan.segments) == (None, ())
+    assert (ticket.request.plan.checkpoint, ticket.request.plan.segments) == (None, ())
     llm.close()
     before = len(told)
     stream.close()

@@ -29,7 +29,7 @@ def open_model(tiny_model, monkeypatch):
         window = {"window": 16} if arch == "gemma3" else {}
         options = {"n_ctx": 512, "n_threads": 1, "verbose": False, "n_batch": 32, "swa_full": False, **more}
         made.append(Llama(str(tiny_model(arch, **window)), **options))
-        monkeypatch.setattr(made[-1]._keeper.meter, "costs", Costs)  # no checkpoint because it is cheap here
+        monkeypatch.setattr(made[-1].runner.meter, "costs", Costs)  # no checkpoint because it is cheap here
         return made[-1]
 
     yield opener
@@ -67,18 +67,18 @@ def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch
     take(llm, ONE, 21)
     stored = llm.prompt_cache.stats().entries
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
-    llm._keeper.leave()
+    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n_vocab: nothing)
+    llm.runner.save_tip()
     assert llm.prompt_cache.stats().entries == stored
     monkeypatch.undo()
-    llm._keeper.leave()
+    llm.runner.save_tip()
     assert llm.prompt_cache.stats().entries == stored + 1
 
 
 def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeypatch):
     llm = open_model()
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
+    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n_vocab: nothing)
     take(llm, TWO, 3)
     assert llm.prompt_cache.stats().entries == 0
 
@@ -86,37 +86,37 @@ def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeyp
 def test_a_plain_model_does_not_look_at_its_logits(open_model, monkeypatch, caplog):
     llm = open_model("llama")
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n_vocab: nothing)
+    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n_vocab: nothing)
     take(llm, TWO, 3)
     assert caplog.text == ""
 
 
 def test_a_prompt_whose_logits_are_not_to_be_had_has_no_checkpoint_at_its_end(open_model, monkeypatch):
     llm = open_model()
-    monkeypatch.setattr(llm._keeper.live, "logits", lambda: None)
+    monkeypatch.setattr(llm.runner.live, "logits", lambda: None)
     assert len(take(llm, ONE, 3)) == 3
-    assert llm.last_request.checkpoints == len(llm._turn.plan.cuts) == 1
+    assert llm.last_request.checkpoints == len(llm.requests.last.plan.cuts) == 1
 
 
 def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_model, lose_cells, monkeypatch):
     llm, other = open_model(), open_model()
     take(llm, ONE, 2)  # and back from there: what grew by itself would refute the size rule instead
-    decode = llm._keeper.live.decode
+    decode = llm.runner.live.decode
 
     def lossy(tokens, outputs):
         decode(tokens, outputs)
         lose_cells(llm.ctx, 2, 5)
-        monkeypatch.setattr(llm._keeper.live, "decode", decode)
+        monkeypatch.setattr(llm.runner.live, "decode", decode)
 
-    monkeypatch.setattr(llm._keeper.live, "decode", lossy)
+    monkeypatch.setattr(llm.runner.live, "decode", lossy)
     take(llm, [*ONE, *TWO])
     take(other, [*ONE, *TWO])
-    assert np.allclose(llm._keeper.live.logits(), other._keeper.live.logits(), atol=1e-4)
+    assert np.allclose(llm.runner.live.logits(), other.runner.live.logits(), atol=1e-4)
 
 
 def test_nothing_is_stored_where_a_prefill_refutes_the_size_rule(open_model, monkeypatch):
     llm = open_model()
-    live = llm._keeper.live
+    live = llm.runner.live
 
     def refuted():
         live.profile = replace(live.profile, linear=False)
@@ -124,16 +124,16 @@ def test_nothing_is_stored_where_a_prefill_refutes_the_size_rule(open_model, mon
 
     monkeypatch.setattr(live, "learn_size_rule", refuted)
     take(llm, TWO)
-    assert llm._turn.plan.cuts
+    assert llm.requests.last.plan.cuts
     assert llm.prompt_cache.stats().entries == 0
 
 
 def checkpoints(llm, monkeypatch):
-    """Where the keeper takes checkpoints from now on."""
-    keeper, taken = llm._keeper, []
-    checkpoint = keeper.checkpoint
+    """Where the runner takes checkpoints from now on."""
+    runner, taken = llm.runner, []
+    checkpoint = runner.checkpoint
     monkeypatch.setattr(
-        keeper, "checkpoint", lambda *a, **k: taken.append(keeper.live.n) or checkpoint(*a, **k)
+        runner, "checkpoint", lambda *a, **k: taken.append(runner.live.n) or checkpoint(*a, **k)
     )
     return taken
 
@@ -163,8 +163,8 @@ def test_a_border_that_several_tokens_pass_at_once_counts(open_model, monkeypatc
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
     taken = checkpoints(llm, monkeypatch)
-    llm._keeper.live.decode(TWO[:12], "last")
-    llm._keeper.before_token(llm._turn)
+    llm.runner.live.decode(TWO[:12], "last")
+    llm.runner.before_token(llm.requests.last)
     stream.close()
     assert taken == [len(ONE) + 12]
 
@@ -174,7 +174,7 @@ def test_an_answers_end_is_stored_if_no_checkpoint_is_near(open_model, monkeypat
     llm = open_model()
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
-    llm._turn.next_checkpoint = due
+    llm.requests.last.schedule.next_due = due
     for _ in range(tokens):
         next(stream)
     taken = checkpoints(llm, monkeypatch)
@@ -188,10 +188,25 @@ def test_a_plain_models_long_answer_is_not_stored(open_model):
     assert llm.prompt_cache.stats().entries == 0
 
 
+@pytest.mark.parametrize("tokens", [70, 20])
+def test_an_answer_is_not_stored_once_its_memory_is_known_to_defy_proof(open_model, tokens):
+    """Another request may learn it while this one waits: neither on schedule, nor at the end."""
+    llm = open_model()
+    llm.runner.meter.costs = lambda: Costs(1e-2, 1e-3, 1e-6)  # a snapshot costs nothing: any end is due
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    stored, live = llm.prompt_cache.stats().entries, llm.runner.live
+    live.profile = replace(live.profile, linear=False)
+    llm.requests.last.schedule.next_due = len(ONE) + 50 if tokens == 70 else 999
+    list(itertools.islice(stream, tokens))
+    stream.close()
+    assert llm.prompt_cache.stats().entries == stored
+
+
 def test_what_a_cancelled_prompt_had_staged_is_stored(open_model, monkeypatch):
     llm = open_model()
-    stage = llm._keeper._stage
-    monkeypatch.setattr(llm._keeper, "_stage", lambda turn: stage(turn) or llm.cancel())
+    stage = llm.runner.stage
+    monkeypatch.setattr(llm.runner, "stage", lambda turn: stage(turn) or llm.cancel())
     with pytest.raises(RequestCancelled):
         take(llm, ONE)
     assert llm.last_request.checkpoints == llm.prompt_cache.stats().entries == 1
@@ -224,13 +239,13 @@ def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
     stream = llm.generate(ONE, temp=0.0)
     for _ in range(20):
         next(stream)
-    live = llm._keeper.live
+    live = llm.runner.live
     before = llm.prompt_cache.stats()
     if spoil == "opaque":
         live.state.ids[100] = -5
     else:
         getattr(live, spoil)()
-    llm._keeper.leave()
+    llm.runner.save_tip()
     stream.close()
     after = llm.prompt_cache.stats()
     assert (after.entries, after.segments, after.extra["tokens"]) == (
@@ -243,7 +258,7 @@ def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
 @pytest.mark.parametrize("name", ["snapshot", "page_out"])
 def test_a_request_goes_on_where_nothing_can_be_saved(open_model, monkeypatch, name):
     llm, fresh = open_model(), open_model()
-    monkeypatch.setattr(llm._keeper.live, name, lambda *_, **__: None)
+    monkeypatch.setattr(llm.runner.live, name, lambda *_, **__: None)
     assert take(llm, TWO, 5) == take(fresh, TWO, 5)
     assert take(llm, [*TWO, 3], 5) == take(fresh, [*TWO, 3], 5)
 
@@ -251,12 +266,12 @@ def test_a_request_goes_on_where_nothing_can_be_saved(open_model, monkeypatch, n
 def test_a_checkpoint_of_tokens_that_are_gone_is_not_stored(open_model):
     llm = open_model()
     take(llm, ONE)
-    keeper, stored = llm._keeper, llm.prompt_cache.stats().entries
-    keeper._stage(llm._turn)
-    keeper.live.empty()
-    keeper.keep_staged(llm._turn)
+    runner, stored = llm.runner, llm.prompt_cache.stats().entries
+    runner.stage(llm.requests.last)
+    runner.live.empty()
+    runner.admit_staged(llm.requests.last)
     assert llm.prompt_cache.stats().entries == stored
-    assert llm._turn.staged == []
+    assert llm.requests.last.staged == []
 
 
 def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
@@ -276,12 +291,12 @@ def test_buffers_lie_ready_where_all_snapshots_have_one_size(open_model, arch, r
     llm = open_model(arch)
     sizes = list(llm.prompt_cache._store.pool._idle)
     take(llm, ONE)
-    assert sizes == ([llm._keeper.live.snapshot_bytes()] if ready else [])
+    assert sizes == ([llm.runner.live.snapshot_bytes()] if ready else [])
 
 
 def test_a_message_that_is_edited_starts_at_its_beginning(open_model):
     llm = open_model()
-    opens = next(t for t in range(200, llm.n_vocab()) if llm._keeper._boundaries.find(np.array([5, t])))
+    opens = next(t for t in range(200, llm.n_vocab()) if llm.runner._boundaries.find(np.array([5, t])))
     take(llm, [*ONE[:118], opens, *TWO[:12]])
     take(llm, [*ONE[:118], opens, *TWO[50:62]])
     assert llm.last_request.cached == 118
@@ -290,7 +305,7 @@ def test_a_message_that_is_edited_starts_at_its_beginning(open_model):
 def test_a_tip_that_is_stored_is_not_copied_again(open_model, monkeypatch):
     llm = open_model()
     take(llm, ONE)
-    live, copied = llm._keeper.live, []
+    live, copied = llm.runner.live, []
     snapshot = live.snapshot
     monkeypatch.setattr(live, "snapshot", lambda *a, **k: copied.append(live.n) or snapshot(*a, **k))
     take(llm, TWO)
@@ -308,30 +323,18 @@ def test_an_answer_is_known_though_nothing_of_it_is_stored(open_model):
 
 def test_logits_are_asked_for_at_the_end_only(open_model, monkeypatch):
     llm, asked = open_model(), []
-    decode = llm._keeper.live.decode
+    decode = llm.runner.live.decode
     monkeypatch.setattr(
-        llm._keeper.live, "decode", lambda t, outputs: asked.append(outputs) or decode(t, outputs)
+        llm.runner.live, "decode", lambda t, outputs: asked.append(outputs) or decode(t, outputs)
     )
     take(llm, TWO)
     assert len(asked) > 3
     assert asked.index("last") == len(asked) - 1
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "cuts", "stops"),
-    [
-        (40, 60, (30, 40, 50, 60, 70), [40, 50, 60]),
-        (40, 70, (), [40, 70]),
-        (40, 100, (70,), [40, 64, 70, 96, 100]),
-    ],
-)
-def test_batches_end_at_cuts_and_long_ones_on_the_grid(open_model, first, last, cuts, stops):
-    assert open_model(n_batch=32)._keeper._stops(first, last, cuts) == stops
-
-
 def test_a_state_is_copied_once(open_model, monkeypatch):
     llm = open_model()
-    live, copied = llm._keeper.live, []
+    live, copied = llm.runner.live, []
     snapshot = live.snapshot
     monkeypatch.setattr(live, "snapshot", lambda *a, **k: copied.append(live.n) or snapshot(*a, **k))
     take(llm, ONE)
@@ -339,7 +342,7 @@ def test_a_state_is_copied_once(open_model, monkeypatch):
 
 
 def test_the_copy_before_a_batch_always_goes_into_the_same_memory(open_model):
-    buffer = open_model()._keeper._batch_buffer
+    buffer = open_model().runner._batch_buffer
     first = buffer(10)
     assert buffer(10) is first
     assert buffer(20).nbytes == 20
@@ -352,7 +355,7 @@ def test_nothing_stays_pinned_behind_a_request(open_model):
     llm = open_model()
     for prompt in (ONE, TWO, ONE, [*TWO, 3]):
         take(llm, prompt)
-        llm._keeper.depth(np.array(ONE, np.int32))
+        llm.runner.depth(np.array(ONE, np.int32))
     assert llm.prompt_cache.stats().entries > 0
     llm.prompt_cache.ram_bytes = 0
     assert llm.prompt_cache.stats().entries == 0
@@ -361,7 +364,7 @@ def test_nothing_stays_pinned_behind_a_request(open_model):
 def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_model, monkeypatch):
     llm, fresh = open_model("llama"), open_model("llama")
     take(llm, ONE)
-    monkeypatch.setattr(llm._keeper.live._native, "cut", lambda position: False)
+    monkeypatch.setattr(llm.runner.live._native, "cut", lambda position: False)
     asked = [*ONE[:50], 3]
     assert take(llm, asked, 4) == take(fresh, asked, 4)
     assert llm.last_request.cached == 0
@@ -369,15 +372,15 @@ def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_m
 
 def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monkeypatch):
     llm = open_model("llama")
-    monkeypatch.setattr(llm._keeper.live, "snapshot", lambda _: pytest.fail("it was copied"))
-    monkeypatch.setattr(llm._keeper._boundaries, "find", lambda _: pytest.fail("nothing is cut there"))
+    monkeypatch.setattr(llm.runner.live, "snapshot", lambda _: pytest.fail("it was copied"))
+    monkeypatch.setattr(llm.runner._boundaries, "find", lambda _: pytest.fail("nothing is cut there"))
     assert len(take(llm, TWO, 3)) == 3
 
 
 def test_memory_is_not_copied_before_a_single_token(open_model, monkeypatch):
     llm = open_model()
     take(llm, ONE)
-    monkeypatch.setattr(llm._keeper.live, "snapshot", lambda *_, **__: pytest.fail("it was copied"))
+    monkeypatch.setattr(llm.runner.live, "snapshot", lambda *_, **__: pytest.fail("it was copied"))
     llm.eval([5])
     assert llm.n_tokens == len(ONE) + 1
 
@@ -395,7 +398,7 @@ def test_other_tokens_in_the_place_of_ours_are_noticed(open_model):
 def test_what_we_know_to_be_spoilt_is_nobody_elses_doing(open_model, caplog):
     llm = open_model()
     take(llm, ONE)
-    llm._keeper.live.distrust()
+    llm.runner.live.distrust()
     take(llm, ONE)
     assert caplog.text == ""
 
@@ -412,10 +415,10 @@ def test_what_is_wrong_is_said_once(open_model, caplog):
 def test_a_limit_of_reuse_holds_though_there_is_no_output_row(open_model):
     llm = open_model("llama")
     take(llm, ONE)
-    live = llm._keeper.live
+    live = llm.runner.live
     live.decode((1,), "none")
     live.recount()
-    assert llm._keeper.begin(np.array(ONE, np.int32), 50).plan.cached == live.n == 50
+    assert llm.runner.begin(np.array(ONE, np.int32), 50).plan.cached == live.n == 50
 
 
 # -- what is measured and reported -----------------------------------------------------------------
@@ -423,11 +426,11 @@ def test_a_limit_of_reuse_holds_though_there_is_no_output_row(open_model):
 
 def test_what_a_request_took_is_measured(open_model):
     llm = open_model(n_batch=128)
-    meter = llm._keeper.meter
+    meter = llm.runner.meter
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
     assert len(meter._snapshot) == llm.last_request.checkpoints == 2
-    assert meter._said.snapshot_bytes == llm._keeper.live.snapshot_bytes()
+    assert meter._said.snapshot_bytes == llm.runner.live.snapshot_bytes()
     assert (len(meter._prefill), len(meter._token)) == (1, 0)
     assert 0 < meter._prefill[0] <= llm.last_request.prefill_seconds / LARGE_BATCH
     next(stream)
@@ -444,8 +447,8 @@ def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
     llm = open_model(n_batch=64)
     take(llm, ONE)
     large = [b - a for a, b in itertools.pairwise([0, *range(64, len(ONE), 64), len(ONE)]) if b - a >= 64]
-    assert 1 <= len(llm._keeper.meter._prefill) <= len(large)
-    assert sum(llm._keeper.meter._prefill) * 64 <= llm.last_request.prefill_seconds
+    assert 1 <= len(llm.runner.meter._prefill) <= len(large)
+    assert sum(llm.runner.meter._prefill) * 64 <= llm.last_request.prefill_seconds
 
 
 class Knowing(CostMeter):
@@ -459,19 +462,19 @@ class Knowing(CostMeter):
 def test_what_the_first_batches_measure_decides_the_cuts_near_the_end(open_model):
     """Planned before anything is known, cut as by somebody who knew: later than the batch that told."""
     llm = open_model(n_batch=64, n_ctx=1024)
-    llm._keeper.meter = meter = Knowing(64)
+    llm.runner.meter = meter = Knowing(64)
     prompt = (ONE * 8)[:600]
     take(llm, prompt)
-    turn = llm._turn
-    assert turn.cuts != turn.plan.cuts
-    knew = prefill_cuts(turn.plan.outline, meter.costs())
-    assert [c for c in turn.cuts if c > 160] == [c for c in knew if c > 160]
-    assert len(knew) > len(turn.plan.cuts)
-    cache, live = llm._keeper.cache, llm._keeper.live
+    plan, schedule = llm.requests.last.plan, llm.requests.last.schedule
+    assert schedule.cuts != plan.cuts
+    knew = prefill_cuts(plan.outline, meter.costs())
+    assert [c for c in schedule.cuts if c > 160] == [c for c in knew if c > 160]
+    assert len(knew) > len(plan.cuts)
+    cache, live = llm.runner.cache, llm.runner.live
     stored = {
         e.position for e in cache._tree.match(live.fingerprint.hex(), np.array(prompt, np.int32)).entries()
     }
-    assert set(turn.cuts) <= stored
+    assert set(schedule.cuts) <= stored
 
 
 def test_only_the_prompt_counts_as_prefill(open_model):

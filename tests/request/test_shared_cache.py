@@ -79,7 +79,7 @@ def test_forgotten_stays_forgotten(opened: Callable[..., Any], tmp_path: Path, a
 def test_what_is_live_does_not_serve_it(opened: Callable[..., Any], arch: str) -> None:
     llm = opened(arch=arch)
     take(llm, SECRET)
-    live = llm._keeper.live
+    live = llm.runner.live
     llm.prompt_cache.forget(SECRET)
     take(llm, [*SECRET, 5], 1)
     assert (llm.last_request.cached, llm.last_request.source) == (0, "none")
@@ -105,7 +105,7 @@ def test_one_forgotten_while_its_prompt_is_decoded_leaves_nothing(
     opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = opened()
-    decode, calls = llm._keeper.live.decode, []
+    decode, calls = llm.runner.live.decode, []
 
     def forgetting(*args: Any) -> None:
         decode(*args)
@@ -113,7 +113,7 @@ def test_one_forgotten_while_its_prompt_is_decoded_leaves_nothing(
             calls.append(llm.n_tokens)
             llm.prompt_cache.forget(SECRET[:110])
 
-    monkeypatch.setattr(llm._keeper.live, "decode", forgetting)
+    monkeypatch.setattr(llm.runner.live, "decode", forgetting)
     take(llm, SECRET, 2)
     monkeypatch.undo()
     assert len(calls) == 1
@@ -135,7 +135,7 @@ def test_another_users_tokens_are_spelt_for_who_asks_only(opened: Callable[..., 
     llm.reset()
     take(llm, OTHER, 1)
     said = [report.reason for report in reports[1:3]]
-    spelt = [llm._spell(token) for token in b"x47"]
+    spelt = [llm.requests.spell(token) for token in b"x47"]
     for reason, old in zip(said, spelt[1:], strict=True):
         assert repr(spelt[0]) in reason
         assert (f"{spelt[0]!r} was {old!r}" in reason) == explain
@@ -208,8 +208,8 @@ def test_how_much_is_there_is_told_without_a_trace(
     before = cache.stats()
     ages = [(e.last_used, e.seen, e.hits, e.passes) for e in cache._tree.oldest_entries()]
     prompt = np.array([*SECRET, 1], np.int32)
-    depth = llm._keeper.depth(prompt)
-    assert llm._keeper.depth(np.array([3, 2, 1], np.int32)) == 0
+    depth = llm.runner.depth(prompt)
+    assert llm.runner.depth(np.array([3, 2, 1], np.int32)) == 0
     assert depth == len(SECRET)
     assert cache.stats() == before
     assert [(e.last_used, e.seen, e.hits, e.passes) for e in cache._tree.oldest_entries()] == ages
@@ -225,6 +225,6 @@ def test_a_report_does_not_keep_bytes_of_the_cache(opened: Callable[..., Any]) -
     take(llm, [*SECRET, 5])
     llm.reset()
     take(llm, OTHER, 1)
-    llm._retire()
-    plan = llm._turn.plan
+    llm.requests.end_active()
+    plan = llm.requests.last.plan
     assert (plan.checkpoint, plan.logits, plan.segments) == (None, None, ())

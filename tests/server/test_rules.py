@@ -31,7 +31,7 @@ def model(tiny_model: Callable[..., Path]) -> Model:
     """A model, what its states take, and speech in its vocabulary."""
     path = tiny_model("qwen35")
     llm = Llama(str(path), n_ctx=512, verbose=False)
-    profile = llm._keeper.live.profile
+    profile = llm.runner.live.profile
     return path, Sizes(profile.snapshot_bytes, profile.attention_per_token), lambda: Speech(llm)
 
 

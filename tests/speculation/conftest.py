@@ -73,8 +73,8 @@ def drafting(open_model) -> Callable[..., Any]:
         draft = Prescribed(random.Random(seed), 200)
         draft.text = text
         llm = open_model(arch, draft_model=draft, draft_planes=planes, **more)
-        llm._drafts.pace = Unpaced(llm._keeper.meter)
-        llm._drafts.pace.buys = buys
+        llm.drafts.pace = Unpaced(llm.runner.meter)
+        llm.drafts.pace.buys = buys
         return llm
 
     return opener

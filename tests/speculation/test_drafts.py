@@ -77,7 +77,7 @@ def test_greedy_text_is_the_same_with_and_without_drafts(drafting, fresh, tiny_m
     assert 0 < report.accepted < report.drafted
     assert sum(report.rollbacks.values()) > 0
     assert report.steps < 35
-    if planes and llm._keeper.live.planes.count:
+    if planes and llm.runner.live.planes.count:
         assert report.rollbacks["planes"] > 0
 
 
@@ -106,7 +106,7 @@ def test_what_is_live_after_a_request_is_what_was_handed_out(drafting, fresh, ar
     llm = drafting(arch, [*PROMPT, *wanted], planes=planes)
     for n in range(1, 30):
         assert take(llm, PROMPT, n) == wanted[:n]
-        live = llm._keeper.live
+        live = llm.runner.live
         assert live.n in (len(PROMPT) + n - 1, len(PROMPT) + n)
         assert live.holds(np.array([*PROMPT, *wanted][: live.n]))
         assert llm.n_tokens == live.n
@@ -167,23 +167,23 @@ def test_and_where_every_draft_is_wrong(open_model, fresh, monkeypatch, planes):
 def test_what_was_saved_for_one_request_serves_no_other(open_model):
     llm, _ = unpaced(open_model, lambda ids: ids[:3])
     take(llm, PROMPT, 5)
-    assert llm._drafts.undo.position is not None
+    assert llm.drafts.undo.position is not None
     stream = llm.generate(PROMPT, temp=0.0)
     next(stream)
-    assert llm._drafts.undo.position is None
+    assert llm.drafts.undo.position is None
     stream.close()
 
 
 def test_a_state_is_not_saved_twice(open_model, fresh, monkeypatch):
     llm, _ = unpaced(open_model, lambda ids: ids[:0])
     take(llm, PROMPT, 2)
-    live, undo = llm._keeper.live, llm._drafts.undo
+    live, undo = llm.runner.live, llm.drafts.undo
     saved = []
     save = live._native.save_partial
     monkeypatch.setattr(live._native, "save_partial", lambda out: (saved.append(live.n), save(out))[1])
     for _ in range(3):
         undo.take()
-    llm._keeper.append(5)
+    llm.runner.append(5)
     undo.take()
     assert saved == [live.n - 1, live.n]
 
@@ -194,7 +194,7 @@ def test_an_answer_that_is_no_number_makes_no_checkpoints(drafting, fresh, monke
     next(stream)
     stored = llm.prompt_cache.stats().entries
     nothing = np.full(llm.n_vocab(), np.nan, dtype=np.float32)
-    monkeypatch.setattr(llm._keeper.live._native, "logits", lambda n: nothing)
+    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n: nothing)
     list(itertools.islice(stream, 130))
     stream.close()
     assert llm.prompt_cache.stats().entries == stored
@@ -231,7 +231,7 @@ class Draft(LlamaDraftModel):
 def unpaced(open_model, guess, **more):
     draft = Draft(guess)
     llm = open_model(draft_model=draft, **more)
-    llm._drafts.pace = Unpaced(llm._keeper.meter)
+    llm.drafts.pace = Unpaced(llm.runner.meter)
     return llm, draft
 
 
@@ -273,13 +273,13 @@ def test_the_context_may_be_filled_to_its_end(open_model):
         assert len(list(itertools.islice(stream, 256 - 240 + 1))) == 17
         with pytest.raises(ContextOverflow):
             next(stream)
-    assert llm._keeper.live.n <= 256
+    assert llm.runner.live.n <= 256
 
 
 def test_nothing_is_drafted_that_could_not_be_taken_back(open_model, monkeypatch):
     monkeypatch.setattr(LiveSequence, "opaque", True)  # as after an image
     llm, draft = unpaced(open_model, lambda ids: ids[:3], draft_planes=4)
-    assert len(llm._drafts(np.array(PROMPT, dtype=np.intc))) == 0
+    assert len(llm.drafts(np.array(PROMPT, dtype=np.intc))) == 0
     assert draft.calls == 0
 
 
@@ -299,7 +299,7 @@ def test_the_given_draft_model_is_what_one_sees(open_model):
 def test_a_draft_model_may_be_set_later(open_model, fresh):
     llm = open_model()
     llm.draft_model = draft = Draft(lambda ids: ids[:3])
-    llm._drafts.pace = Unpaced(llm._keeper.meter)
+    llm.drafts.pace = Unpaced(llm.runner.meter)
     assert take(llm, PROMPT, 20) == fresh(PROMPT, 20)
     assert draft.calls > 0
 
@@ -350,7 +350,7 @@ def test_drafts_do_not_spoil_what_is_reused(tiny_model, arch, planes, workload):
         llm = Llama(
             **arguments, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=6), draft_planes=planes
         )
-        llm._drafts.pace = Unpaced(llm._keeper.meter)
+        llm.drafts.pace = Unpaced(llm.runner.meter)
         return llm
 
     drafted = Comparer(tiny_model(arch), options).side(drafting, WORKLOADS[workload])

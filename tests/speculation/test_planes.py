@@ -21,7 +21,7 @@ EXACT = 1e-3
 @pytest.fixture
 def live(open_model):
     """A live sequence with planes."""
-    return open_model(draft_planes=PLANES)._keeper.live
+    return open_model(draft_planes=PLANES).runner.live
 
 
 def continues(live, tokens: list[int], logits_of, arch: str = "qwen35") -> None:
@@ -33,7 +33,7 @@ def continues(live, tokens: list[int], logits_of, arch: str = "qwen35") -> None:
 @pytest.mark.parametrize("arch", ROLLBACK)
 @pytest.mark.parametrize("batch", [2, 4, 12])
 def test_a_rollback_reaches_as_far_as_the_last_batch_wrote(open_model, logits_of, arch, batch):
-    live = open_model(arch, draft_planes=PLANES)._keeper.live
+    live = open_model(arch, draft_planes=PLANES).runner.live
     decode(live, PROMPT[:30])
     decode(live, PROMPT[30 : 30 + batch])
     depth = min(batch - 1, PLANES)
@@ -44,7 +44,7 @@ def test_a_rollback_reaches_as_far_as_the_last_batch_wrote(open_model, logits_of
 
 @pytest.mark.parametrize("arch", ROLLBACK)
 def test_the_last_tokens_of_many_small_batches_are_within_reach(open_model, logits_of, arch):
-    live = open_model(arch, draft_planes=PLANES, n_ubatch=16)._keeper.live
+    live = open_model(arch, draft_planes=PLANES, n_ubatch=16).runner.live
     decode(live, PROMPT[:33])  # ubatches of 16: the last token would be alone in its own
     assert live.cut(33 - PLANES)
     continues(live, PROMPT[: 33 - PLANES], logits_of, arch)
@@ -78,7 +78,7 @@ def test_there_is_no_way_back_behind_a_restored_state(live, logits_of):
 
 def test_there_is_no_way_back_once_the_state_was_copied(open_model, logits_of):
     llm = open_model(draft_planes=PLANES)
-    live = llm._keeper.live
+    live = llm.runner.live
     decode(live, PROMPT[:12])
     llm._ctx.kv_cache_seq_cp(0, 1, -1, -1)
     assert not live.cut(10)
@@ -88,7 +88,7 @@ def test_there_is_no_way_back_once_the_state_was_copied(open_model, logits_of):
 
 def test_there_is_no_way_back_after_others_decoded(open_model):
     llm = open_model(draft_planes=PLANES)
-    live = llm._keeper.live
+    live = llm.runner.live
     decode(live, PROMPT[:12])
     token = (ctypes.c_int32 * 1)(9)
     native.llama_decode(llm.ctx, native.llama_batch_get_one(token, 1))
@@ -113,7 +113,7 @@ def test_a_rollback_that_waits_to_be_carried_out_survives_paging(live, logits_of
 
 def test_a_rollback_that_waits_survives_a_copy(open_model, logits_of):
     llm = open_model(draft_planes=PLANES)
-    live = llm._keeper.live
+    live = llm.runner.live
     decode(live, PROMPT[:12])
     assert live.cut(9)
     llm._ctx.kv_cache_seq_cp(0, 1, -1, -1)
@@ -151,8 +151,8 @@ def test_nothing_is_paged_out_while_a_draft_is_pending(live):
 @pytest.mark.parametrize("arch", ["qwen35", "jamba", "deepseek4"])
 def test_planes_are_not_mistaken_for_memory_that_can_be_cut(open_model, arch, planes):
     llm = open_model(arch, draft_planes=planes)
-    assert not llm._keeper.live.profile.cuttable
-    assert llm._keeper.live.planes.count == (0 if arch == "jamba" else planes)
+    assert not llm.runner.live.profile.cuttable
+    assert llm.runner.live.planes.count == (0 if arch == "jamba" else planes)
 
 
 class Resizable:
@@ -205,4 +205,4 @@ def test_no_rollback_waits_in_a_state_from_elsewhere():
 
 
 def test_more_planes_than_a_batch_has_room_for_are_not_asked_for(open_model):
-    assert open_model(draft_planes=100, n_ubatch=8)._keeper.live.planes.count == 6
+    assert open_model(draft_planes=100, n_ubatch=8).runner.live.planes.count == 6

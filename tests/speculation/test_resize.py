@@ -26,7 +26,7 @@ def drafted(drafting, fresh):
     def opener(arch="qwen35", **more):
         text = [*PROMPT, *fresh(PROMPT, 60, arch)]
         llm = drafting(arch, text, buys=True, **more)
-        planes, seen = llm._keeper.live.planes, []
+        planes, seen = llm.runner.live.planes, []
         grow = planes.grow
         planes.grow = lambda count: (grow(count), seen.append(planes.count))[0]
         return llm, text, seen
@@ -37,7 +37,7 @@ def drafted(drafting, fresh):
 @pytest.mark.parametrize("arch", ["qwen35", "lfm2", "nemotron_h", "glm5-next"])
 def test_memory_is_as_large_after_a_request_as_before(drafted, arch):
     llm, text, seen = drafted(arch)
-    live = llm._keeper.live
+    live = llm.runner.live
     before = live.memory_bytes()
     for _ in range(3):
         assert take(llm, PROMPT) == text[80:120]
@@ -49,34 +49,34 @@ def test_memory_is_as_large_after_a_request_as_before(drafted, arch):
 
 def test_memory_comes_back_from_a_generator_that_is_closed_half_way(drafted):
     llm, _, seen = drafted()
-    before = llm._keeper.live.memory_bytes()
+    before = llm.runner.live.memory_bytes()
     stream = llm.generate(PROMPT, temp=0.0)
-    while not seen or not llm._keeper.live.planes.in_use:
+    while not seen or not llm.runner.live.planes.in_use:
         next(stream)
-    assert llm._keeper.live.memory_bytes() > before
+    assert llm.runner.live.memory_bytes() > before
     stream.close()
-    assert llm._keeper.live.memory_bytes() == before
+    assert llm.runner.live.memory_bytes() == before
 
 
 def test_memory_comes_back_after_an_exception_and_a_cancel(drafted):
     llm, text, seen = drafted()
-    before = llm._keeper.live.memory_bytes()
+    before = llm.runner.live.memory_bytes()
 
     def boom(ids, scores):
-        if seen and llm._keeper.live.planes.grown:
+        if seen and llm.runner.live.planes.grown:
             raise RuntimeError("boom")
         return False
 
     with pytest.raises(RuntimeError, match="boom"):
         take(llm, PROMPT, stopping_criteria=boom)
-    assert llm._keeper.live.memory_bytes() == before
+    assert llm.runner.live.memory_bytes() == before
     stream = llm.generate(PROMPT, temp=0.0)
-    while not llm._keeper.live.planes.grown:
+    while not llm.runner.live.planes.grown:
         next(stream)
     llm.cancel()
     with pytest.raises(LlamaHybridError):
         list(stream)
-    assert llm._keeper.live.memory_bytes() == before
+    assert llm.runner.live.memory_bytes() == before
     assert take(llm, PROMPT) == text[80:120]
 
 
@@ -84,7 +84,7 @@ def test_planes_go_before_a_checkpoint_in_the_middle_of_an_answer(drafted, monke
     dear = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
     monkeypatch.setattr(CostMeter, "costs", lambda meter: dear)  # a checkpoint every 64 tokens
     llm, _, seen = drafted()
-    live, saved = llm._keeper.live, []
+    live, saved = llm.runner.live, []
     save = live._native.save_partial
     monkeypatch.setattr(
         live._native, "save_partial", lambda out: (saved.append(live.planes.count), save(out))[1]
@@ -99,7 +99,7 @@ def test_planes_go_before_a_checkpoint_in_the_middle_of_an_answer(drafted, monke
 
 
 def grown(open_model):
-    live = open_model()._keeper.live
+    live = open_model().runner.live
     decode(live, PROMPT[:12])
     assert live.planes.grow(4)
     decode(live, PROMPT[12:18])
@@ -141,7 +141,7 @@ def test_a_rollback_is_carried_out_when_planes_go(open_model, logits_of):
 
 def test_where_planes_cannot_be_made_snapshots_do(drafted, monkeypatch):
     llm, text, _ = drafted()
-    monkeypatch.setattr(llm._keeper.live._native, "resize_planes", lambda count: False)
+    monkeypatch.setattr(llm.runner.live._native, "resize_planes", lambda count: False)
     assert take(llm, PROMPT) == text[80:120]
     assert set(llm.last_request.rollbacks) == {"snapshot"}
 

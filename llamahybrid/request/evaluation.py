@@ -1,0 +1,216 @@
+"""Evaluation: what upstream's `eval()` and `generate()` ask for, done on the live sequence.
+
+Upstream's own code, chat handlers and users call `eval()`; each finds the live sequence, brings it to the
+`n_tokens` that upstream believes in, and decodes behind it. All of it is called inside a step of the gate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamahybrid.capi.calls import Outputs
+from llamahybrid.errors import ContextOverflow, DecodeError, RequestSuperseded
+from llamahybrid.memory.state import common_prefix
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.request.arrays import UpstreamArrays
+from llamahybrid.request.request import Request
+from llamahybrid.request.runner import RequestRunner
+from llamahybrid.speculation.drafts import Drafts
+
+
+class Evaluation:
+    """Tokens into context memory, cut where checkpoints are due, with upstream's arrays kept true."""
+
+    def __init__(self, runner: RequestRunner, drafts: Drafts, arrays: UpstreamArrays) -> None:
+        self.runner = runner
+        self.drafts = drafts
+        self.arrays = arrays
+        self.active: Request | None = None
+        """The request that is open."""
+        self.handoff = False
+        """A chat handler decoded content natively, and generates from it next."""
+        self.native_from: int | None = None
+        """Where natively decoded content starts."""
+        self._live = runner.live
+        self._n_vocab = runner.live.n_vocab
+        self._n_ctx = runner.live.capacity
+
+    # -- a request -------------------------------------------------------------------------------
+
+    def go_on_from(self, tokens: Tokens) -> None:
+        """The next request answers content that was decoded natively, as `tokens`, which must still be live.
+
+        Raises RequestSuperseded where it is not.
+        """
+        if not np.array_equal(self._live.tokens, tokens):  # image for image
+            raise RequestSuperseded("another request came between the image and the answer to it")
+        self.handoff = True
+
+    def begin(self, prompt: Tokens, reset: bool) -> tuple[Request, Tokens]:
+        """Open a request: plan the prompt and bring context memory to the restore point; what is left of it.
+
+        `reset` False: the prompt continues the `n_tokens` that are there.
+        """
+        live, arrays = self._live, self.arrays
+        self._notice_native()
+        if not reset:
+            prompt = np.concatenate([arrays.ids(), prompt])
+        if live.n and live.opaque and (self.handoff or not reset) and live.holds(prompt[: live.n]):
+            prompt = np.concatenate([live.tokens, prompt[live.n :]])
+        self.handoff = False
+        if len(prompt) == 0:
+            raise ContextOverflow("the prompt is empty: there is nothing to sample from")
+        self._fits(len(prompt))
+        rows = min(arrays.true_rows, common_prefix(live.tokens, prompt))
+        arrays.true_rows = 0
+        self.active = request = self.runner.begin(prompt, rows if arrays.keeps_rows else None)
+        arrays.true_rows = min(rows, live.n)
+        if not live.opaque:
+            self.native_from = None
+        self.mirror(prompt[: live.n])
+        request.drafts = self.drafts.begin(len(prompt))
+        return request, prompt[live.n :]
+
+    def end(self) -> Request | None:
+        """End the request that is open, keeping its progress; it."""
+        request, self.active = self.active, None
+        if request is not None:
+            self.end_drafts(request)
+            self.runner.end(request)
+        return request
+
+    def come_back(self, request: Request) -> None:
+        """Memory is what it was when this request lost its place to another one."""
+        self.runner.check()
+        self.decode(self.align(), None)
+        total = request.plan.total
+        self.drafts.resume(request.drafts, total, total + request.generated)
+
+    def end_drafts(self, request: Request, goes_on: bool = False) -> None:
+        """What was guessed and not handed out goes: the next request continues what the caller has seen.
+
+        `goes_on`: so does this one, later, and decodes the last token that it handed out itself.
+        """
+        live, seen = self._live, request.plan.total + request.generated
+        self.drafts.settle(seen, over=True)
+        keep = seen - goes_on
+        if not goes_on and request.generated and live.n >= seen and live.tokens[seen - 1] != request.last:
+            keep -= 1  # the last token handed out was sampled against a guess, which was wrong
+        try:
+            if live.n > keep and not live.is_junk and not live.opaque:
+                certain = live.tokens[:keep].copy()
+                if self.drafts.go_back(keep):
+                    if live.n < keep:  # directly: a cancelled request keeps its progress, too
+                        live.decode(certain[live.n :], "last")
+                        live.recount()
+                    self.mirror(certain)
+        finally:
+            self.drafts.end()
+
+    # -- eval ------------------------------------------------------------------------------------
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Decode tokens behind the `n_tokens` that are there (see `Llama.eval`)."""
+        if self.active is None:
+            self._notice_native()
+            self.runner.check()
+        work = np.concatenate([self.align(), self.checked(tokens)])
+        self._fits(self._live.n + len(work))
+        request = self.active
+        if request is not None and not request.prefilling:
+            self._decode_answer(work, request, unsure=len(tokens) - 1)
+            return
+        self.decode(work, request)
+        if request is None or not request.prefilling:
+            return
+        if not self.runner.prompt_done(request):
+            prompt = self.arrays.ids()
+            self._live.empty()
+            self.decode(prompt, request)
+        self.drafts.pace.prefilled(request.plan.left, request.prefill_seconds)
+
+    def append(self, tokens: Sequence[int]) -> bool:
+        """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.
+
+        After each token of a large model all of this runs from a cold cache: every call counts.
+        """
+        request, n = self.active, self._live.n
+        if request is None or request.prefilling or len(tokens) != 1 or not self.arrays.takes_one(n):
+            return False
+        token = tokens[0]
+        if n >= self._n_ctx or not 0 <= token < self._n_vocab:
+            return False
+        self.runner.before_token(request)
+        self.runner.append(token)
+        self.arrays.append(token, n)
+        return True
+
+    def _decode_answer(self, work: Tokens, request: Request, unsure: int) -> None:
+        """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""
+        self.runner.before_token(request)
+        self.drafts.prepare(len(work), unsure, request.checkpoints)
+        clock = time.perf_counter()
+        self.decode(work, request)
+        self.drafts.decoded(len(work), time.perf_counter() - clock)
+
+    def decode(self, work: Tokens, request: Request | None) -> None:
+        """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""
+        first, arrays = self._live.n, self.arrays
+        drafted = request is not None and not request.prefilling and len(work) > 1
+        outputs: Outputs = "all" if arrays.keeps_rows or drafted else "last"
+        for start, end in self.runner.decode(request, work, outputs) if len(work) else ():
+            self.mirror(work[start - first : end - first], start)
+            if arrays.keeps_rows:
+                arrays.take_rows(start, end)
+
+    def mirror(self, ids: Tokens, start: int = 0) -> None:
+        """Upstream's arrays say what the live sequence says: [start, ...) is `ids`."""
+        self.arrays.mirror(ids, start, self._live.tip_logits)
+
+    def align(self) -> Tokens:
+        """Make context memory a prefix of what upstream believes in; what of that is still to be decoded."""
+        live = self._live
+        target = self.arrays.ids()
+        n = len(target)
+        if n == 0:
+            live.cut(0)
+        elif not live.holds(target):
+            ahead = live.n > n and live.starts_with(target)
+            if not (ahead and self.drafts.go_back(n)):
+                if self.native_from is not None and n > self.native_from:
+                    raise DecodeError(
+                        0, "natively decoded content is gone from context memory; decode it again"
+                    )
+                self.runner.begin(target)
+        self.arrays.true_rows = min(self.arrays.true_rows, live.n)
+        return target[live.n :]
+
+    def _notice_native(self) -> None:
+        """Take note of content that a chat handler decoded natively and counted in `n_tokens`."""
+        live, n = self._live, self.arrays.n
+        start = live.n
+        if n > start and live.touched_outside() and live.adopt_native(n):
+            self.native_from = start if self.native_from is None else min(start, self.native_from)
+            self.handoff = True
+            self.arrays.true_rows = 0
+
+    def checked(self, tokens: Sequence[int]) -> Tokens:
+        """The ids as an array. Raises DecodeError, as the library would, for one outside the vocabulary."""
+        ids = np.asarray(tokens, dtype=np.int64).reshape(-1)
+        if ids.size and (ids.min() < 0 or ids.max() >= self._n_vocab):
+            raise DecodeError(-1, f"token ids must lie in [0, {self._n_vocab}); llama_decode would return -1")
+        return ids.astype(np.int32)
+
+    def _fits(self, n: int) -> None:
+        if n > self._n_ctx:
+            raise ContextOverflow(f"{n} tokens do not fit into the context window of {self._n_ctx}")
+
+    def reset(self) -> None:
+        """Forget the live sequence."""
+        self.arrays.reset()
+        self.handoff = False
+        self.native_from = None
+        self._live.empty()

@@ -1,0 +1,86 @@
+"""Request: what is known of one request from its plan to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llamahybrid.prompt_cache.base import Bytes, Plan
+from llamahybrid.request.report import RequestReport, sentence
+from llamahybrid.request.schedule import Schedule
+from llamahybrid.speculation.drafts import DraftCounts
+
+
+@dataclass
+class Request:
+    """One prompt and its answer, as far as they have come.
+
+    Its claim to the context is a `Ticket`, which exists before the request begins; a chat handler that
+    decodes by itself makes several requests on one.
+    """
+
+    plan: Plan
+    schedule: Schedule
+    started: float
+    """By `time.perf_counter`."""
+    plan_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    generated: int = 0
+    last: int = -1
+    """The last token handed out."""
+    sent: bool = False
+    """Its caller sent tokens of his own into the generator."""
+    steps: int = 0
+    """Batches the answer took."""
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    checkpoints: int = 0
+    """Those that the cache took."""
+    prefilling: bool = True
+    cancelled: bool = False
+    staged: list[tuple[int, Bytes]] = field(default_factory=list)
+    """Checkpoints of this prefill, (position, snapshot), kept back until its logits prove to be numbers."""
+
+    def report(self, spell: Callable[[int], str] = str, *, explain: bool = False) -> RequestReport:
+        """The request so far; `spell` gives a token's text, `explain` as in `report.sentence`."""
+        return RequestReport(
+            total=self.plan.total,
+            matched=self.plan.matched,
+            cached=self.plan.cached,
+            source=self.plan.source,
+            reason=sentence(self.plan, spell, explain=explain),
+            generated=self.generated,
+            steps=self.steps,
+            drafted=self.drafts.drafted,
+            accepted=self.drafts.accepted,
+            redecoded=self.drafts.redecoded,
+            rollbacks=dict(self.drafts.rollbacks),
+            checkpoints=self.checkpoints,
+            cancelled=self.cancelled,
+            plan_seconds=self.plan_seconds,
+            restore_seconds=self.restore_seconds,
+            prefill_seconds=self.prefill_seconds,
+            first_token_seconds=self.first_token_seconds,
+        )
+
+    def tell(self, completion: Any) -> None:
+        """Put what was cached, and that it was cancelled, into a completion or a chunk of one."""
+        if completion.get("usage"):
+            completion["usage"]["prompt_tokens_details"] = {"cached_tokens": self.plan.cached}
+        if self.cancelled:
+            for choice in completion["choices"]:
+                choice["finish_reason"] = choice["finish_reason"] and "cancelled"
+
+    def hand_out(self, token: int) -> None:
+        """A token is about to go to the caller."""
+        if self.generated == 0:
+            self.first_token_seconds = time.perf_counter() - self.started
+        self.generated += 1
+        self.last = token
+
+    def drop_records(self) -> None:
+        """What it began with is the cache's again: a report outlives its request."""
+        self.plan = replace(self.plan, checkpoint=None, logits=None, segments=())

@@ -1,0 +1,79 @@
+"""A request's claim to the context, and what is done for those who hold one."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from llamahybrid.prompt_cache.base import Tokens
+
+if TYPE_CHECKING:
+    from llamahybrid.request.request import Request
+    from llamahybrid.request.requests import Parked
+
+
+class Ticket:
+    """One request's claim to the context."""
+
+    __slots__ = (
+        "cancelled",
+        "completing",
+        "ended",
+        "idle_since",
+        "number",
+        "over",
+        "parked",
+        "request",
+        "rests_on",
+        "rows",
+        "thread",
+    )
+
+    def __init__(self, completing: bool = False, rows: bool = False) -> None:
+        self.number = 0
+        """What `RequestGate.stop` knows it by, since it became the current one."""
+        self.completing = completing
+        """Its tokens go to a completion, which a cancelled `generate` ends instead of raising."""
+        self.rows = rows
+        """It needs the logits of every token."""
+        self.thread: object | None = None
+        """The thread that made its last step (see `this_thread`); None: it has made none."""
+        self.idle_since = 0.0
+        """When its last step ended, by `time.monotonic`."""
+        self.parked: Parked | None = None
+        """What it needs to go on, while another request has its place."""
+        self.request: Request | None = None
+        """What `last_request` tells of it."""
+        self.rests_on: Tokens | None = None
+        """What has to be live still when it begins: content that was decoded natively."""
+        self.cancelled = False
+        self.over = False
+        self.ended = False
+
+
+class Tenant(Protocol):
+    """Whose requests wait at a gate. Everything is called inside a step."""
+
+    def park(self, ticket: Ticket) -> None:
+        """Another request takes the place of this one: set `ticket.parked` to what it needs to go on."""
+
+    def resume(self, ticket: Ticket) -> None:
+        """Bring back what `ticket.parked` says, so that the request can go on."""
+
+    def begin(self, ticket: Ticket) -> None:
+        """A ticket makes its first step."""
+
+    def end(self, ticket: Ticket) -> None:
+        """A request is over, parked or not: keep its progress, tell of it. Called once for each."""
+
+
+_thread = threading.local()
+
+
+def this_thread() -> object:
+    """What stands for the calling thread, and never for another one."""
+    try:
+        return _thread.mark
+    except AttributeError:
+        _thread.mark = object()
+        return _thread.mark

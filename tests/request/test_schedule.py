@@ -1,0 +1,345 @@
+"""The checkpoint rules by themselves, event by event; and that all who drive them do the same."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.prompt_cache import Costs, Plan, PromptCache
+from llamahybrid.prompt_cache.base import Outline
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.prompt_cache.placement import FINAL_TOKENS, prefill_cuts
+from llamahybrid.request.schedule import (
+    NEVER,
+    Action,
+    Actions,
+    Schedule,
+    batch_borders,
+    before_tip_goes,
+    gives_up_tip,
+)
+from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.replay import LARGE, Player
+from tests.lab.traces import Ask
+
+TinyModel = Callable[..., Path]
+
+SLOW = Costs(token_seconds=0.1, prefill_seconds=0.01, snapshot_seconds=1.0, snapshot_bytes=1 << 20)
+"""A snapshot takes so long that nothing is stored because it is cheap."""
+
+
+def planned(total: int = 200, cached: int = 0, **more: object) -> Plan:
+    source = "live" if cached else "none"
+    return Plan(total, cached, cached, source, None, None, **more)  # type: ignore[arg-type]
+
+
+def schedule(plan: Plan, costs: Callable[[], Costs] = lambda: SLOW, *, wanted: bool = True) -> Schedule:
+    return Schedule(plan, SLOW, costs, wanted=wanted)
+
+
+def done(plan: Plan, *, wanted: bool = True) -> Schedule:
+    """The schedule of a request whose prompt is decoded."""
+    made = schedule(plan, wanted=wanted)
+    list(made.prompt_done(plan.total, logits=True))
+    return made
+
+
+# -- how a request starts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "tip", "gone"),
+    [
+        (planned(cached=100), 100, False),
+        (planned(cached=99), 100, True),
+        (planned(), 0, True),
+        (replace(planned(cached=100), source="ram"), 100, True),
+    ],
+)
+def test_the_live_tip_is_given_up_unless_it_is_extended(plan: Plan, tip: int, gone: bool) -> None:
+    assert gives_up_tip(plan, tip) == gone
+
+
+@pytest.mark.parametrize(("unstored", "first"), [(0, []), (1, [Action.CHECKPOINT_IF_FINITE])])
+def test_a_tip_that_goes_is_stored_unless_it_is_already(unstored: int, first: list[Action]) -> None:
+    assert list(before_tip_goes(unstored)) == [*first, Action.PAGE_OUT]
+
+
+def begun(tip: int, left: int, **more: object) -> list[Action]:
+    return list(schedule(planned(100 + left, 100, **more)).begin(tip))
+
+
+def test_the_tip_that_a_turn_extends_is_stored() -> None:
+    assert begun(100, MIN_SPACING) == [Action.CHECKPOINT]
+
+
+def test_a_tip_that_a_few_tokens_are_added_to_is_not() -> None:
+    assert begun(100, MIN_SPACING - 1) == []
+
+
+def test_a_tip_that_is_stored_is_not_stored_again() -> None:
+    assert begun(100, MIN_SPACING, stored=True) == []
+
+
+def test_a_restore_point_before_the_tip_is_not_the_tip() -> None:
+    assert begun(101, MIN_SPACING) == []
+
+
+def test_an_empty_sequence_has_no_tip() -> None:
+    assert list(schedule(planned(200, 0)).begin(0)) == []
+
+
+# -- the prompt ------------------------------------------------------------------------------------
+
+
+def test_a_cut_is_staged_and_other_batch_ends_are_not() -> None:
+    made = schedule(planned(cuts=(60, 120)))
+    assert [list(made.decoded(n)) for n in (60, 100, 120)] == [[Action.STAGE], [], [Action.STAGE]]
+
+
+def test_what_was_staged_comes_before_the_prompts_end() -> None:
+    told = list(schedule(planned()).prompt_done(200, logits=True))
+    assert told == [Action.ADMIT_STAGED, Action.CHECKPOINT_WITH_LOGITS]
+
+
+def test_the_end_of_a_prompt_without_logits_is_not_stored() -> None:
+    assert list(schedule(planned()).prompt_done(200, logits=False)) == [Action.ADMIT_STAGED]
+
+
+def test_a_repeated_prompt_is_not_stored_again() -> None:
+    assert list(schedule(planned(200, 200)).prompt_done(200, logits=True)) == [Action.ADMIT_STAGED]
+
+
+OUTLINE = Outline(total=4000, cached=0, matched=0)
+CHEAP = replace(SLOW, snapshot_seconds=1e-6, batch_seconds=1e-4)
+
+
+def test_cuts_are_chosen_anew_once_costs_are_known() -> None:
+    now = [SLOW]
+    first = prefill_cuts(OUTLINE, SLOW)
+    made = schedule(planned(4000, cuts=first, outline=OUTLINE), lambda: now[0])
+    assert not made.recut(1024)
+    assert made.cuts == first
+    now[0] = CHEAP
+    assert made.recut(1024)
+    assert made.cuts != first
+    assert [c for c in made.cuts if c <= 1024] == [c for c in first if c <= 1024]
+    assert [c for c in made.cuts if c > 1040] == [c for c in prefill_cuts(OUTLINE, CHEAP) if c > 1040]
+    assert not made.recut(2048), "nothing new was measured"
+
+
+def test_the_size_of_a_snapshot_changes_no_cuts() -> None:
+    made = schedule(planned(4000, outline=OUTLINE), lambda: replace(SLOW, snapshot_bytes=9))
+    assert not made.recut(1024)
+
+
+def test_a_prompt_without_an_outline_is_not_cut_anew() -> None:
+    made = schedule(planned(4000), lambda: CHEAP)
+    assert not made.recut(1024)
+    assert made.cuts == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "cuts", "borders"),
+    [
+        (40, 60, (30, 40, 50, 60, 70), [40, 50, 60]),
+        (40, 70, (), [40, 70]),
+        (40, 100, (70,), [40, 64, 70, 96, 100]),
+    ],
+)
+def test_batches_end_at_cuts_and_long_ones_on_the_grid(
+    first: int, last: int, cuts: tuple[int, ...], borders: list[int]
+) -> None:
+    assert batch_borders(first, last, cuts, 32) == borders
+
+
+# -- the answer ------------------------------------------------------------------------------------
+
+
+def answered(made: Schedule, first: int, last: int, *, refused: bool = False) -> list[int]:
+    """Positions that are stored while tokens [first, last) are decoded one by one."""
+    stored = []
+    for position in range(first, last):
+        for action in made.before_token(position):
+            assert action is Action.CHECKPOINT_IF_FINITE
+            stored.append(position)
+            if not refused:
+                made.stored(position)
+    return stored
+
+
+def test_an_answer_is_stored_on_the_grid() -> None:
+    assert answered(done(planned()), 200, 400) == [256, 320, 384]
+
+
+def test_a_border_that_several_tokens_pass_at_once_counts() -> None:
+    made = done(planned())
+    assert list(made.before_token(260)) == [Action.CHECKPOINT_IF_FINITE]
+    assert made.next_due == 320
+
+
+def test_when_the_next_is_due_follows_from_what_storing_took() -> None:
+    now = [SLOW]
+    made = schedule(planned(), lambda: now[0])
+    list(made.prompt_done(200, logits=True))
+    for _ in made.before_token(256):
+        now[0] = CHEAP
+    assert made.next_due == 272
+
+
+def test_a_prompt_that_was_decoded_again_from_zero_is_stored_with_its_first_token() -> None:
+    """Nothing of it was stored at its end: a prompt that was not proven right gets no `prompt_done`."""
+    assert list(schedule(planned()).before_token(200)) == [Action.CHECKPOINT_IF_FINITE]
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+STORE_END = [Action.ADMIT_STAGED, Action.CHECKPOINT_IF_FINITE, Action.REMEMBER, Action.PAGE_OUT]
+END = [Action.ADMIT_STAGED, Action.REMEMBER, Action.PAGE_OUT]
+
+
+@pytest.mark.parametrize(("generated", "told"), [(FINAL_TOKENS, STORE_END), (FINAL_TOKENS - 1, END)])
+def test_a_long_answers_end_is_stored(generated: int, told: list[Action]) -> None:
+    assert list(done(planned()).end(200 + generated)) == told
+
+
+def test_an_answers_end_is_not_stored_near_a_checkpoint() -> None:
+    made = done(planned())
+    answered(made, 200, 270)
+    assert list(made.end(270)) == END
+
+
+def test_a_checkpoint_that_was_refused_is_none() -> None:
+    made = done(planned())
+    answered(made, 200, 270, refused=True)
+    assert list(made.end(270)) == STORE_END
+
+
+def test_a_checkpoint_inside_the_prompt_is_not_one_of_the_answer() -> None:
+    made = done(planned())
+    made.stored(100)
+    assert list(made.end(200 + FINAL_TOKENS - 1)) == END
+
+
+def test_a_prompt_that_was_cancelled_keeps_what_was_staged() -> None:
+    assert list(schedule(planned()).end(120)) == END
+
+
+def test_nothing_is_remembered_of_what_is_not_known() -> None:
+    assert list(done(planned()).end(400, opaque=True)) == [Action.ADMIT_STAGED]
+
+
+# -- memory that needs no checkpoints --------------------------------------------------------------
+
+
+def stopped() -> Schedule:
+    made = schedule(planned())
+    made.stop()
+    return made
+
+
+@pytest.mark.parametrize("make", [stopped, lambda: schedule(planned(), wanted=False)])
+def test_memory_that_needs_none_gets_none_but_is_remembered(make: Callable[[], Schedule]) -> None:
+    made = make()
+    assert made.next_due == NEVER
+    assert answered(made, 200, 400) == []
+    assert list(made.end(400)) == END
+
+
+def test_memory_that_needs_none_gets_none_where_it_is_extended() -> None:
+    assert list(schedule(planned(300, 100), wanted=False).begin(100)) == []
+
+
+# -- who drives it ---------------------------------------------------------------------------------
+
+
+def test_each_action_is_done_before_the_next_is_chosen() -> None:
+    """A rule goes on from what its action came to, so an answer is no list."""
+    made = done(planned())
+    actions: Actions = made.before_token(256)
+    assert next(actions) is Action.CHECKPOINT_IF_FINITE
+    assert made.next_due == 256
+    assert next(actions, None) is None
+    assert made.next_due == 320
+
+
+def test_the_laboratory_stores_what_the_rules_say() -> None:
+    """The same trace on tokens and on numbers: checkpoints at the same positions, in the same order."""
+    rng = np.random.default_rng(5)
+    prompt, answer = rng.integers(0, 99, 900, dtype=np.int32), rng.integers(0, 99, 300, dtype=np.int32)
+    chat = np.concatenate([prompt, answer, prompt[:200]])
+    asks = [
+        Ask(prompt, (300, 600), answer),
+        Ask(chat, (300, 600, 1200), answer),
+        Ask(prompt[:650], (300,), answer),
+    ]
+    places = []
+    for run in (_on_tokens, _on_numbers):
+        cache = Noting(1 << 30)
+        run(cache, asks)
+        places.append(cache.places)
+    assert places[0] == places[1]
+    assert len({p for _, p in places[0]}) > 10
+
+
+@pytest.mark.parametrize(("arch", "kind"), [("qwen35", "hybrid"), ("mamba", "recurrent")])
+def test_the_fake_engine_stores_what_a_model_stores(tiny_model: TinyModel, arch: str, kind: Kind) -> None:
+    """The same requests on a context and on tokens: every checkpoint at the same place, in the same order."""
+    costs = replace(SLOW, snapshot_seconds=0.01, batch_tokens=64)
+    caches = Noting(1 << 28), Noting(1 << 28)
+    path = str(tiny_model(arch))
+    llm = Llama(path, n_ctx=1024, n_batch=64, n_threads=1, verbose=False, prompt_cache=caches[0])
+    with closing(llm):
+        llm.runner.meter.costs = lambda: costs  # type: ignore[union-attr, method-assign]
+        fake = FakeEngine(caches[1], kind, costs=costs, snapshot_bytes=1 << 16)
+        first = [(7 * i + 1) % 200 for i in range(150)]
+        chat = [*first, *_both(llm, fake, first, 90), *range(30)]
+        for prompt, tokens in ((chat, 40), (first, 3), (chat[:200], 70), ([9, *first], 2), (chat, 20)):
+            _both(llm, fake, prompt, tokens)
+    assert caches[0].places == caches[1].places
+    assert len(set(caches[0].places)) > 10
+
+
+def _both(llm: Llama, fake: FakeEngine, prompt: list[int], tokens: int) -> list[int]:
+    """One request on both; the answer, whose last token is not decoded."""
+    with closing(llm.generate(prompt, temp=0.0)) as stream:
+        answer = list(itertools.islice(stream, tokens))
+    fake.request(prompt, answer=answer[:-1])
+    assert fake.state == llm.runner.live.tokens.tolist()  # type: ignore[union-attr]
+    return answer[:-1]
+
+
+class Noting(PromptCache):
+    """Notes where checkpoints are admitted, behind how many live tokens."""
+
+    def admit(self, view, position, snapshot, logits=None):  # type: ignore[no-untyped-def]
+        self.places = [*getattr(self, "places", []), (len(view.tokens), position)]
+        return super().admit(view, position, snapshot, logits)
+
+
+def _on_tokens(cache: PromptCache, asks: list[Ask]) -> None:
+    engine = FakeEngine(cache, "hybrid", costs=LARGE.costs, snapshot_bytes=1 << 16)
+    for ask in asks:
+        engine.request(ask.prompt.tolist(), ask.boundaries, ask.answer.tolist())
+
+
+def _on_numbers(cache: PromptCache, asks: list[Ask]) -> None:
+    player = Player(cache, replace(LARGE, snapshot=1 << 16, token=8))
+    for ask in asks:
+        player.ask(ask)
+
+
+def test_the_rules_need_neither_a_library_nor_a_context() -> None:
+    script = "import llamahybrid.request.schedule, sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    rooms = ("llama_cpp", "llamahybrid.memory", "llamahybrid.capi")
+    assert [name for name in run.stdout.split() if name.startswith(rooms)] == []
