@@ -15,15 +15,12 @@ from itertools import islice
 import numpy as np
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Range, Tokens, clipped
 from llamahybrid.prompt_cache.disk_trie import ID_BYTES, MOST_THROUGH, Found, Node, grow, match, tidy
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, parse_key
 
 MOST_FOLLOWERS = 2
 """Enough to know that paths part."""
-
-Range = tuple[int, int]
-"""Tokens [start, end)."""
 
 
 class Stored:
@@ -406,8 +403,3 @@ def _needed(segment: Stored) -> bool:
 def ids_of(tokens: Tokens) -> bytes:
     """Tokens as the index has them."""
     return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
-
-
-def clipped(ranges: Iterable[Range], end: int, start: int = 0) -> list[Range]:
-    """What of ascending ranges lies in [start, end)."""
-    return [(max(a, start), min(b, end)) for a, b in ranges if a < end and start < b]

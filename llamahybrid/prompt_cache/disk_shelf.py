@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
-from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, Range, ids_of
+from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 
 logger = logging.getLogger("llamahybrid")
@@ -85,7 +85,7 @@ def _sound(method: Callable[Concatenate[Shelf, P], T]) -> Callable[Concatenate[S
 
     @functools.wraps(method)
     def locked(self: Shelf, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._lock:
+        with self.lock:
             if not self._agrees:
                 self._start_anew()
             self._agrees = False
@@ -103,16 +103,14 @@ class Shelf:
         """Open a folder, making it if need be. Raises OSError when it cannot be used."""
         self.limit = limit
         self.counts = DiskCounts()
-        self.pinned: Sequence[Tokens] = ()
-        """Paths whose records are never evicted."""
-        self._store = RecordStore(folder)
+        self.records = RecordStore(folder)
         self._warned: set[str] = set()
         self._unfit: set[str] = set()  # keys of what is no record and cannot be removed
         self._rests = {READ: Rest(), WRITE: Rest()}
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._index = DiskIndex()
         self._agrees = False
-        self._store.sweep()
+        self.records.sweep()
         self.refresh()
         _open.add(self)
 
@@ -169,11 +167,11 @@ class Shelf:
         """Read and check a record; None, with a record that is damaged removed, if that fails."""
         try:
             try:
-                record = self._store.load(key)
+                record = self.records.load(key)
             except RecordGone:
                 raise
             except RecordError:
-                record = self._store.load(key)  # once more: what was read wrong may have been written right
+                record = self.records.load(key)  # once more: what was read wrong may have been written right
             self._rests[READ].worked()
             return record
         except RecordError as error:
@@ -201,18 +199,18 @@ class Shelf:
 
     def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
         """See `RecordStore.prepare`."""
-        return self._store.prepare(key, parts)
+        return self.records.prepare(key, parts)
 
     def abandon(self, part: str) -> None:
         """See `RecordStore.abandon`."""
-        self._store.abandon(part)
+        self.records.abandon(part)
 
     @_sound
     def commit(self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
         """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not."""
         if not wanted():
             return False
-        self._store.commit(part, head.key)
+        self.records.commit(part, head.key)
         if head.key not in self._index:
             self._index.add(head, ids_of(path), 0)
         if head.kind == SNAPSHOT:  # the one with logits says what the one without does
@@ -226,9 +224,9 @@ class Shelf:
         return True
 
     @_sound
-    def room(self, n_bytes: int, namespace: str, path: Tokens) -> bool:
-        """Make room for a record of this path; False if that cannot be."""
-        spared = [(namespace, path), *((None, p) for p in self.pinned)]
+    def make_room(self, n_bytes: int, namespace: str, path: Tokens, pinned: Sequence[Tokens]) -> bool:
+        """Evict records until one of this path fits, but none on `pinned` paths; False if that cannot be."""
+        spared = [(namespace, path), *((None, p) for p in pinned)]
         while self._index.nbytes + n_bytes > self.limit:
             key = self._index.victim(spared)
             if key is None:
@@ -279,7 +277,7 @@ class Shelf:
 
     def in_child(self) -> None:
         """A process was forked: whatever its parent was just doing, it has a lock and an index of its own."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._agrees = False
 
     # -- with the lock held ------------------------------------------------------------------------
@@ -288,7 +286,7 @@ class Shelf:
         """Whatever became of the index: it is read again."""
         self._index = DiskIndex()
         for shard in SHARDS:
-            self._store.look_again(shard)
+            self.records.look_again(shard)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -296,8 +294,8 @@ class Shelf:
             return
         try:
             fresh: list[str] = []
-            for shard in self._store.changed():
-                there, known = self._store.listed(shard), self._index.keys(shard)
+            for shard in self.records.changed():
+                there, known = self.records.listed(shard), self._index.keys(shard)
                 for key in [key for key in known if key not in there]:
                     self._index.remove(key)
                     self.counts.gone += 1
@@ -307,7 +305,7 @@ class Shelf:
                 self._take_in(fresh)
         except (OSError, MemoryError) as error:
             for shard in SHARDS:
-                self._store.look_again(shard)
+                self.records.look_again(shard)
             self.refused(READ, error)
 
     def _take_in(self, keys: Iterable[str]) -> None:
@@ -329,7 +327,7 @@ class Shelf:
 
     def _note(self, key: str) -> float:
         """Read a record's head and take note of it; when it was used last."""
-        with self._store.opened(key) as (file, head, used):
+        with self.records.opened(key) as (file, head, used):
             base = head.base if self._index.knows(head) else 0
             self._index.add(head, read_ids(file, head, base), base)
         return used
@@ -350,7 +348,7 @@ class Shelf:
         """A record goes, from the index and from the folder; False if it stays in the folder."""
         self._index.remove(key)
         try:
-            self._store.delete(key)
+            self.records.delete(key)
         except OSError as error:
             self._unfit.add(key)
             self.refused(WRITE, error)

@@ -12,15 +12,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Bytes, LiveView, Logits, Segment, Splitter, Tokens, part_of
-from llamahybrid.prompt_cache.disk_index import Offer, Range
+from llamahybrid.prompt_cache.base import LiveView, Loaded, Range, Segment, Splitter, Tokens, part_of
+from llamahybrid.prompt_cache.disk_index import Offer
 from llamahybrid.prompt_cache.disk_shelf import READ, WRITE, Shelf
-from llamahybrid.prompt_cache.disk_writer import DiskWriter, Upstairs
+from llamahybrid.prompt_cache.disk_writer import DiskWriter, WriteSource
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES
 
@@ -36,16 +35,6 @@ CANCEL_SECONDS = 10.0
 """How long `forget` waits for a record that is just being written."""
 
 
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """What an offer gave: checked, in memory."""
-
-    snapshot: Bytes
-    logits: Logits | None
-    segments: tuple[Segment, ...]
-    """Ascending."""
-
-
 class DiskTier:
     """Records of one folder, at most `limit` bytes, shared with other processes."""
 
@@ -53,7 +42,7 @@ class DiskTier:
         self,
         folder: str | os.PathLike[str],
         limit: int,
-        upstairs: Upstairs,
+        source: WriteSource,
         hourly: int | None = None,
     ) -> None:
         """Open a folder, making it if need be. Raises OSError when it cannot be used.
@@ -61,7 +50,7 @@ class DiskTier:
         `hourly`: bytes that may be written an hour; None: `DEFAULT_WRITE_BYTES`.
         """
         self.shelf = Shelf(folder, limit)
-        self.writer = DiskWriter(self.shelf, upstairs, DEFAULT_WRITE_BYTES if hourly is None else hourly)
+        self.writer = DiskWriter(self.shelf, source, DEFAULT_WRITE_BYTES if hourly is None else hourly)
         self._latencies: deque[float] = deque(maxlen=READ_SAMPLES)
         self._rates: deque[float] = deque(maxlen=READ_SAMPLES)
 
@@ -178,15 +167,6 @@ class DiskTier:
         return self.shelf.clear() and stopped
 
     # -- what is told ------------------------------------------------------------------------------
-
-    @property
-    def pinned(self) -> Sequence[Tokens]:
-        """Paths whose records are never evicted."""
-        return self.shelf.pinned
-
-    @pinned.setter
-    def pinned(self, paths: Sequence[Tokens]) -> None:
-        self.shelf.pinned = paths
 
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`DiskCounts`), for `PromptCache.stats`."""

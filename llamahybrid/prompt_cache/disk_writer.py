@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Tokens
-from llamahybrid.prompt_cache.disk_index import clipped
+from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Tokens, clipped
 from llamahybrid.prompt_cache.disk_shelf import WRITE, Shelf
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, head_of, key_of, pack
@@ -17,10 +16,14 @@ from llamahybrid.prompt_cache.write_behind import WriteBehind
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, SETTLE_SECONDS, WriteBudget
 
 
-class Upstairs(Protocol):
+class WriteSource(Protocol):
     """The RAM tier, as its disk tier needs it; from any thread."""
 
-    def held(self, namespace: str, path: Tokens) -> AbstractContextManager[Checkpoint | None]:
+    @property
+    def pinned(self) -> Sequence[Tokens]:
+        """Paths whose records are never evicted."""
+
+    def checkpoint_at(self, namespace: str, path: Tokens) -> AbstractContextManager[Checkpoint | None]:
         """The checkpoint at the end of a path; its bytes stay as they are in this context."""
 
     def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
@@ -51,18 +54,18 @@ class Job:
 class DiskWriter:
     """Writes restore points to a shelf, behind what happens; not every one, and not more than a budget."""
 
-    def __init__(self, shelf: Shelf, upstairs: Upstairs, hourly: int) -> None:
+    def __init__(self, shelf: Shelf, source: WriteSource, hourly: int) -> None:
         """`hourly`: bytes that may be written an hour."""
         self._shelf = shelf
-        self._upstairs = upstairs
+        self.source = source
         self.budget = WriteBudget(hourly)
-        self._behind = WriteBehind(self._write)
+        self.queue = WriteBehind(self._write)
         self.settle_seconds = SETTLE_SECONDS
         """See `write_policy`; 0: everything is written at once."""
 
     def __len__(self) -> int:
         """States that wait or are being written."""
-        return len(self._behind)
+        return len(self.queue)
 
     def later(
         self, namespace: str, path: Tokens, points: Sequence[tuple[int, bool]], *, attention: bool
@@ -87,13 +90,13 @@ class DiskWriter:
             ]
             return [job for job in jobs if job not in mine] + wanted
 
-        self._behind.change(change)
+        self.queue.change(change)
 
     def flush(self, seconds: float | None = None) -> bool:
         """Write what waits, within so long (None: a minute); False if not all that was to be written is."""
-        before = self._shelf.counts.deferred, self._shelf.counts.errors, self._behind.failures
-        done = self._behind.flush(seconds)
-        after = self._shelf.counts.deferred, self._shelf.counts.errors, self._behind.failures
+        before = self._shelf.counts.deferred, self._shelf.counts.errors, self.queue.failures
+        done = self.queue.flush(seconds)
+        after = self._shelf.counts.deferred, self._shelf.counts.errors, self.queue.failures
         return done and before == after
 
     def cancel(self, tokens: Tokens | None, seconds: float) -> bool:
@@ -107,7 +110,7 @@ class DiskWriter:
                 return True
             return common_prefix(job.path, tokens) == min(len(job.path), len(tokens))
 
-        return self._behind.cancel(concerned, seconds)
+        return self.queue.cancel(concerned, seconds)
 
     # -- the writer's thread -----------------------------------------------------------------------
 
@@ -124,7 +127,7 @@ class DiskWriter:
             shelf.counts.deferred += 1
             return
         try:
-            with self._upstairs.held(job.namespace, path) as state:
+            with self.source.checkpoint_at(job.namespace, path) as state:
                 if state is None or not self._write_attention(job):
                     shelf.counts.dropped += 1
                     return
@@ -136,7 +139,7 @@ class DiskWriter:
         """Write what of a state's attention is not on disk; False if it is not to be had."""
         if not job.attention:
             return True
-        segments = self._upstairs.attention(job.namespace, job.path, 0, len(job.path))
+        segments = self.source.attention(job.namespace, job.path, 0, len(job.path))
         for start, end in self._shelf.uncovered(job.namespace, job.path[: job.position]):
             at = start
             for segment in segments:
@@ -159,7 +162,8 @@ class DiskWriter:
         base = self._shelf.base_of(job.namespace, path)
         parts = pack(job.namespace, kind, start, path, logits, payload, base)
         head = head_of(parts[0])
-        if job.cancelled or not self._shelf.room(head.nbytes, job.namespace, job.path):
+        pinned = self.source.pinned
+        if job.cancelled or not self._shelf.make_room(head.nbytes, job.namespace, job.path, pinned):
             return False
         part = self._shelf.prepare(head.key, parts)
         try:

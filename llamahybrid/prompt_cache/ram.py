@@ -5,10 +5,8 @@ A fresh buffer of a few hundred KiB costs 27-167 us to fill (page faults), a reu
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import threading
 import weakref
 from typing import Any, Protocol, TypeVar
 
@@ -21,11 +19,6 @@ MAX_RAM_BYTES = 8 << 30
 
 MAPPED_BYTES = 64 << 10
 """Buffers from this size on are mappings of their own."""
-
-RESERVE_BYTES = 64 << 20
-RESERVE_SHARE = 1 / 16
-RESERVE_BUFFERS = 32
-"""What a reserve may keep idle, of memory and of the budget."""
 
 
 def default_ram_bytes() -> int:
@@ -153,55 +146,6 @@ class BufferPool:
         assert all(b.nbytes == size for size, stack in self._idle.items() for b in stack), "filed wrongly"
         assert len({id(b) for b in buffers}) == len(buffers), "a buffer lies in the pool twice"
         assert self.nbytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
-
-
-class Shelf(Protocol):
-    """Where idle buffers lie; from any thread."""
-
-    def wants_idle(self, n_bytes: int, most: int, share: float, most_bytes: int) -> bool:
-        """One more of this size may lie idle, of `most`.
-
-        All idle ones together take at most `share` of the budget, and `most_bytes`.
-        """
-
-    def put_idle(self, buffer: Bytes) -> None:
-        """Keep a buffer if there still is room."""
-
-
-class Reserve:
-    """Keeps idle buffers of one size ready, their pages touched ahead of time.
-
-    The first touch of memory costs 10 to 40 times a snapshot's copy (1.5 to 7 ms against 0.1 for 2.3 MB), and
-    decoding would wait for it.
-    """
-
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
-        self._size = 0
-        self._filler: threading.Thread | None = None
-
-    def of(self, n_bytes: int) -> None:
-        """Keep buffers of `n_bytes` > 0 from now on, and have them now."""
-        self._size = n_bytes
-        self._fill()
-
-    def refill(self) -> None:
-        """A request is over: fill up beside whatever comes next."""
-        busy = self._filler is not None and self._filler.is_alive()
-        if self._size and not busy and self._short(RESERVE_BUFFERS // 2):
-            self._filler = threading.Thread(target=self._fill, name="llamahybrid-reserve", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no more threads: it is a convenience
-                self._filler.start()
-
-    def _fill(self) -> None:
-        """Touch buffers one at a time, outside any lock, until there are enough."""
-        while self._short(RESERVE_BUFFERS):
-            buffer = new_buffer(self._size)
-            buffer.fill(0)
-            self._shelf.put_idle(buffer)
-
-    def _short(self, most: int) -> bool:
-        return self._shelf.wants_idle(self._size, most, RESERVE_SHARE, RESERVE_BYTES)
 
 
 def owned(snapshot: Bytes) -> Bytes:

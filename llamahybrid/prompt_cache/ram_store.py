@@ -6,9 +6,11 @@ so a store is then given up for a new one (`renewed`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Checkpoint, Costs, Logits, Tokens, same_start
+from llamahybrid.prompt_cache.base import CacheStats, Checkpoint, Costs, Logits, Tokens, same_start
 from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins
@@ -16,11 +18,27 @@ from llamahybrid.prompt_cache.ram import BufferPool, Loans
 from llamahybrid.prompt_cache.tree import Tree
 
 
+@dataclass
+class Counts:
+    """What happened so far; see `CacheStats`."""
+
+    hits: int = 0
+    misses: int = 0
+    tokens_saved: int = 0
+    evictions: int = 0
+    refused: int = 0
+    damaged: int = 0
+    """Segments that did not prove right, but for those that the present tree counts."""
+
+
 class RamStore:
     """Checkpoints and segments in RAM, at most `limit` bytes but for what is pinned or lent."""
 
-    def __init__(self, limit: int, eviction: Eviction, loans: Loans | None = None) -> None:
+    def __init__(
+        self, limit: int, eviction: Eviction, loans: Loans | None = None, counts: Counts | None = None
+    ) -> None:
         self.limit = limit
+        self.counts = Counts() if counts is None else counts
         self.eviction = eviction
         self.tree = Tree(lean=True)
         self.pool = BufferPool()
@@ -36,18 +54,16 @@ class RamStore:
         self.boundaries: dict[str, frozenset[int]] = {}
         """Of the last prompt, by namespace."""
         self.pinned: list[Tokens] = []
-        """Prefixes that the user pinned."""
-        self.evictions = 0
+        """Prefixes that the user pinned; always set anew, so that any thread may read it."""
 
     def renewed(self) -> RamStore:
         """An empty one with the same budget, eviction, loans, and prefixes that the user pinned.
 
         What plans name stays theirs, and counts until they let go of it.
         """
-        store = RamStore(self.limit, self.eviction, self.loans)
+        store = RamStore(self.limit, self.eviction, self.loans, self.counts)
         store.tree.requests = self.tree.requests
         store.pinned = list(self.pinned)
-        store.evictions = self.evictions
         for entry in self.pins.entries():
             store.loans.lend(entry.checkpoint.snapshot)
         return store
@@ -98,6 +114,31 @@ class RamStore:
             self.doomed.add(entry)
         else:
             self.pool.put(entry.checkpoint.snapshot)
+
+    def pin(self, tokens: Tokens) -> int:
+        """Keep the checkpoints on this path, now and later; how many there are."""
+        self.pinned = [*self.pinned, tokens]
+        entries = [e for n in self.tree.namespaces() for e in self.tree.match(n, tokens).entries()]
+        for entry in entries:
+            entry.kept = True
+        return len(entries)
+
+    def unpin(self, tokens: Tokens) -> None:
+        """Let what was kept for this path go again."""
+        self.pinned = [p for p in self.pinned if not np.array_equal(p, tokens)]
+        for name in self.tree.namespaces():
+            for entry in self.tree.match(name, tokens).entries():
+                entry.kept = self.is_pinned(tokens[: entry.position])
+        self.make_room(0)
+
+    def clear(self) -> None:
+        """Take out everything; what is in use goes with its last user."""
+        for entry in list(self.tree.oldest_entries()):
+            self.remove(entry)
+        self.counts.damaged += self.tree.damaged
+        self.tree = Tree(lean=True)
+        self.pool.clear()
+        self.pinned = []
 
     def forget(self, tokens: Tokens) -> int:
         """Take out a path and all that goes on from it, but for what others share; bytes freed."""
@@ -163,7 +204,7 @@ class RamStore:
                     return False
                 case Entry():
                     self.remove(victim)
-                    self.evictions += 1
+                    self.counts.evictions += 1
                 case Tail():
                     self.tree.trim(victim.node, path.keep(victim.node) if path else 0)
                 case Spare():
@@ -174,9 +215,27 @@ class RamStore:
         """More than pins leave room for, whatever else went."""
         return n_bytes > self.limit - self.pinned_bytes()
 
-    def segments(self) -> int:
-        """How many there are."""
-        return sum(len(n.segments) for n in self.tree.oldest_nodes())
+    def stats(self, restarts: int) -> CacheStats:
+        """See `RamTier.stats`."""
+        counts = self.counts
+        return CacheStats(
+            entries=len(self.tree),
+            bytes_ram=self.used(),
+            hits=counts.hits,
+            misses=counts.misses,
+            tokens_saved=counts.tokens_saved,
+            evictions=counts.evictions,
+            refused=counts.refused,
+            segments=sum(len(n.segments) for n in self.tree.oldest_nodes()),
+            extra={
+                "segment_bytes": self.tree.segment_bytes,
+                "tokens": self.tree.token_bytes // 4,
+                "idle_bytes": self.pool.nbytes,
+                "budget": self.limit,
+                "damaged": counts.damaged + self.tree.damaged,
+                "restarts": restarts,
+            },
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless tree, pool, pins and the byte count are all true."""

@@ -18,7 +18,6 @@ from llamahybrid.errors import DecodeError, SnapshotError
 from llamahybrid.memory.costs import SMALL_BATCH, CostMeter
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.memory.snapshot import HEADER_BYTES
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveState, LiveView, Logits, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.placement import final_due, next_decode_checkpoint, recut, tip_due
@@ -127,8 +126,6 @@ class Keeper:
         self._warned: set[str] = set()
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
         live.set_stop(gate.stop)
-        if live.profile.snapshot_bytes:
-            cache.reserve(HEADER_BYTES + live.profile.snapshot_bytes)
 
     # -- a request's start -----------------------------------------------------------------------
 

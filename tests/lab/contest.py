@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.eviction import ByWorth, Eviction
-from llamahybrid.prompt_cache.ram_cache import RamCache
 from tests.lab.offline import optimum, replayed
 from tests.lab.policies import Lru, Marconi
 from tests.lab.replay import LARGE, RECURRENT, SCALE, SMALL, Player, Sizes
@@ -44,7 +44,7 @@ class Cell:
         """Token hit rate of one trace, the first requests included."""
         loads = self.traffic.loads
         trace = self.traffic.trace(seed, loads[seed % len(loads)], self.requests)
-        return Player(RamCache(int(self.gib * GIB) // SCALE, policy), self.sizes).play(trace)
+        return Player(PromptCache(int(self.gib * GIB) // SCALE, eviction=policy), self.sizes).play(trace)
 
     def marconi(self, alpha: float) -> Marconi:
         """Marconi's policy for this cell's model."""
@@ -95,7 +95,7 @@ class SmallTree:
             marconi = Marconi(2.0, RECURRENT.shape, 0)
             policies: Policies = (Lru(), marconi, ByWorth())
             for name, policy in zip(POLICIES, policies, strict=True):
-                tokens[name].append(replayed(trace, RamCache(budget, policy), RECURRENT))
+                tokens[name].append(replayed(trace, PromptCache(budget, eviction=policy), RECURRENT))
             tokens["optimum"].append(optimum(trace, RECURRENT, budget))
         return tokens
 

@@ -112,7 +112,7 @@ class History:
         cache = PromptCache(1 << 20, self.folder)
         turn(cache, self.rng)
         assert cache.close()
-        assert cache._disk is None, "a folder that others may write to was taken"
+        assert cache.disk is None, "a folder that others may write to was taken"
         assert _listing(self.own) == before, "a folder that was refused has changed"
         self.folder.chmod(mode)
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamahybrid.prompt_cache import Costs, LiveView, Plan, final_due, next_decode_checkpoint
+from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache, final_due, next_decode_checkpoint
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.placement import tip_due
-from llamahybrid.prompt_cache.ram_cache import RamCache
 from tests.lab.policies import Shape
 from tests.lab.traces import Ask, Tokens
 
@@ -56,7 +55,7 @@ RECURRENT = sizes("recurrent", 16 * MIB, 0, 0.02, Shape(0, 32, 0, 2560, 64))
 class Player:
     """One context and its cache; counts prompt tokens and those that were not decoded."""
 
-    def __init__(self, cache: RamCache, sizes: Sizes) -> None:
+    def __init__(self, cache: PromptCache, sizes: Sizes) -> None:
         self.cache = cache
         self.sizes = sizes
         self.live: Tokens = np.empty(0, np.int32)

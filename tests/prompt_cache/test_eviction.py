@@ -139,11 +139,11 @@ def test_a_place_known_well_goes_by_its_own_history() -> None:
 def test_what_a_deeper_checkpoint_served_comes_to_the_one_above() -> None:
     cache = PromptCache(1 << 20)
     fill(cache, range(100), 50, 80)
-    entry = next(e for e in cache._tree.oldest_entries() if e.position == 50)
-    before = cache._store.eviction.worth.of(entry, 0)  # type: ignore[attr-defined]
+    entry = next(e for e in cache.ram.tree.oldest_entries() if e.position == 50)
+    before = cache.ram.store.eviction.worth.of(entry, 0)  # type: ignore[attr-defined]
     deeper = next(iter(entry.below))
     cache.drop(deeper.checkpoint)
-    assert cache._store.eviction.worth.of(entry, 0) > before  # type: ignore[attr-defined]
+    assert cache.ram.store.eviction.worth.of(entry, 0) > before  # type: ignore[attr-defined]
     assert entry.heir
     assert worth.first_guess(worth.kind(entry)) > worth.first_guess((False, False, 0, 0, False, False, False))
     cache.plan(ids(*range(60)), view([]), (), NO_COSTS)
@@ -155,7 +155,7 @@ def test_a_cache_tells_its_eviction_of_every_request() -> None:
     cache = PromptCache(1 << 20, eviction=order)
     fill(cache, range(50), 20)
     assert kept(cache, range(50), 20) == [20]
-    assert order.worth._requests == cache._tree.requests == 1
+    assert order.worth._requests == cache.ram.tree.requests == 1
     assert list(order.worth._places.values()) == [(1.0, 1.0)]
 
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_taken_again_keeps_its_history() -> None:
     fill(cache, range(50), 20, 50)
     assert kept(cache, range(50), 50) == [50]
     fill(cache, range(50), 50)
-    above, entry = sorted(cache._tree.oldest_entries(), key=lambda e: e.position)
+    above, entry = sorted(cache.ram.tree.oldest_entries(), key=lambda e: e.position)
     assert (entry.hits, above.heir) == (1, False)
 
 
@@ -254,7 +254,11 @@ def test_eviction_is_deterministic() -> None:
     def played() -> tuple[float, int, list[int]]:
         player = Player(PromptCache((2 << 30) // SCALE), LARGE)
         rate = player.play(trace)
-        return rate, player.cache.stats().evictions, [e.position for e in player.cache._tree.oldest_entries()]
+        return (
+            rate,
+            player.cache.stats().evictions,
+            [e.position for e in player.cache.ram.tree.oldest_entries()],
+        )
 
     assert played() == played()
 

@@ -121,7 +121,7 @@ def test_attention_is_wanted_up_to_the_deepest_checkpoint() -> None:
     assert cache.keep(view(PATH), piece(PATH, 20, 60))
     assert cache.missing(view(PATH)) == [(0, 20), (60, 100)]
     assert cache.keep(view(PATH), piece(PATH, 0, 20))
-    assert ranges(cache._tree.match("m", np.array(PATH, np.int32)).segments()) == [(0, 20), (20, 60)]
+    assert ranges(cache.ram.tree.match("m", np.array(PATH, np.int32)).segments()) == [(0, 20), (20, 60)]
 
 
 @pytest.mark.parametrize(("start", "end"), [(30, 60), (0, 20), (80, 120), (100, 300), (10, 400)])
@@ -146,7 +146,7 @@ def test_segments_behind_a_match_are_not_its_own() -> None:
     cache = PromptCache(1 << 20)
     store(cache, PATH, 150, 250)
     assert plan_for(cache, [*PATH[:200], 999], view(ELSEWHERE)).cached == 150  # cuts the segment at 150
-    cut = cache._tree.match("m", np.array([*PATH[:150], 999], np.int32))
+    cut = cache.ram.tree.match("m", np.array([*PATH[:150], 999], np.int32))
     assert ranges(cut.segments()) == [(0, 150)]
 
 
@@ -371,7 +371,7 @@ def test_a_segment_in_two_parts_takes_no_more_than_the_budget(how: str) -> None:
 
 
 def stored_pieces(cache: PromptCache) -> list[Segment]:
-    return [s for n in cache._tree.oldest_nodes() for s in n.segments]
+    return [s for n in cache.ram.tree.oldest_nodes() for s in n.segments]
 
 
 @pytest.mark.parametrize("how", ["plan", "remember", "admit"])
@@ -422,7 +422,7 @@ def test_no_memory_for_two_parts_costs_that_segment() -> None:
     def starved(*_: object) -> tuple[Segment, Segment]:
         raise MemoryError
 
-    cache._tree.splitters["m"] = starved
+    cache.ram.tree.splitters["m"] = starved
     cache.remember("m", np.array([*PATH[:200], 999], np.int32))
     assert (cache.stats().segments, cache.stats().entries) == (0, 2)
     assert cache.stats().extra["damaged"] == 1
