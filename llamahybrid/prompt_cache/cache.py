@@ -25,7 +25,7 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
 )
 from llamahybrid.prompt_cache.disk_tier import DiskTier
-from llamahybrid.prompt_cache.eviction import ByWorth, Eviction
+from llamahybrid.prompt_cache.eviction import Eviction, ValueEviction
 from llamahybrid.prompt_cache.promotion import promote, recall_path
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.prompt_cache.ram_tier import RamTier
@@ -68,7 +68,7 @@ class PromptCache(BasePromptCache):
         eviction: Eviction | None = None,
     ) -> None:
         limit = default_ram_bytes() if ram_bytes is None else ram_bytes
-        self.ram = RamTier(limit, ByWorth() if eviction is None else eviction)
+        self.ram = RamTier(limit, ValueEviction() if eviction is None else eviction)
         """What lies in RAM."""
         self.disk: DiskTier | None = None
         """What lies in the folder; None without one, or where it cannot be used."""

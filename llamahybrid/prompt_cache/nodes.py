@@ -32,7 +32,7 @@ class Entry:
     """Plans that name it."""
     recycled: bool = True
     """Its buffer may be used again when it goes."""
-    kept: bool = False
+    user_pinned: bool = False
     """The user pinned its path."""
     from_disk: bool = False
     """It was read from disk for a plan that is still to be made."""
@@ -49,14 +49,14 @@ class Entry:
     """Requests since then for which it was the deepest on their path."""
     passes: int = 0
     """Requests since then whose path went on to a deeper one."""
-    left: bool = False
+    abandoned: bool = False
     """A request came along its path and parted from it before here, for the first time there."""
-    heir: bool = False
+    deeper_gone: bool = False
     """A deeper one is gone since the last request came by: what it served will come here."""
 
     def take_over(self, old: Entry) -> None:
         """Go on with the history of the one that was at the same place."""
-        self.born, self.hits, self.passes, self.left = old.born, old.hits, old.passes, old.left
+        self.born, self.hits, self.passes, self.abandoned = old.born, old.hits, old.passes, old.abandoned
 
     @property
     def position(self) -> int:
@@ -88,8 +88,6 @@ class Node:
     weight: int = 0
     """Checkpoints here and below."""
     last_used: int = 0
-    seen: int = 0
-    """Number of the last request whose path it lay on."""
 
     @property
     def end(self) -> int:

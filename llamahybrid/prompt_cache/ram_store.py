@@ -92,7 +92,7 @@ class RamStore:
         `marked`: a message, or a marked part of one, starts there.
         """
         entry = self.tree.attach(match, checkpoint, marked)
-        entry.kept = self.is_pinned(path)
+        entry.user_pinned = self.is_pinned(path)
         return entry
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
@@ -107,7 +107,7 @@ class RamStore:
         if not replaced:
             self.tree.prune(node)
             if above is not None:
-                above.heir = True
+                above.deeper_gone = True
         if entry in self.live:
             self.live.remove(entry)
         if entry.pins:
@@ -120,7 +120,7 @@ class RamStore:
         self.pinned = [*self.pinned, tokens]
         entries = [e for n in self.tree.namespaces() for e in self.tree.match(n, tokens).entries()]
         for entry in entries:
-            entry.kept = True
+            entry.user_pinned = True
         return len(entries)
 
     def unpin(self, tokens: Tokens) -> None:
@@ -128,7 +128,7 @@ class RamStore:
         self.pinned = [p for p in self.pinned if not np.array_equal(p, tokens)]
         for name in self.tree.namespaces():
             for entry in self.tree.match(name, tokens).entries():
-                entry.kept = self.is_pinned(tokens[: entry.position])
+                entry.user_pinned = self.is_pinned(tokens[: entry.position])
         self.make_room(0)
 
     def clear(self) -> None:

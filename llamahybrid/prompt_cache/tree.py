@@ -28,9 +28,9 @@ class Tree:
         self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
-        self._line: OrderedDict[Entry, None] = OrderedDict()  # whose worth is looked at next first
+        self._line: OrderedDict[Entry, None] = OrderedDict()  # whose value is looked at next first
         self.requests = 0
-        """How many were planned: the time that worth is measured in."""
+        """How many were planned: the time that values are measured in."""
         self.splitters: dict[str, Splitter] = {}
         """How the segments of a namespace are cut in two."""
         self.damaged = 0
@@ -85,20 +85,20 @@ class Tree:
         """Mark a matched path as used now."""
         self._clock += 1
         for node in match.path:
-            node.last_used, node.seen = self._clock, self.requests
+            node.last_used = self._clock
             self._nodes.move_to_end(node)
 
     def visit(self, match: Match, entries: Sequence[Entry]) -> None:
         """A request comes along a path with these checkpoints: the deepest one's, and passing the others."""
         self.requests += 1
         for entry in entries:
-            entry.seen, entry.heir, entry.left = self.requests, False, False
+            entry.seen, entry.deeper_gone, entry.abandoned = self.requests, False, False
             entry.passes += 1
         if entries:
             entries[-1].passes -= 1
             entries[-1].hits += 1
         for entry in match.left_behind():
-            entry.left = True
+            entry.abandoned = True
 
     def touch_entry(self, entry: Entry) -> None:
         """Mark a checkpoint as used now."""
@@ -320,7 +320,7 @@ class Tree:
         if crossing is not None:
             self._divide(namespace, node, crossing, position)
         cut = position - node.start
-        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock, seen=node.seen)
+        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock)
         upper.entries = {p: e for p, e in node.entries.items() if p <= position}
         for entry in upper.entries.values():
             entry.node = upper

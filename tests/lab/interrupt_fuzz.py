@@ -43,7 +43,7 @@ from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
     *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "planning", "promotion", "ram"),
-    *("ram_store", "ram_tier", "selection", "tree", "worth"),
+    *("ram_store", "ram_tier", "selection", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""
 

@@ -16,7 +16,7 @@ import pytest
 
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache, ram_tier
 from llamahybrid.prompt_cache.base import Segment, Tokens
-from llamahybrid.prompt_cache.eviction import ByWorth
+from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.ram import BufferPool
 from llamahybrid.prompt_cache.ram_store import RamStore
@@ -276,11 +276,11 @@ def test_bytes_that_are_written_stay_until_the_writer_is_gone_however_it_went() 
 # -- from inside -----------------------------------------------------------------------------------
 
 
-class Collecting(ByWorth):
+class Collecting(ValueEviction):
     """Runs the garbage collector at the worst of moments, under the lock."""
 
-    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
-        super().learn(tree, match, entries)
+    def learn(self, match: Match, entries: Sequence[Entry]) -> None:
+        super().learn(match, entries)
         gc.collect()
 
 
