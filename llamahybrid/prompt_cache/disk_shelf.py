@@ -21,7 +21,8 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
-from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, ids_of
+from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
+from llamahybrid.prompt_cache.disk_trie import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 
 logger = logging.getLogger("llamahybrid")

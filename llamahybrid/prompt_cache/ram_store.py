@@ -40,7 +40,7 @@ class RamStore:
         self.limit = limit
         self.counts = Counts() if counts is None else counts
         self.eviction = eviction
-        self.tree = Tree(lean=True)
+        self.tree = Tree()
         self.pool = BufferPool()
         self.loans = Loans() if loans is None else loans
         """What was handed out and is not kept yet, and what is about to be read from disk."""
@@ -136,7 +136,7 @@ class RamStore:
         for entry in list(self.tree.oldest_entries()):
             self.remove(entry)
         self.counts.damaged += self.tree.damaged
-        self.tree = Tree(lean=True)
+        self.tree = Tree()
         self.pool.clear()
         self.pinned = []
 

@@ -21,9 +21,7 @@ from llamahybrid.prompt_cache.nodes import Entry, Match, Node, common_prefix
 class Tree:
     """Token paths of every namespace with their checkpoints; keeps exact byte counts."""
 
-    def __init__(self, *, lean: bool = False) -> None:
-        """`lean`: of a segment that is cut in two, a part that no checkpoint needs goes at once."""
-        self._lean = lean
+    def __init__(self) -> None:
         self._roots: dict[str, Node] = {}
         self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
@@ -294,7 +292,10 @@ class Tree:
         self._nodes[child] = None
 
     def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
-        """Replace a segment by its two parts; by none where it is damaged, or there is no memory for them."""
+        """Replace a segment by its two parts, or those that a checkpoint needs.
+
+        By none where it is damaged, or there is no memory for them.
+        """
         splitter = self.splitters.get(namespace)
         at = node.segments.index(segment)
         parts: tuple[Segment, ...] = ()
@@ -305,8 +306,7 @@ class Tree:
             self.damaged += 1
         node.segments[at : at + 1] = parts
         self.segment_bytes += sum(p.nbytes for p in parts) - segment.nbytes
-        if self._lean:
-            self._drop_bare(node)
+        self._drop_bare(node)
 
     def _drop_bare(self, node: Node) -> None:
         first = len(node.segments) - node.bare()

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import disk_shelf
 from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_index import DiskIndex, ids_of
+from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.disk_shelf import Shelf
+from llamahybrid.prompt_cache.disk_trie import ids_of
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
 
 LETTERS = 2
