@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import PromptCache, disk_tier, write_behind, write_policy
+from llamahybrid.prompt_cache import PromptCache, disk_tier, write_behind
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
-from llamahybrid.prompt_cache.write_policy import WriteBudget
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import SLOW, A, B, C, ask, everything, files
@@ -128,20 +127,6 @@ def test_where_paths_have_parted_is_written(folder: Path) -> None:
         ask(cache, prompt)
     cache.close()
     assert 150 in ends(folder, "state")
-
-
-def test_an_hours_budget_is_kept(folder: Path, monkeypatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(write_policy.time, "monotonic", lambda: clock[0])
-    budget = WriteBudget(3600)
-    assert budget.open()
-    budget.spend(3700)
-    assert not budget.open()
-    clock[0] += 101
-    assert budget.open()
-    clock[0] += 100_000
-    budget.spend(3601)
-    assert not budget.open() or budget._left <= 3600
 
 
 def test_nothing_is_written_beyond_the_budget_and_it_is_said(folder: Path) -> None:

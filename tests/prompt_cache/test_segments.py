@@ -10,7 +10,6 @@ import pytest
 from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.nodes import Entry
-from llamahybrid.prompt_cache.selection import reachable
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeEngine
 
@@ -55,21 +54,6 @@ def ranges(segments: Sequence[Segment]) -> list[tuple[int, int]]:
 
 
 # -- what serves -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("live", "stored", "kept", "loaded", "reach"),
-    [
-        (0, [(0, 40), (40, 90)], 0, [(0, 40), (40, 90)], 90),
-        (60, [(0, 40), (40, 90)], 40, [(40, 90)], 90),  # live memory is cut back to the segment's start
-        (60, [(0, 20), (20, 40)], 60, [], 60),  # live memory holds all of it
-        (60, [(0, 40), (70, 90)], 60, [], 60),  # a gap
-        (0, [(0, 40), (50, 90)], 0, [(0, 40)], 40),
-    ],
-)
-def test_attention_reaches_as_far_as_it_has_no_gap(live, stored, kept, loaded, reach) -> None:
-    found = reachable(live, [piece(PATH, a, b) for a, b in stored])
-    assert (found.kept, ranges(found.segments), found.reach) == (kept, loaded, reach)
 
 
 def test_a_restore_inside_a_segment_gets_the_part_before_it() -> None:
