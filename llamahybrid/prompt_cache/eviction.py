@@ -54,7 +54,7 @@ Victim: TypeAlias = Entry | Tail | Spare
 class Eviction(Protocol):
     """An order in which things go."""
 
-    def learn(self, match: Match, entries: Sequence[Entry]) -> None:
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """A request is about to follow this path with these checkpoints, shallowest first."""
 
     def victim(
@@ -73,9 +73,9 @@ class ValueEviction:
     def __init__(self) -> None:
         self.value = ReuseValue()
 
-    def learn(self, match: Match, entries: Sequence[Entry]) -> None:
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """See `Eviction.learn`."""
-        self.value.learn(match, entries)
+        self.value.learn(tree, match, entries)
 
     def victim(
         self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool
@@ -109,7 +109,7 @@ def bare_tail(tree: Tree, path: Match | None, entry: Entry | None) -> Tail | Non
         nodes = (n for n in islice(tree.oldest_nodes(), OLDEST_PATHS) if n.last_used < entry.last_used)
     else:
         return None
-    leaf = next((n for n in nodes if n.tail(path.keep(n) if path else 0)), None)
+    leaf = next((n for n in nodes if n.tail(path.needs(n) if path else 0)), None)
     return None if leaf is None else Tail(leaf)
 
 

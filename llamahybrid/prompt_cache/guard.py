@@ -33,7 +33,7 @@ class Guard:
         self.lock = threading.RLock()
         self.changing = False
         """A change has begun and has not come to its end."""
-        self.words: deque[Callable[[], object]] = deque()
+        self.deferred: deque[Callable[[], object]] = deque()
         """Left by calls from inside, to be done next."""
         self.restarts = 0
         """How often an exception cost the store what it held."""
@@ -50,9 +50,9 @@ class Guard:
             store.restart()
             self.restarts += 1
             self.changing = False
-        while self.words:
+        while self.deferred:
             self.changing = True
-            self.words.popleft()()
+            self.deferred.popleft()()
             self.changing = False
 
     def leave(self) -> None:
@@ -99,7 +99,7 @@ def guarded(
             guard = store.guard
             if guard.inside():
                 if later:
-                    guard.words.append(functools.partial(method, store, *args, **kwargs))
+                    guard.deferred.append(functools.partial(method, store, *args, **kwargs))
                 answer: R = inside(store, *args, **kwargs)
                 return answer
             try:

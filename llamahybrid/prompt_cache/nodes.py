@@ -88,17 +88,19 @@ class Node:
     weight: int = 0
     """Checkpoints here and below."""
     last_used: int = 0
+    seen: int = 0
+    """Number of the last request whose path it lay on."""
 
     @property
     def end(self) -> int:
         """Tokens from the root to the end of this edge."""
         return self.start + len(self.tokens)
 
-    def tail(self, keep: int = 0) -> int:
-        """Tokens of a leaf beyond all that is stored and beyond position `keep`; 0 for inner nodes."""
+    def tail(self, needed: int = 0) -> int:
+        """Tokens of a leaf beyond all that is stored and beyond position `needed`; 0 for inner nodes."""
         stored = self.segments[-1].end if self.segments else 0
-        needed = max(self.start, keep, max(self.entries, default=0), stored)
-        return 0 if self.children else max(0, self.end - needed)
+        end = max(self.start, needed, max(self.entries, default=0), stored)
+        return 0 if self.children else max(0, self.end - end)
 
     def above(self, position: int) -> Entry | None:
         """The deepest checkpoint before `position` on this edge, or on those above it."""
@@ -153,7 +155,7 @@ class Match:
     path: tuple[Node, ...]
     """Nodes with at least one token in common, root side first; the last one may match in part."""
 
-    def keep(self, node: Node) -> int:
+    def needs(self, node: Node) -> int:
         """Position up to which this path needs the tokens of `node`."""
         return self.length if node in self.path else 0
 

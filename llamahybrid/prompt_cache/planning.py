@@ -38,7 +38,7 @@ def plan_request(
         tree.splitters[view.namespace] = view.split
     store.let_lost_go()
     store.live = entries
-    store.eviction.learn(match, entries)
+    store.eviction.learn(tree, match, entries)
     tree.visit(match, entries)
     tree.touch(match)
     choice, attention = restore_point(match, entries, total, live_lcp, view, costs)

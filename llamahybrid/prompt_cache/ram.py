@@ -69,30 +69,30 @@ class Expected:
         self.nbytes = nbytes
 
 
-class Loans:
+class Outstanding:
     """What was handed out: it counts until it comes back, is kept, or is collected."""
 
     def __init__(self) -> None:
-        self._lent: dict[int, weakref.ref[Any]] = {}  # by id
+        self._counted: dict[int, weakref.ref[Any]] = {}  # by id
 
-    def lend(self, what: T) -> T:
+    def add(self, what: T) -> T:
         """The same, which counts from now on."""
-        self._lent[id(what)] = weakref.ref(what)
+        self._counted[id(what)] = weakref.ref(what)
         return what
 
-    def end(self, what: Sized) -> None:
+    def remove(self, what: Sized) -> None:
         """It no longer counts here, if it did."""
-        self._lent.pop(id(what), None)
+        self._counted.pop(id(what), None)
 
     def counted(self, what: Sized) -> int:
         """Bytes of this very thing that count here."""
-        ref = self._lent.get(id(what))
+        ref = self._counted.get(id(what))
         return what.nbytes if ref is not None and ref() is what else 0
 
     def nbytes(self) -> int:
         """Bytes of all that count; what was collected is forgotten here."""
-        alive = {key: what for key, ref in self._lent.items() if (what := ref()) is not None}
-        self._lent = {key: self._lent[key] for key in alive}
+        alive = {key: what for key, ref in self._counted.items() if (what := ref()) is not None}
+        self._counted = {key: self._counted[key] for key in alive}
         return sum(what.nbytes for what in alive.values())
 
 

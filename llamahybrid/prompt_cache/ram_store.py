@@ -14,7 +14,7 @@ from llamahybrid.prompt_cache.base import CacheStats, Checkpoint, Costs, Logits,
 from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins
-from llamahybrid.prompt_cache.ram import BufferPool, Loans
+from llamahybrid.prompt_cache.ram import BufferPool, Outstanding
 from llamahybrid.prompt_cache.tree import Tree
 
 
@@ -35,14 +35,18 @@ class RamStore:
     """Checkpoints and segments in RAM, at most `limit` bytes but for what is pinned or lent."""
 
     def __init__(
-        self, limit: int, eviction: Eviction, loans: Loans | None = None, counts: Counts | None = None
+        self,
+        limit: int,
+        eviction: Eviction,
+        outstanding: Outstanding | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self.limit = limit
         self.counts = Counts() if counts is None else counts
         self.eviction = eviction
         self.tree = Tree()
         self.pool = BufferPool()
-        self.loans = Loans() if loans is None else loans
+        self.outstanding = Outstanding() if outstanding is None else outstanding
         """What was handed out and is not kept yet, and what is about to be read from disk."""
         self.pins = Pins()
         self.doomed: set[Entry] = set()
@@ -57,22 +61,22 @@ class RamStore:
         """Prefixes that the user pinned; always set anew, so that any thread may read it."""
 
     def renewed(self) -> RamStore:
-        """An empty one with the same budget, eviction, loans, and prefixes that the user pinned.
+        """An empty one with the same budget, eviction, outstanding, and prefixes that the user pinned.
 
         What plans name stays theirs, and counts until they let go of it.
         """
-        store = RamStore(self.limit, self.eviction, self.loans, self.counts)
+        store = RamStore(self.limit, self.eviction, self.outstanding, self.counts)
         store.tree.requests = self.tree.requests
         store.pinned = list(self.pinned)
         for entry in self.pins.entries():
-            store.loans.lend(entry.checkpoint.snapshot)
+            store.outstanding.add(entry.checkpoint.snapshot)
         return store
 
     def used(self) -> int:
         """Bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self.doomed)
         stored = self.tree.token_bytes + self.tree.entry_bytes + self.tree.segment_bytes
-        return stored + doomed + self.pool.nbytes + self.loans.nbytes()
+        return stored + doomed + self.pool.nbytes + self.outstanding.nbytes()
 
     def pinned_bytes(self) -> int:
         """Bytes of the checkpoints in use."""
@@ -206,7 +210,7 @@ class RamStore:
                     self.remove(victim)
                     self.counts.evictions += 1
                 case Tail():
-                    self.tree.trim(victim.node, path.keep(victim.node) if path else 0)
+                    self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
                 case Spare():
                     self.tree.shorten(victim.node)
         return True
@@ -251,7 +255,7 @@ class RamStore:
         snapshots = [e.checkpoint.snapshot for e in stored]
         assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
         assert not any(self.pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
-        assert self.used() <= self.limit or held or self.loans.nbytes(), "over budget"
+        assert self.used() <= self.limit or held or self.outstanding.nbytes(), "over budget"
 
 
 def row(logits: Logits | None) -> Logits | None:

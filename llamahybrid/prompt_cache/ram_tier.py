@@ -147,12 +147,12 @@ class RamTier:
         whole = match if len(path) == len(view.tokens) else tree.match(view.namespace, view.tokens)
         store.live = whole.entries()
         growth = 4 * (position - match.length)
-        counted = store.loans.counted(snapshot)
+        counted = store.outstanding.counted(snapshot)
         if not store.make_room(new_bytes - counted + growth, match, position):
             tree.prune_path(tree.match(view.namespace, path))
             store.counts.refused += 1
             return False
-        store.loans.end(snapshot)
+        store.outstanding.remove(snapshot)
         checkpoint = Checkpoint(view.namespace, position, owned(snapshot), logits)
         checkpoint.snapshot.flags.writeable = False
         marked = position in store.boundaries.get(view.namespace, ())
@@ -191,7 +191,7 @@ class RamTier:
         fits = n_bytes <= store.limit and store.make_room(n_bytes, match, ladder=False)
         store.counts.refused += not fits
         self.guard.changing = False  # running out of memory costs nothing
-        return store.loans.lend(new_buffer(n_bytes)) if fits else None
+        return store.outstanding.add(new_buffer(n_bytes)) if fits else None
 
     @guarded(no, changes=False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
@@ -202,12 +202,12 @@ class RamTier:
         match = tree.match(view.namespace, view.tokens)
         self.guard.changing = True
         store.live = match.entries()
-        counted = store.loans.counted(segment.record)
+        counted = store.outstanding.counted(segment.record)
         fits = store.make_room(segment.nbytes - counted, match, ladder=False)
         match = tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
         stored = fits and needed and match.length >= segment.end and tree.store(match, segment)
-        store.loans.end(segment.record)
+        store.outstanding.remove(segment.record)
         store.counts.refused += not fits
         return stored
 
@@ -242,7 +242,7 @@ class RamTier:
         store.make_room(n_bytes, reuse=n_bytes)
         buffer = store.pool.take(n_bytes)
         self.guard.changing = False  # running out of memory costs nothing
-        return store.loans.lend(new_buffer(n_bytes) if buffer is None else buffer)
+        return store.outstanding.add(new_buffer(n_bytes) if buffer is None else buffer)
 
     @guarded(nothing, changes=False)
     def recycle(self, buffer: Bytes) -> None:
@@ -250,7 +250,7 @@ class RamTier:
         if not buffer.flags.writeable:
             raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
         self.guard.changing = True
-        self.store.loans.end(buffer)
+        self.store.outstanding.remove(buffer)
         if is_whole(buffer) and self.store.used() + buffer.nbytes <= self.store.limit:
             self.store.pool.put(buffer)
 
@@ -333,13 +333,13 @@ class RamTier:
         self.guard.changing = True
         fits = store.make_room(n_bytes + growth, match, len(path))
         store.counts.refused += not fits
-        return store.loans.lend(Expected(n_bytes)) if fits else None
+        return store.outstanding.add(Expected(n_bytes)) if fits else None
 
     @guarded(nothing)
     def take_in(self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int) -> None:
         """Take what was read, where it is not here already; unless anything was forgotten since."""
         store, tree = self.store, self.tree
-        store.loans.end(expected)
+        store.outstanding.remove(expected)
         if forgets != self._forgets:
             return
         match = tree.insert(view.namespace, path)

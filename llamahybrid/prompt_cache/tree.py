@@ -83,7 +83,7 @@ class Tree:
         """Mark a matched path as used now."""
         self._clock += 1
         for node in match.path:
-            node.last_used = self._clock
+            node.last_used, node.seen = self._clock, self.requests
             self._nodes.move_to_end(node)
 
     def visit(self, match: Match, entries: Sequence[Entry]) -> None:
@@ -193,9 +193,9 @@ class Tree:
         """The entry that holds exactly this checkpoint object."""
         return next((e for e in self._entries if e.checkpoint is checkpoint), None)
 
-    def trim(self, leaf: Node, keep: int = 0) -> None:
+    def trim(self, leaf: Node, needed: int = 0) -> None:
         """Cut the `tail` off a leaf; an empty leaf goes, and its parent closes up."""
-        first, length = int(leaf.tokens[0]), len(leaf.tokens) - leaf.tail(keep)
+        first, length = int(leaf.tokens[0]), len(leaf.tokens) - leaf.tail(needed)
         self.token_bytes -= leaf.tokens[length:].nbytes
         if length:
             leaf.tokens = leaf.tokens[:length].copy()
@@ -320,7 +320,7 @@ class Tree:
         if crossing is not None:
             self._divide(namespace, node, crossing, position)
         cut = position - node.start
-        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock)
+        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock, seen=node.seen)
         upper.entries = {p: e for p, e in node.entries.items() if p <= position}
         for entry in upper.entries.values():
             entry.node = upper

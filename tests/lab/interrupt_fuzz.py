@@ -132,7 +132,7 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
             cache.check_integrity()
             cache.flush(seconds)  # what is being written is in use
             gc.collect()
-            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.loans.nbytes()
+            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.outstanding.nbytes()
             if pinned or lent:
                 return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
             requests(cache, LATER)

@@ -13,7 +13,7 @@ from llamahybrid.prompt_cache.tree import Tree
 class Lru:
     """The checkpoint that no request was restored from for longest, wherever it lies."""
 
-    def learn(self, match: Match, entries: Sequence[Entry]) -> None:
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """Nothing is learned; the tree keeps the order of use."""
 
     def victim(

@@ -15,7 +15,7 @@ from llamahybrid.errors import FolderRefused, RecordError, RecordGone
 from llamahybrid.prompt_cache import disk
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK
-from llamahybrid.prompt_cache.disk_shelf import Shelf
+from llamahybrid.prompt_cache.disk_store import DiskStore
 from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack, parse_key
 
 from .test_records import LOGITS, PAYLOAD, TOKENS, packed
@@ -46,15 +46,15 @@ def test_a_store_gives_what_it_was_given(tmp_path: Path) -> None:
 
 
 def test_what_others_add_and_remove_is_noticed(tmp_path: Path) -> None:
-    store, shelf = RecordStore(tmp_path), Shelf(tmp_path, 1 << 30)
-    keys = [put(store, TOKENS[:n]) for n in range(1, 20)]
-    shelf.refresh()
-    assert all(map(shelf.has, keys))
-    store.delete(keys[3])
-    shelf.refresh()
-    assert [shelf.has(key) for key in keys] == [key != keys[3] for key in keys]
-    assert shelf.counts.gone == 1
-    shelf.check_integrity()
+    others, store = RecordStore(tmp_path), DiskStore(tmp_path, 1 << 30)
+    keys = [put(others, TOKENS[:n]) for n in range(1, 20)]
+    store.refresh()
+    assert all(map(store.has, keys))
+    others.delete(keys[3])
+    store.refresh()
+    assert [store.has(key) for key in keys] == [key != keys[3] for key in keys]
+    assert store.counts.gone == 1
+    store.check_integrity()
 
 
 def test_a_folder_that_did_not_change_is_not_listed_again(tmp_path: Path, monkeypatch) -> None:

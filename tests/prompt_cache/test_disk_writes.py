@@ -113,7 +113,7 @@ def test_a_conversation_that_never_stands_still_is_written_now_and_then(folder: 
 
 def test_a_conversation_that_stands_still_is_written_without_being_told(folder: Path) -> None:
     cache = PromptCache(1 << 24, folder)
-    writer_of(cache).settle_seconds = 0.01
+    writer_of(cache).quiet_seconds = 0.01
     ask(cache, A)
     end = time.monotonic() + 20
     while len(writer_of(cache)) and time.monotonic() < end:
@@ -256,7 +256,7 @@ cache.disk.writer.queue.flush(0)
 time.sleep(0.1)
 held = threading.Event()
 def hold():
-    with cache.ram.guard.lock, cache.disk.shelf.lock, cache.disk.writer.queue.lock:
+    with cache.ram.guard.lock, cache.disk.store.lock, cache.disk.writer.queue.lock:
         held.set()
         time.sleep(1)
 if sys.argv[2] == "locked":
@@ -313,7 +313,7 @@ def test_a_stopped_process_in_the_middle_of_a_write_holds_nobody_up(folder: Path
 
 
 PACKAGE = str(Path(disk_tier.__file__).parent)
-ROOMS = ("disk.py", "disk_folder.py", "disk_index.py", "disk_shelf.py", "disk_tier.py", "disk_trie.py")
+ROOMS = ("disk.py", "disk_folder.py", "disk_index.py", "disk_store.py", "disk_tier.py", "disk_trie.py")
 ROOMS += ("disk_writer.py", "records.py", "write_behind.py", "write_policy.py")
 STRIDE = 9
 """Every so many-th line: all of them take minutes."""
@@ -371,7 +371,7 @@ def test_an_interrupt_at_any_line_leaves_a_tier_that_works(tmp_path: Path) -> No
         if again.disk is not None:
             writer = again.disk.writer
             writer.source = again.ram
-            again.disk.shelf.check_integrity()
+            again.disk.store.check_integrity()
             ask(again, A[:250])
             assert again.flush(20), target
             assert (

@@ -37,7 +37,7 @@ def put(tree: Tree, path: Sequence[int], position: int, marked: bool = False) ->
 def ask(tree: Tree, learned: ReuseValue, *tokens: int) -> None:
     """A request comes along, as the cache tells of it."""
     match = tree.match("m", ids(*tokens))
-    learned.learn(match, match.entries())
+    learned.learn(tree, match, match.entries())
     tree.visit(match, match.entries())
     tree.insert("m", ids(*tokens))
 
@@ -84,13 +84,21 @@ def test_bytes_on_one_edge_are_those_behind_the_checkpoint_above() -> None:
     assert freed(second) == STATE + 14
 
 
-def test_a_path_is_worth_less_the_longer_it_is_silent() -> None:
-    tree = Tree()
-    entry = put(tree, [1] * 10, 10)
-    rates = [value.request_rate(entry, now) for now in (0, 10, 100)]
-    assert rates == [1 / 4, 1 / 24, 1 / 204]
-    entry.hits = 9
-    assert value.request_rate(entry, 100) == pytest.approx(10 / 204)
+def test_a_path_is_worth_as_much_as_long_as_its_kind_still_comes_back() -> None:
+    """Twelve chats take turns: one that is silent for ten requests is due, for a hundred it is over."""
+    tree, learned = Tree(), ReuseValue()
+    for turn in range(240):
+        ask(tree, learned, *[turn % 12] * (5 + turn // 12))
+    fresh, due, over = (learned.rates.at(age) for age in (0, 10, 100))
+    assert due > 0.9 * fresh
+    assert over < due / 5
+
+
+def test_a_visitor_who_shares_a_prompt_is_no_chat_that_came_back() -> None:
+    tree, learned = Tree(), ReuseValue()
+    for turn in range(50):
+        ask(tree, learned, 1, 2, 3, 100 + turn)
+    assert sum(learned.rates.returns) <= 1
 
 
 def test_places_where_requests_end_up_are_told_from_those_they_pass() -> None:
@@ -147,7 +155,7 @@ def test_a_cache_tells_its_eviction_of_every_request() -> None:
     cache = PromptCache(1 << 20, eviction=order)
     fill(cache, range(50), 20)
     assert kept(cache, range(50), 20) == [20]
-    assert order.value.requests == cache.ram.tree.requests == 1
+    assert order.value.rates.requests == cache.ram.tree.requests == 1
     assert list(order.value.places.values()) == [(1.0, 1.0)]
 
 
@@ -169,7 +177,8 @@ def test_what_was_counted_long_ago_fades(monkeypatch: pytest.MonkeyPatch) -> Non
     entry = put(tree, [200] * 10, 10)
     for _ in range(49):
         ask(tree, learned, *[200] * 10)
-    assert learned.requests <= 51
+    assert learned.rates.requests <= 51
+    assert sum(learned.rates.returns) <= 51
     assert sum(all_ for _, all_ in learned.places.values()) < 60
     assert entry.hits == 49
 

@@ -279,8 +279,8 @@ def test_bytes_that_are_written_stay_until_the_writer_is_gone_however_it_went() 
 class Collecting(ValueEviction):
     """Runs the garbage collector at the worst of moments, under the lock."""
 
-    def learn(self, match: Match, entries: Sequence[Entry]) -> None:
-        super().learn(match, entries)
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
+        super().learn(tree, match, entries)
         gc.collect()
 
 

@@ -185,7 +185,7 @@ def test_a_tail_ends_where_something_is_stored() -> None:
     tree.store(tree.match("m", np.array(PATH[:8], np.int32)), piece(PATH, 0, 5))
     (leaf,) = tree.oldest_nodes()
     assert leaf.tail() == 3
-    assert leaf.tail(keep=99) == 0
+    assert leaf.tail(needed=99) == 0
     tree.insert("m", np.array([*PATH[:7], -1], np.int32))
     assert [node.tail() for node in tree.match("m", np.array(PATH[:8], np.int32)).path] == [0, 1]
 

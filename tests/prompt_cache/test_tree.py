@@ -79,7 +79,7 @@ def test_trimming_cuts_to_the_deepest_checkpoint_and_closes_up_a_lone_child() ->
     tree.trim(tree.match("m", ids(1)).path[-1])
     assert edges(tree) == [[1, 2, 3, 4]]
     tree.detach(kept)
-    tree.trim(tree.match("m", ids(1)).path[-1], keep=3)
+    tree.trim(tree.match("m", ids(1)).path[-1], needed=3)
     assert edges(tree) == [[1, 2, 3]]
     tree.trim(tree.match("m", ids(1)).path[-1])
     assert edges(tree) == []

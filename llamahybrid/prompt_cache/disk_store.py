@@ -27,7 +27,7 @@ from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 
 logger = logging.getLogger("llamahybrid")
 
-FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 1.0, 60.0
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 """How long a disk that refused is left alone; twice as long each time it refuses again."""
 
 READ, WRITE = "reading from", "writing to"
@@ -60,7 +60,7 @@ class DiskCounts:
     """1: the disk refused the last write; it is tried again later."""
 
 
-class Rest:
+class Backoff:
     """How long a disk that refused is left alone."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Rest:
 
     def failed(self) -> None:
         """It refused: leave it alone, longer each time."""
-        self._seconds = min(LONGEST_REST_SECONDS, max(FIRST_REST_SECONDS, 2 * self._seconds))
+        self._seconds = min(LONGEST_BACKOFF_SECONDS, max(FIRST_BACKOFF_SECONDS, 2 * self._seconds))
         self._until = time.monotonic() + self._seconds
 
     def worked(self) -> None:
@@ -81,11 +81,11 @@ class Rest:
         self._seconds = 0.0
 
 
-def _sound(method: Callable[Concatenate[Shelf, P], T]) -> Callable[Concatenate[Shelf, P], T]:
+def _sound(method: Callable[Concatenate[DiskStore, P], T]) -> Callable[Concatenate[DiskStore, P], T]:
     """The method runs under the lock, on an index that agrees with itself. Not to be nested."""
 
     @functools.wraps(method)
-    def locked(self: Shelf, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def locked(self: DiskStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self.lock:
             if not self._agrees:
                 self._start_anew()
@@ -97,7 +97,7 @@ def _sound(method: Callable[Concatenate[Shelf, P], T]) -> Callable[Concatenate[S
     return locked
 
 
-class Shelf:
+class DiskStore:
     """Records of one folder and their index, at most `limit` bytes, shared with other processes."""
 
     def __init__(self, folder: str | os.PathLike[str], limit: int) -> None:
@@ -107,7 +107,7 @@ class Shelf:
         self.records = RecordStore(folder)
         self._warned: set[str] = set()
         self._unfit: set[str] = set()  # keys of what is no record and cannot be removed
-        self._rests = {READ: Rest(), WRITE: Rest()}
+        self._backoffs = {READ: Backoff(), WRITE: Backoff()}
         self.lock = threading.Lock()
         self._index = DiskIndex()
         self._agrees = False
@@ -128,7 +128,7 @@ class Shelf:
     ) -> Offer | None:
         """See `DiskIndex.offer`; knows what other processes have added."""
         self._refresh()
-        if not self._rests[READ].over():
+        if not self._backoffs[READ].over():
             return None
         return self._index.offer(namespace, tokens, above, limit, missing)
 
@@ -173,7 +173,7 @@ class Shelf:
                 raise
             except RecordError:
                 record = self.records.load(key)  # once more: what was read wrong may have been written right
-            self._rests[READ].worked()
+            self._backoffs[READ].worked()
             return record
         except RecordError as error:
             self.damaged(key, error)
@@ -183,7 +183,7 @@ class Shelf:
 
     def may_write(self) -> bool:
         """The disk did not refuse just now."""
-        return self._rests[WRITE].over()
+        return self._backoffs[WRITE].over()
 
     @_sound
     def stats(self) -> dict[str, int]:
@@ -221,7 +221,7 @@ class Shelf:
         self.counts.written += 1
         self.counts.written_bytes += head.nbytes
         self.counts.failed = 0
-        self._rests[WRITE].worked()
+        self._backoffs[WRITE].worked()
         return True
 
     @_sound
@@ -269,7 +269,7 @@ class Shelf:
     def refused(self, what: str, error: BaseException) -> None:
         """The disk refused: say so once, and leave it alone for a while."""
         self.counts.errors += 1
-        self._rests[what].failed()
+        self._backoffs[what].failed()
         if what == WRITE:
             self.counts.failed = 1
         if what not in self._warned:
@@ -291,7 +291,7 @@ class Shelf:
         self._refresh()
 
     def _refresh(self) -> None:
-        if not self._rests[READ].over():
+        if not self._backoffs[READ].over():
             return
         try:
             fresh: list[str] = []
@@ -363,10 +363,10 @@ def _end(key: str) -> int:
 
 
 def _in_child() -> None:
-    for shelf in list(_open):
-        shelf.in_child()
+    for store in list(_open):
+        store.in_child()
 
 
-_open: weakref.WeakSet[Shelf] = weakref.WeakSet()
+_open: weakref.WeakSet[DiskStore] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
