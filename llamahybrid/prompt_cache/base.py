@@ -202,7 +202,7 @@ class Plan:
     stored: bool = False
     """A checkpoint at `cached` is stored already."""
     segments: tuple[Segment, ...] = ()
-    """Attention to append behind the first `kept` live tokens, in order, before the snapshot is loaded."""
+    """Attention to append behind the first `kept` live tokens, in order, before the snapshot."""
     kept: int = 0
 
     @property

@@ -142,11 +142,11 @@ class PromptCache(BasePromptCache):
         return self.ram.unstored(view)
 
     def room(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `BasePromptCache.room`; at the price of the least worth while other paths have anything."""
+        """See `BasePromptCache.room`; evicts while other paths have anything."""
         return self.ram.segment_buffer(view, n_bytes)
 
     def keep(self, view: LiveView, segment: Segment) -> bool:
-        """See `BasePromptCache.keep`; at the price of the least worth while other paths have anything."""
+        """See `BasePromptCache.keep`; evicts while other paths have anything."""
         return self.ram.store_segment(view, segment)
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:

@@ -181,7 +181,7 @@ class RamTier:
 
     @guarded(nothing, changes=False)
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """A buffer for attention; at the price of the least worth while other paths have anything."""
+        """A buffer for attention; evicts while other paths have anything."""
         store = self.store
         if view.forgotten:
             return None
@@ -195,7 +195,7 @@ class RamTier:
 
     @guarded(no, changes=False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
-        """Keep attention; at the price of the least worth while other paths have anything."""
+        """Keep attention; evicts while other paths have anything."""
         store, tree = self.store, self.tree
         if view.forgotten:
             return False
