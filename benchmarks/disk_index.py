@@ -22,7 +22,7 @@ from rich.table import Table
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_shelf import Shelf
+from llamahybrid.prompt_cache.disk_store import DiskStore
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, key_of, pack
 
 SECONDS = 3.0
@@ -85,9 +85,9 @@ def main(count: int) -> int:
             n = count // divisor
             tokens = fill(folder, shape, n)
             seconds = min(opening(folder) for _ in range(ROUNDS))
-            evict, offer = timed(Shelf(folder, 1 << 50))
+            evict, offer = timed(DiskStore(folder, 1 << 50))
             tracemalloc.start()
-            again = Shelf(folder, 1 << 50)
+            again = DiskStore(folder, 1 << 50)
             kept, most = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             assert again.stats()["disk_records"] <= n
@@ -107,22 +107,22 @@ def main(count: int) -> int:
 def opening(folder: Path) -> float:
     """Seconds of a processor that it takes to open a folder."""
     clock = time.process_time()
-    Shelf(folder, 1 << 50)
+    DiskStore(folder, 1 << 50)
     return time.process_time() - clock
 
 
-def timed(shelf: Shelf) -> tuple[float, float]:
+def timed(store: DiskStore) -> tuple[float, float]:
     """Processor seconds to evict a record, and to look a prompt up right after (all is listed again)."""
     rng = np.random.default_rng(1)
     prompts = rng.integers(0, VOCABULARY, (20, 1000)).astype(np.int32)
     clock = time.process_time()
     for _ in range(20):
-        shelf.limit = shelf.stats()["disk_bytes"] - 1
-        shelf.room(0, "", np.empty(0, np.int32))
+        store.limit = store.stats()["disk_bytes"] - 1
+        store.make_room(0, "", np.empty(0, np.int32), ())
     evict, clock = (time.process_time() - clock) / 20, time.process_time()
-    shelf.limit = 1 << 50
+    store.limit = 1 << 50
     for prompt in prompts:
-        shelf.offer("m" * 32, prompt, 0, 1000, [(0, 1000)])
+        store.offer("m" * 32, prompt, 0, 1000, [(0, 1000)])
     return evict, (time.process_time() - clock) / 20
 
 

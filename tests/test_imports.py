@@ -37,9 +37,17 @@ def test_the_shim_is_bound_only_when_asked_for() -> None:
 
 
 def test_the_prompt_cache_stands_apart() -> None:
-    loaded = loaded_after("from llamahybrid import PromptCache")
-    assert "llamahybrid.prompt_cache" in loaded
-    assert not [name for name in loaded if name.startswith(("llama_cpp", "llamahybrid.memory"))]
+    every = (
+        "import importlib, pkgutil, llamahybrid.prompt_cache as room\n"
+        "for module in pkgutil.iter_modules(room.__path__, room.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)"
+    )
+    loaded = loaded_after(every)
+    ours = {name for name in loaded if name.startswith("llamahybrid.")}
+    assert len(ours) > 20
+    outside = {n for n in ours if not n.startswith(("llamahybrid.prompt_cache", "llamahybrid.engine"))}
+    assert outside == {"llamahybrid.errors"}  # and the engine's choice, which the package itself makes
+    assert not [name for name in loaded if name.startswith("llama_cpp")]
 
 
 @pytest.mark.parametrize("name", llamahybrid.__all__)

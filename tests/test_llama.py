@@ -188,7 +188,7 @@ def test_the_same_model_in_another_context_shares_the_cache(open_model, fresh):
 def test_a_damaged_checkpoint_is_dropped_and_decoded_again(open_model, fresh, caplog, arch):
     llm = open_model(arch)
     take(llm, PROMPT)
-    for entry in llm.prompt_cache._tree.oldest_entries():
+    for entry in llm.prompt_cache.ram.tree.oldest_entries():
         entry.checkpoint.snapshot.flags.writeable = True
         entry.checkpoint.snapshot[-1] ^= 1
         entry.checkpoint.snapshot.flags.writeable = False
@@ -211,7 +211,7 @@ def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, 
     monkeypatch.undo()
     longer = [*PROMPT, *OTHER]
     assert take(llm, longer) == fresh(longer)
-    assert len(PROMPT) not in [entry.position for entry in llm.prompt_cache._tree.oldest_entries()]
+    assert len(PROMPT) not in [entry.position for entry in llm.prompt_cache.ram.tree.oldest_entries()]
     assert take(llm, OTHER) == fresh(OTHER), "NaN stayed in memory"
     llm.prompt_cache.check_integrity()
 
@@ -696,5 +696,5 @@ def test_a_turn_behind_a_stored_checkpoint_does_not_store_it_again(open_model):
     answer += [next(generator) for _ in range(5)]
     generator.close()
     take(llm, [*PROMPT, *OTHER[:12], *answer[:5], *OTHER[:12]], 1)
-    positions = [entry.position for entry in llm.prompt_cache._tree.oldest_entries()]
+    positions = [entry.position for entry in llm.prompt_cache.ram.tree.oldest_entries()]
     assert len(PROMPT) + 12 + 5 in positions, "no checkpoint where the turn began"

@@ -7,7 +7,7 @@ A *checkpoint* is a token position whose exact state can be restored; its *snaps
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -21,6 +21,8 @@ each is unique, so that it never equals anything in a prompt."""
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Logits: TypeAlias = npt.NDArray[np.float32]
 Source: TypeAlias = Literal["live", "ram", "disk", "none"]
+Range: TypeAlias = tuple[int, int]
+"""Tokens [start, end)."""
 
 
 HERE_ONLY = "?"
@@ -57,6 +59,11 @@ def part_of(segment: Segment, path: Tokens, start: int, end: int, split: Splitte
     if split is not None and start > segment.start:
         _, segment = split(segment, path[:end], start)
     return segment
+
+
+def clipped(ranges: Iterable[Range], end: int, start: int = 0) -> list[Range]:
+    """What of ascending ranges lies in [start, end)."""
+    return [(max(a, start), min(b, end)) for a, b in ranges if a < end and start < b]
 
 
 class LiveState:
@@ -143,6 +150,16 @@ class Checkpoint:
     logits: Logits | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A restore point that was read and checked, in memory."""
+
+    snapshot: Bytes
+    logits: Logits | None
+    segments: tuple[Segment, ...]
+    """Ascending."""
+
+
 @dataclass(frozen=True)
 class Outline:
     """What the cuts of a prefill follow from, besides costs (see `placement.prefill_cuts`)."""
@@ -196,7 +213,7 @@ class Plan:
     stored: bool = False
     """A checkpoint at `cached` is stored already."""
     segments: tuple[Segment, ...] = ()
-    """Attention to append behind the first `kept` live tokens, in order, before the snapshot is loaded."""
+    """Attention to append behind the first `kept` live tokens, in order, before the snapshot."""
     kept: int = 0
 
     @property

@@ -15,35 +15,22 @@ from itertools import islice
 import numpy as np
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.disk_trie import ID_BYTES, MOST_THROUGH, Found, Node, grow, match, tidy
+from llamahybrid.prompt_cache.base import Range, Tokens, clipped
+from llamahybrid.prompt_cache.disk_trie import (
+    ID_BYTES,
+    MOST_THROUGH,
+    Found,
+    Node,
+    Stored,
+    grow,
+    ids_of,
+    match,
+    tidy,
+)
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, parse_key
 
 MOST_FOLLOWERS = 2
 """Enough to know that paths part."""
-
-Range = tuple[int, int]
-"""Tokens [start, end)."""
-
-
-class Stored:
-    """A record as the index knows it."""
-
-    __slots__ = ("key", "kind", "logits", "nbytes", "node", "start")
-
-    def __init__(self, key: str, kind: int, start: int, logits: bool, nbytes: int, node: Node) -> None:
-        self.key = key
-        self.kind = kind
-        self.start = start
-        self.logits = logits
-        self.nbytes = nbytes
-        self.node = node
-        """Its prefix ends where this node ends."""
-
-    @property
-    def end(self) -> int:
-        """Tokens the state belongs to."""
-        return self.node.end
 
 
 @dataclass(frozen=True)
@@ -401,13 +388,3 @@ def _needed(segment: Stored) -> bool:
         if above.end > segment.start:
             top = above
     return top.weight > 0
-
-
-def ids_of(tokens: Tokens) -> bytes:
-    """Tokens as the index has them."""
-    return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
-
-
-def clipped(ranges: Iterable[Range], end: int, start: int = 0) -> list[Range]:
-    """What of ascending ranges lies in [start, end)."""
-    return [(max(a, start), min(b, end)) for a, b in ranges if a < end and start < b]

@@ -12,15 +12,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Bytes, LiveView, Logits, Segment, Splitter, Tokens, part_of
-from llamahybrid.prompt_cache.disk_index import Offer, Range
-from llamahybrid.prompt_cache.disk_shelf import READ, WRITE, Shelf
-from llamahybrid.prompt_cache.disk_writer import DiskWriter, Upstairs
+from llamahybrid.prompt_cache.base import LiveView, Loaded, Range, Segment, Splitter, Tokens, part_of
+from llamahybrid.prompt_cache.disk_index import Offer
+from llamahybrid.prompt_cache.disk_store import READ, WRITE, DiskStore
+from llamahybrid.prompt_cache.disk_writer import DiskWriter, WriteSource
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES
 
@@ -36,16 +35,6 @@ CANCEL_SECONDS = 10.0
 """How long `forget` waits for a record that is just being written."""
 
 
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """What an offer gave: checked, in memory."""
-
-    snapshot: Bytes
-    logits: Logits | None
-    segments: tuple[Segment, ...]
-    """Ascending."""
-
-
 class DiskTier:
     """Records of one folder, at most `limit` bytes, shared with other processes."""
 
@@ -53,15 +42,15 @@ class DiskTier:
         self,
         folder: str | os.PathLike[str],
         limit: int,
-        upstairs: Upstairs,
+        source: WriteSource,
         hourly: int | None = None,
     ) -> None:
         """Open a folder, making it if need be. Raises OSError when it cannot be used.
 
         `hourly`: bytes that may be written an hour; None: `DEFAULT_WRITE_BYTES`.
         """
-        self.shelf = Shelf(folder, limit)
-        self.writer = DiskWriter(self.shelf, upstairs, DEFAULT_WRITE_BYTES if hourly is None else hourly)
+        self.store = DiskStore(folder, limit)
+        self.writer = DiskWriter(self.store, source, DEFAULT_WRITE_BYTES if hourly is None else hourly)
         self._latencies: deque[float] = deque(maxlen=READ_SAMPLES)
         self._rates: deque[float] = deque(maxlen=READ_SAMPLES)
 
@@ -72,17 +61,17 @@ class DiskTier:
     ) -> Offer | None:
         """See `DiskIndex.offer`; knows what other processes have added."""
         try:
-            return self.shelf.offer(namespace, tokens, above, limit, missing)
+            return self.store.offer(namespace, tokens, above, limit, missing)
         except Exception as error:  # no file in a folder is worth a request
-            self.shelf.refused(READ, error)
+            self.store.refused(READ, error)
             return None
 
     def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
         """See `DiskIndex.known`."""
         try:
-            return self.shelf.known(namespace, tokens)
+            return self.store.known(namespace, tokens)
         except Exception as error:
-            self.shelf.refused(READ, error)
+            self.store.refused(READ, error)
             return 0, []
 
     def seconds(self, n_bytes: int) -> float:
@@ -104,8 +93,8 @@ class DiskTier:
         segments: list[Segment] = []
         whole = True
         for key in offer.keys:
-            record = self.shelf.load(key)
-            if record is None and self.shelf.has(key):
+            record = self.store.load(key)
+            if record is None and self.store.has(key):
                 return None  # the disk refused: it may be sound
             if record is None:
                 whole = False  # what else is damaged of this offer goes with it, not at the next start
@@ -114,7 +103,7 @@ class DiskTier:
             pieces = [piece for piece in offer.pieces if piece.key == key]
             needed = offer.position if key == offer.checkpoint else max(piece.end for piece in pieces)
             if not np.array_equal(record.tokens[:needed], path[:needed]):
-                self.shelf.misplaced(key)
+                self.store.misplaced(key)
                 return None
             try:
                 for piece in pieces:
@@ -123,13 +112,13 @@ class DiskTier:
                     part = part_of(stored, record.tokens, piece.start, end, split)
                     segments += [] if part is None else [part]
             except ValueError as error:
-                self.shelf.damaged(key, error)
+                self.store.damaged(key, error)
                 whole = False
         if not whole:
             return None
         assert state is not None
         self._measured(offer.nbytes, time.perf_counter() - started)
-        self.shelf.counts.loaded += 1
+        self.store.counts.loaded += 1
         return Loaded(state.payload, state.logits, tuple(sorted(segments, key=lambda s: s.start)))
 
     # -- writing -----------------------------------------------------------------------------------
@@ -144,7 +133,7 @@ class DiskTier:
         try:
             self.writer.later(view.namespace, path, points, attention=view.needs_attention)
         except Exception as error:
-            self.shelf.refused(WRITE, error)
+            self.store.refused(WRITE, error)
 
     def flush(self, seconds: float | None = None) -> bool:
         """Write all that was queued, within so long (None: a minute); False if not all of it is written."""
@@ -166,32 +155,23 @@ class DiskTier:
         seconds, or if the disk refused to remove something; it may be called again.
         """
         stopped = self.writer.cancel(tokens, seconds)
-        return self.shelf.remove_path(tokens) and stopped
+        return self.store.remove_path(tokens) and stopped
 
     def discard(self, namespace: str, tokens: Tokens) -> None:
         """Remove the checkpoint at the end of these tokens: it did not prove right."""
-        self.shelf.discard(namespace, tokens)
+        self.store.discard(namespace, tokens)
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
         stopped = self.writer.cancel(None, seconds)
-        return self.shelf.clear() and stopped
+        return self.store.clear() and stopped
 
     # -- what is told ------------------------------------------------------------------------------
 
-    @property
-    def pinned(self) -> Sequence[Tokens]:
-        """Paths whose records are never evicted."""
-        return self.shelf.pinned
-
-    @pinned.setter
-    def pinned(self, paths: Sequence[Tokens]) -> None:
-        self.shelf.pinned = paths
-
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`DiskCounts`), for `PromptCache.stats`."""
-        return {**self.shelf.stats(), "disk_waiting": len(self.writer)}
+        return {**self.store.stats(), "disk_waiting": len(self.writer)}
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the index is whole."""
-        self.shelf.check_integrity()
+        self.store.check_integrity()

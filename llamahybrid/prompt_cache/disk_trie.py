@@ -7,12 +7,10 @@ all that share them. Nothing here is locked, and nothing knows what a record is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from llamahybrid.prompt_cache.disk_index import Stored
+from llamahybrid.prompt_cache.base import Tokens
 
 ID_BYTES = 4
 MOST_THROUGH = 16
@@ -89,6 +87,26 @@ class Found:
         return self.nodes if self.rest is None else [*self.nodes, self.rest]
 
 
+class Stored:
+    """A record as the index knows it."""
+
+    __slots__ = ("key", "kind", "logits", "nbytes", "node", "start")
+
+    def __init__(self, key: str, kind: int, start: int, logits: bool, nbytes: int, node: Node) -> None:
+        self.key = key
+        self.kind = kind
+        self.start = start
+        self.logits = logits
+        self.nbytes = nbytes
+        self.node = node
+        """Its prefix ends where this node ends."""
+
+    @property
+    def end(self) -> int:
+        """Tokens the state belongs to."""
+        return self.node.end
+
+
 def match(root: Node, ids: bytes) -> Found:
     """Follow ids from a root as far as the tree knows them."""
     nodes: list[Node] = []
@@ -150,6 +168,11 @@ def _split(node: Node, cut: int) -> Node:
     node.parent.children[node.first()] = upper
     node.parent, node.start, node.edge = upper, upper.end, node.edge[cut:]
     return upper
+
+
+def ids_of(tokens: Tokens) -> bytes:
+    """Tokens as the index has them."""
+    return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
 
 
 def _token(ids: bytes, at: int) -> int:

@@ -8,19 +8,22 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Tokens
-from llamahybrid.prompt_cache.disk_index import clipped
-from llamahybrid.prompt_cache.disk_shelf import WRITE, Shelf
+from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Tokens, clipped
+from llamahybrid.prompt_cache.disk_store import WRITE, DiskStore
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, head_of, key_of, pack
 from llamahybrid.prompt_cache.write_behind import WriteBehind
-from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, SETTLE_SECONDS, WriteBudget
+from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, WriteBudget
 
 
-class Upstairs(Protocol):
+class WriteSource(Protocol):
     """The RAM tier, as its disk tier needs it; from any thread."""
 
-    def held(self, namespace: str, path: Tokens) -> AbstractContextManager[Checkpoint | None]:
+    @property
+    def pinned(self) -> Sequence[Tokens]:
+        """Paths whose records are never evicted."""
+
+    def checkpoint_at(self, namespace: str, path: Tokens) -> AbstractContextManager[Checkpoint | None]:
         """The checkpoint at the end of a path; its bytes stay as they are in this context."""
 
     def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
@@ -49,20 +52,20 @@ class Job:
 
 
 class DiskWriter:
-    """Writes restore points to a shelf, behind what happens; not every one, and not more than a budget."""
+    """Writes restore points to a store, behind what happens; not every one, and not more than a budget."""
 
-    def __init__(self, shelf: Shelf, upstairs: Upstairs, hourly: int) -> None:
+    def __init__(self, store: DiskStore, source: WriteSource, hourly: int) -> None:
         """`hourly`: bytes that may be written an hour."""
-        self._shelf = shelf
-        self._upstairs = upstairs
+        self._store = store
+        self.source = source
         self.budget = WriteBudget(hourly)
-        self._behind = WriteBehind(self._write)
-        self.settle_seconds = SETTLE_SECONDS
+        self.queue = WriteBehind(self._write)
+        self.quiet_seconds = QUIET_SECONDS
         """See `write_policy`; 0: everything is written at once."""
 
     def __len__(self) -> int:
         """States that wait or are being written."""
-        return len(self._behind)
+        return len(self.queue)
 
     def later(
         self, namespace: str, path: Tokens, points: Sequence[tuple[int, bool]], *, attention: bool
@@ -71,29 +74,29 @@ class DiskWriter:
 
         What waits on this path and is not among them is superseded.
         """
-        new = self._shelf.lacks(namespace, path, points, attention=attention)
+        new = self._store.lacks(namespace, path, points, attention=attention)
         now = time.monotonic()
 
         def change(jobs: list[Job]) -> list[Job]:
             mine = [job for job in jobs if job.namespace == namespace and job.lies_on(path)]
             since = min((job.since for job in mine), default=now)
-            due = min(now + self.settle_seconds, since + MOST_SECONDS)
+            due = min(now + self.quiet_seconds, since + MOST_SECONDS)
             places = {position for position, _ in points}
             kept = {job.position: job.due for job in mine if job.position in places}
-            self._shelf.counts.superseded += sum(job.position not in places for job in mine)
+            self._store.counts.superseded += sum(job.position not in places for job in mine)
             wanted = [
                 Job(namespace, path, position, logits, attention, kept.get(position, due), since)
                 for position, logits in new
             ]
             return [job for job in jobs if job not in mine] + wanted
 
-        self._behind.change(change)
+        self.queue.change(change)
 
     def flush(self, seconds: float | None = None) -> bool:
         """Write what waits, within so long (None: a minute); False if not all that was to be written is."""
-        before = self._shelf.counts.deferred, self._shelf.counts.errors, self._behind.failures
-        done = self._behind.flush(seconds)
-        after = self._shelf.counts.deferred, self._shelf.counts.errors, self._behind.failures
+        before = self._store.counts.deferred, self._store.counts.errors, self.queue.failures
+        done = self.queue.flush(seconds)
+        after = self._store.counts.deferred, self._store.counts.errors, self.queue.failures
         return done and before == after
 
     def cancel(self, tokens: Tokens | None, seconds: float) -> bool:
@@ -107,37 +110,37 @@ class DiskWriter:
                 return True
             return common_prefix(job.path, tokens) == min(len(job.path), len(tokens))
 
-        return self._behind.cancel(concerned, seconds)
+        return self.queue.cancel(concerned, seconds)
 
     # -- the writer's thread -----------------------------------------------------------------------
 
     def _write(self, job: Job) -> None:
         """Write what is at a place now; the RAM tier may have given it up meanwhile."""
-        shelf, path = self._shelf, job.path[: job.position]
-        if not shelf.may_write():
-            shelf.counts.errors += 1
+        store, path = self._store, job.path[: job.position]
+        if not store.may_write():
+            store.counts.errors += 1
             return
         point = (job.position, job.logits)
-        if not shelf.lacks(job.namespace, job.path, [point], attention=job.attention):
+        if not store.lacks(job.namespace, job.path, [point], attention=job.attention):
             return
         if not self.budget.open():
-            shelf.counts.deferred += 1
+            store.counts.deferred += 1
             return
         try:
-            with self._upstairs.held(job.namespace, path) as state:
+            with self.source.checkpoint_at(job.namespace, path) as state:
                 if state is None or not self._write_attention(job):
-                    shelf.counts.dropped += 1
+                    store.counts.dropped += 1
                     return
                 self._put(job, SNAPSHOT, job.position, path, state.logits, state.snapshot)
         except OSError as error:
-            shelf.refused(WRITE, error)
+            store.refused(WRITE, error)
 
     def _write_attention(self, job: Job) -> bool:
         """Write what of a state's attention is not on disk; False if it is not to be had."""
         if not job.attention:
             return True
-        segments = self._upstairs.attention(job.namespace, job.path, 0, len(job.path))
-        for start, end in self._shelf.uncovered(job.namespace, job.path[: job.position]):
+        segments = self.source.attention(job.namespace, job.path, 0, len(job.path))
+        for start, end in self._store.uncovered(job.namespace, job.path[: job.position]):
             at = start
             for segment in segments:
                 if clipped([(at, end)], segment.end, segment.start) and segment.start <= at:
@@ -154,20 +157,21 @@ class DiskWriter:
         self, job: Job, kind: int, start: int, path: Tokens, logits: Logits | None, payload: Bytes
     ) -> bool:
         """Write one record; False if it does not fit, or is not wanted any more."""
-        if self._shelf.has(key_of(job.namespace, kind, start, path, logits=logits is not None)):
+        if self._store.has(key_of(job.namespace, kind, start, path, logits=logits is not None)):
             return True
-        base = self._shelf.base_of(job.namespace, path)
+        base = self._store.base_of(job.namespace, path)
         parts = pack(job.namespace, kind, start, path, logits, payload, base)
         head = head_of(parts[0])
-        if job.cancelled or not self._shelf.room(head.nbytes, job.namespace, job.path):
+        pinned = self.source.pinned
+        if job.cancelled or not self._store.make_room(head.nbytes, job.namespace, job.path, pinned):
             return False
-        part = self._shelf.prepare(head.key, parts)
+        part = self._store.prepare(head.key, parts)
         try:
-            if self._shelf.commit(part, head, path, lambda: not job.cancelled):
+            if self._store.commit(part, head, path, lambda: not job.cancelled):
                 self.budget.spend(head.nbytes)
                 return True
         except BaseException:
-            self._shelf.abandon(part)
+            self._store.abandon(part)
             raise
-        self._shelf.abandon(part)
+        self._store.abandon(part)
         return False

@@ -1,4 +1,4 @@
-"""What goes first when the budget is full: what is worth least per byte (`worth`), live or not.
+"""What goes first when the budget is full: what is worth least per byte (`value`), live or not.
 
 Segments go with the last checkpoint that needs them. Where only the live path is left, its spare segments go
 before its checkpoints, and of these the one whose loss costs least on the ladder of gaps that grow with the
@@ -14,14 +14,14 @@ from typing import Protocol, TypeAlias
 
 from llamahybrid.prompt_cache.nodes import Entry, Match, Node
 from llamahybrid.prompt_cache.tree import Tree
-from llamahybrid.prompt_cache.worth import Worth
+from llamahybrid.prompt_cache.value import ReuseValue
 
 LIKELY_WORTH = 4.0
 """Histories diverge at message starts far more often than elsewhere, and a regenerated answer starts at a
 prompt's end: such places are worth more than their distance alone says."""
 
 LOOKS = 64
-"""Checkpoints whose worth is looked at for one that goes; a cache of fewer is always looked at whole."""
+"""Checkpoints whose value is looked at for one that goes; a cache of fewer is always looked at whole."""
 
 WORST = 16
 """How many of these are looked at the next time too."""
@@ -67,15 +67,15 @@ class Eviction(Protocol):
         """
 
 
-class ByWorth:
-    """Least worth first; looks at a few checkpoints at a time, in turn, and again at the worst of them."""
+class ValueEviction:
+    """Least value first; looks at a few checkpoints at a time, in turn, and again at the worst of them."""
 
     def __init__(self) -> None:
-        self.worth = Worth()
+        self.value = ReuseValue()
 
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """See `Eviction.learn`."""
-        self.worth.learn(tree, match, entries)
+        self.value.learn(tree, match, entries)
 
     def victim(
         self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool
@@ -92,8 +92,8 @@ class ByWorth:
     def _least(self, tree: Tree, on_path: set[Entry]) -> Entry | None:
         """The least worth of those looked at, live or not; None if no other than live ones may go."""
         for _ in range(0, len(tree), LOOKS - WORST):
-            ranked = sorted(tree.next_in_line(LOOKS), key=lambda e: self.worth.of(e, tree.requests))
-            free = [e for e in ranked if not e.pins and not e.kept]
+            ranked = sorted(tree.next_in_line(LOOKS), key=lambda e: self.value.of(e, tree.requests))
+            free = [e for e in ranked if not e.pins and not e.user_pinned]
             stay = set(free[:WORST])
             tree.to_the_end(e for e in ranked if e not in stay)
             if not on_path.issuperset(free):
@@ -109,7 +109,7 @@ def bare_tail(tree: Tree, path: Match | None, entry: Entry | None) -> Tail | Non
         nodes = (n for n in islice(tree.oldest_nodes(), OLDEST_PATHS) if n.last_used < entry.last_used)
     else:
         return None
-    leaf = next((n for n in nodes if n.tail(path.keep(n) if path else 0)), None)
+    leaf = next((n for n in nodes if n.tail(path.needs(n) if path else 0)), None)
     return None if leaf is None else Tail(leaf)
 
 
@@ -135,7 +135,7 @@ def ladder_victim(live: Sequence[Entry], incoming: int | None) -> Entry | None:
     it is going to be the deepest. The first one (a system prompt's end: every later chat shares it) goes
     last, the deepest before it.
     """
-    free = [e for e in live if not e.pins and not e.kept]
+    free = [e for e in live if not e.pins and not e.user_pinned]
     if not free:
         return None
     positions = sorted({*(e.position for e in live), incoming or live[-1].position + 1})

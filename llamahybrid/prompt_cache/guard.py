@@ -33,7 +33,7 @@ class Guard:
         self.lock = threading.RLock()
         self.changing = False
         """A change has begun and has not come to its end."""
-        self.words: deque[Callable[[], object]] = deque()
+        self.deferred: deque[Callable[[], object]] = deque()
         """Left by calls from inside, to be done next."""
         self.restarts = 0
         """How often an exception cost the store what it held."""
@@ -47,12 +47,12 @@ class Guard:
     def enter(self, store: Guarded) -> None:
         """The lock was taken: start anew what was left half changed, and do what was left to be done."""
         if self.changing:
-            store._restart()
+            store.restart()
             self.restarts += 1
             self.changing = False
-        while self.words:
+        while self.deferred:
             self.changing = True
-            self.words.popleft()()
+            self.deferred.popleft()()
             self.changing = False
 
     def leave(self) -> None:
@@ -72,9 +72,11 @@ class Guard:
 class Guarded(Protocol):
     """A store with a guard."""
 
-    _guard: Guard
+    @property
+    def guard(self) -> Guard:
+        """Its lock."""
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
         """Begin again with nothing; may be called again when it did not come to its end."""
 
 
@@ -88,16 +90,16 @@ def guarded(
 
     `inside(store, ...)`: what it gives to a thread that has the lock already. `later`: it is then done by
     the next call. `changes`: it may leave half a change from its first line on; else it has to set
-    `_guard.changing` itself before it changes anything, and exceptions before that cost nothing.
+    `guard.changing` itself before it changes anything, and exceptions before that cost nothing.
     """
 
     def decorate(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
         @functools.wraps(method)
         def call(store: G, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            guard = store._guard
+            guard = store.guard
             if guard.inside():
                 if later:
-                    guard.words.append(functools.partial(method, store, *args, **kwargs))
+                    guard.deferred.append(functools.partial(method, store, *args, **kwargs))
                 answer: R = inside(store, *args, **kwargs)
                 return answer
             try:

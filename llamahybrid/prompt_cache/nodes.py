@@ -32,7 +32,7 @@ class Entry:
     """Plans that name it."""
     recycled: bool = True
     """Its buffer may be used again when it goes."""
-    kept: bool = False
+    user_pinned: bool = False
     """The user pinned its path."""
     from_disk: bool = False
     """It was read from disk for a plan that is still to be made."""
@@ -49,14 +49,14 @@ class Entry:
     """Requests since then for which it was the deepest on their path."""
     passes: int = 0
     """Requests since then whose path went on to a deeper one."""
-    left: bool = False
+    abandoned: bool = False
     """A request came along its path and parted from it before here, for the first time there."""
-    heir: bool = False
+    deeper_gone: bool = False
     """A deeper one is gone since the last request came by: what it served will come here."""
 
     def take_over(self, old: Entry) -> None:
         """Go on with the history of the one that was at the same place."""
-        self.born, self.hits, self.passes, self.left = old.born, old.hits, old.passes, old.left
+        self.born, self.hits, self.passes, self.abandoned = old.born, old.hits, old.passes, old.abandoned
 
     @property
     def position(self) -> int:
@@ -96,11 +96,11 @@ class Node:
         """Tokens from the root to the end of this edge."""
         return self.start + len(self.tokens)
 
-    def tail(self, keep: int = 0) -> int:
-        """Tokens of a leaf beyond all that is stored and beyond position `keep`; 0 for inner nodes."""
+    def tail(self, needed: int = 0) -> int:
+        """Tokens of a leaf beyond all that is stored and beyond position `needed`; 0 for inner nodes."""
         stored = self.segments[-1].end if self.segments else 0
-        needed = max(self.start, keep, max(self.entries, default=0), stored)
-        return 0 if self.children else max(0, self.end - needed)
+        end = max(self.start, needed, max(self.entries, default=0), stored)
+        return 0 if self.children else max(0, self.end - end)
 
     def above(self, position: int) -> Entry | None:
         """The deepest checkpoint before `position` on this edge, or on those above it."""
@@ -155,7 +155,7 @@ class Match:
     path: tuple[Node, ...]
     """Nodes with at least one token in common, root side first; the last one may match in part."""
 
-    def keep(self, node: Node) -> int:
+    def needs(self, node: Node) -> int:
         """Position up to which this path needs the tokens of `node`."""
         return self.length if node in self.path else 0
 

@@ -5,10 +5,8 @@ A fresh buffer of a few hundred KiB costs 27-167 us to fill (page faults), a reu
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import threading
 import weakref
 from typing import Any, Protocol, TypeVar
 
@@ -21,11 +19,6 @@ MAX_RAM_BYTES = 8 << 30
 
 MAPPED_BYTES = 64 << 10
 """Buffers from this size on are mappings of their own."""
-
-RESERVE_BYTES = 64 << 20
-RESERVE_SHARE = 1 / 16
-RESERVE_BUFFERS = 32
-"""What a reserve may keep idle, of memory and of the budget."""
 
 
 def default_ram_bytes() -> int:
@@ -76,30 +69,30 @@ class Expected:
         self.nbytes = nbytes
 
 
-class Loans:
+class Outstanding:
     """What was handed out: it counts until it comes back, is kept, or is collected."""
 
     def __init__(self) -> None:
-        self._lent: dict[int, weakref.ref[Any]] = {}  # by id
+        self._counted: dict[int, weakref.ref[Any]] = {}  # by id
 
-    def lend(self, what: T) -> T:
+    def add(self, what: T) -> T:
         """The same, which counts from now on."""
-        self._lent[id(what)] = weakref.ref(what)
+        self._counted[id(what)] = weakref.ref(what)
         return what
 
-    def end(self, what: Sized) -> None:
+    def remove(self, what: Sized) -> None:
         """It no longer counts here, if it did."""
-        self._lent.pop(id(what), None)
+        self._counted.pop(id(what), None)
 
     def counted(self, what: Sized) -> int:
         """Bytes of this very thing that count here."""
-        ref = self._lent.get(id(what))
+        ref = self._counted.get(id(what))
         return what.nbytes if ref is not None and ref() is what else 0
 
     def nbytes(self) -> int:
         """Bytes of all that count; what was collected is forgotten here."""
-        alive = {key: what for key, ref in self._lent.items() if (what := ref()) is not None}
-        self._lent = {key: self._lent[key] for key in alive}
+        alive = {key: what for key, ref in self._counted.items() if (what := ref()) is not None}
+        self._counted = {key: self._counted[key] for key in alive}
         return sum(what.nbytes for what in alive.values())
 
 
@@ -153,55 +146,6 @@ class BufferPool:
         assert all(b.nbytes == size for size, stack in self._idle.items() for b in stack), "filed wrongly"
         assert len({id(b) for b in buffers}) == len(buffers), "a buffer lies in the pool twice"
         assert self.nbytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
-
-
-class Shelf(Protocol):
-    """Where idle buffers lie; from any thread."""
-
-    def wants_idle(self, n_bytes: int, most: int, share: float, most_bytes: int) -> bool:
-        """One more of this size may lie idle, of `most`.
-
-        All idle ones together take at most `share` of the budget, and `most_bytes`.
-        """
-
-    def put_idle(self, buffer: Bytes) -> None:
-        """Keep a buffer if there still is room."""
-
-
-class Reserve:
-    """Keeps idle buffers of one size ready, their pages touched ahead of time.
-
-    The first touch of memory costs 10 to 40 times a snapshot's copy (1.5 to 7 ms against 0.1 for 2.3 MB), and
-    decoding would wait for it.
-    """
-
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
-        self._size = 0
-        self._filler: threading.Thread | None = None
-
-    def of(self, n_bytes: int) -> None:
-        """Keep buffers of `n_bytes` > 0 from now on, and have them now."""
-        self._size = n_bytes
-        self._fill()
-
-    def refill(self) -> None:
-        """A request is over: fill up beside whatever comes next."""
-        busy = self._filler is not None and self._filler.is_alive()
-        if self._size and not busy and self._short(RESERVE_BUFFERS // 2):
-            self._filler = threading.Thread(target=self._fill, name="llamahybrid-reserve", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no more threads: it is a convenience
-                self._filler.start()
-
-    def _fill(self) -> None:
-        """Touch buffers one at a time, outside any lock, until there are enough."""
-        while self._short(RESERVE_BUFFERS):
-            buffer = new_buffer(self._size)
-            buffer.fill(0)
-            self._shelf.put_idle(buffer)
-
-    def _short(self, most: int) -> bool:
-        return self._shelf.wants_idle(self._size, most, RESERVE_SHARE, RESERVE_BYTES)
 
 
 def owned(snapshot: Bytes) -> Bytes:

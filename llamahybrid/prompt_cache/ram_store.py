@@ -6,25 +6,47 @@ so a store is then given up for a new one (`renewed`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Checkpoint, Costs, Logits, Tokens, same_start
+from llamahybrid.prompt_cache.base import CacheStats, Checkpoint, Costs, Logits, Tokens, same_start
 from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins
-from llamahybrid.prompt_cache.ram import BufferPool, Loans
+from llamahybrid.prompt_cache.ram import BufferPool, Outstanding
 from llamahybrid.prompt_cache.tree import Tree
+
+
+@dataclass
+class Counts:
+    """What happened so far; see `CacheStats`."""
+
+    hits: int = 0
+    misses: int = 0
+    tokens_saved: int = 0
+    evictions: int = 0
+    refused: int = 0
+    damaged: int = 0
+    """Segments that did not prove right, but for those that the present tree counts."""
 
 
 class RamStore:
     """Checkpoints and segments in RAM, at most `limit` bytes but for what is pinned or lent."""
 
-    def __init__(self, limit: int, eviction: Eviction, loans: Loans | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        eviction: Eviction,
+        outstanding: Outstanding | None = None,
+        counts: Counts | None = None,
+    ) -> None:
         self.limit = limit
+        self.counts = Counts() if counts is None else counts
         self.eviction = eviction
-        self.tree = Tree(lean=True)
+        self.tree = Tree()
         self.pool = BufferPool()
-        self.loans = Loans() if loans is None else loans
+        self.outstanding = Outstanding() if outstanding is None else outstanding
         """What was handed out and is not kept yet, and what is about to be read from disk."""
         self.pins = Pins()
         self.doomed: set[Entry] = set()
@@ -36,27 +58,25 @@ class RamStore:
         self.boundaries: dict[str, frozenset[int]] = {}
         """Of the last prompt, by namespace."""
         self.pinned: list[Tokens] = []
-        """Prefixes that the user pinned."""
-        self.evictions = 0
+        """Prefixes that the user pinned; always set anew, so that any thread may read it."""
 
     def renewed(self) -> RamStore:
-        """An empty one with the same budget, eviction, loans, and prefixes that the user pinned.
+        """An empty one with the same budget, eviction, outstanding, and prefixes that the user pinned.
 
         What plans name stays theirs, and counts until they let go of it.
         """
-        store = RamStore(self.limit, self.eviction, self.loans)
+        store = RamStore(self.limit, self.eviction, self.outstanding, self.counts)
         store.tree.requests = self.tree.requests
         store.pinned = list(self.pinned)
-        store.evictions = self.evictions
         for entry in self.pins.entries():
-            store.loans.lend(entry.checkpoint.snapshot)
+            store.outstanding.add(entry.checkpoint.snapshot)
         return store
 
     def used(self) -> int:
         """Bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self.doomed)
         stored = self.tree.token_bytes + self.tree.entry_bytes + self.tree.segment_bytes
-        return stored + doomed + self.pool.nbytes + self.loans.nbytes()
+        return stored + doomed + self.pool.nbytes + self.outstanding.nbytes()
 
     def pinned_bytes(self) -> int:
         """Bytes of the checkpoints in use."""
@@ -76,7 +96,7 @@ class RamStore:
         `marked`: a message, or a marked part of one, starts there.
         """
         entry = self.tree.attach(match, checkpoint, marked)
-        entry.kept = self.is_pinned(path)
+        entry.user_pinned = self.is_pinned(path)
         return entry
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
@@ -91,13 +111,38 @@ class RamStore:
         if not replaced:
             self.tree.prune(node)
             if above is not None:
-                above.heir = True
+                above.deeper_gone = True
         if entry in self.live:
             self.live.remove(entry)
         if entry.pins:
             self.doomed.add(entry)
         else:
             self.pool.put(entry.checkpoint.snapshot)
+
+    def pin(self, tokens: Tokens) -> int:
+        """Keep the checkpoints on this path, now and later; how many there are."""
+        self.pinned = [*self.pinned, tokens]
+        entries = [e for n in self.tree.namespaces() for e in self.tree.match(n, tokens).entries()]
+        for entry in entries:
+            entry.user_pinned = True
+        return len(entries)
+
+    def unpin(self, tokens: Tokens) -> None:
+        """Let what was kept for this path go again."""
+        self.pinned = [p for p in self.pinned if not np.array_equal(p, tokens)]
+        for name in self.tree.namespaces():
+            for entry in self.tree.match(name, tokens).entries():
+                entry.user_pinned = self.is_pinned(tokens[: entry.position])
+        self.make_room(0)
+
+    def clear(self) -> None:
+        """Take out everything; what is in use goes with its last user."""
+        for entry in list(self.tree.oldest_entries()):
+            self.remove(entry)
+        self.counts.damaged += self.tree.damaged
+        self.tree = Tree()
+        self.pool.clear()
+        self.pinned = []
 
     def forget(self, tokens: Tokens) -> int:
         """Take out a path and all that goes on from it, but for what others share; bytes freed."""
@@ -163,9 +208,9 @@ class RamStore:
                     return False
                 case Entry():
                     self.remove(victim)
-                    self.evictions += 1
+                    self.counts.evictions += 1
                 case Tail():
-                    self.tree.trim(victim.node, path.keep(victim.node) if path else 0)
+                    self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
                 case Spare():
                     self.tree.shorten(victim.node)
         return True
@@ -174,9 +219,27 @@ class RamStore:
         """More than pins leave room for, whatever else went."""
         return n_bytes > self.limit - self.pinned_bytes()
 
-    def segments(self) -> int:
-        """How many there are."""
-        return sum(len(n.segments) for n in self.tree.oldest_nodes())
+    def stats(self, restarts: int) -> CacheStats:
+        """See `RamTier.stats`."""
+        counts = self.counts
+        return CacheStats(
+            entries=len(self.tree),
+            bytes_ram=self.used(),
+            hits=counts.hits,
+            misses=counts.misses,
+            tokens_saved=counts.tokens_saved,
+            evictions=counts.evictions,
+            refused=counts.refused,
+            segments=sum(len(n.segments) for n in self.tree.oldest_nodes()),
+            extra={
+                "segment_bytes": self.tree.segment_bytes,
+                "tokens": self.tree.token_bytes // 4,
+                "idle_bytes": self.pool.nbytes,
+                "budget": self.limit,
+                "damaged": counts.damaged + self.tree.damaged,
+                "restarts": restarts,
+            },
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless tree, pool, pins and the byte count are all true."""
@@ -192,7 +255,7 @@ class RamStore:
         snapshots = [e.checkpoint.snapshot for e in stored]
         assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
         assert not any(self.pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
-        assert self.used() <= self.limit or held or self.loans.nbytes(), "over budget"
+        assert self.used() <= self.limit or held or self.outstanding.nbytes(), "over budget"
 
 
 def row(logits: Logits | None) -> Logits | None:

@@ -21,16 +21,14 @@ from llamahybrid.prompt_cache.nodes import Entry, Match, Node, common_prefix
 class Tree:
     """Token paths of every namespace with their checkpoints; keeps exact byte counts."""
 
-    def __init__(self, *, lean: bool = False) -> None:
-        """`lean`: of a segment that is cut in two, a part that no checkpoint needs goes at once."""
-        self._lean = lean
+    def __init__(self) -> None:
         self._roots: dict[str, Node] = {}
         self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
-        self._line: OrderedDict[Entry, None] = OrderedDict()  # whose worth is looked at next first
+        self._line: OrderedDict[Entry, None] = OrderedDict()  # whose value is looked at next first
         self.requests = 0
-        """How many were planned: the time that worth is measured in."""
+        """How many were planned: the time that values are measured in."""
         self.splitters: dict[str, Splitter] = {}
         """How the segments of a namespace are cut in two."""
         self.damaged = 0
@@ -92,13 +90,13 @@ class Tree:
         """A request comes along a path with these checkpoints: the deepest one's, and passing the others."""
         self.requests += 1
         for entry in entries:
-            entry.seen, entry.heir, entry.left = self.requests, False, False
+            entry.seen, entry.deeper_gone, entry.abandoned = self.requests, False, False
             entry.passes += 1
         if entries:
             entries[-1].passes -= 1
             entries[-1].hits += 1
         for entry in match.left_behind():
-            entry.left = True
+            entry.abandoned = True
 
     def touch_entry(self, entry: Entry) -> None:
         """Mark a checkpoint as used now."""
@@ -195,9 +193,9 @@ class Tree:
         """The entry that holds exactly this checkpoint object."""
         return next((e for e in self._entries if e.checkpoint is checkpoint), None)
 
-    def trim(self, leaf: Node, keep: int = 0) -> None:
+    def trim(self, leaf: Node, needed: int = 0) -> None:
         """Cut the `tail` off a leaf; an empty leaf goes, and its parent closes up."""
-        first, length = int(leaf.tokens[0]), len(leaf.tokens) - leaf.tail(keep)
+        first, length = int(leaf.tokens[0]), len(leaf.tokens) - leaf.tail(needed)
         self.token_bytes -= leaf.tokens[length:].nbytes
         if length:
             leaf.tokens = leaf.tokens[:length].copy()
@@ -294,7 +292,10 @@ class Tree:
         self._nodes[child] = None
 
     def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
-        """Replace a segment by its two parts; by none where it is damaged, or there is no memory for them."""
+        """Replace a segment by its two parts, or those that a checkpoint needs.
+
+        By none where it is damaged, or there is no memory for them.
+        """
         splitter = self.splitters.get(namespace)
         at = node.segments.index(segment)
         parts: tuple[Segment, ...] = ()
@@ -305,8 +306,7 @@ class Tree:
             self.damaged += 1
         node.segments[at : at + 1] = parts
         self.segment_bytes += sum(p.nbytes for p in parts) - segment.nbytes
-        if self._lean:
-            self._drop_bare(node)
+        self._drop_bare(node)
 
     def _drop_bare(self, node: Node) -> None:
         first = len(node.segments) - node.bare()

@@ -55,14 +55,14 @@ class WriteBehind(Generic[Job]):
         """Nothing waits and nothing runs: in a process that was forked, whatever its parent had to do."""
         self._jobs: list[Job] = []
         self._running: Job | None = None
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._turn = threading.Lock()  # held by the thread that works
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def change(self, change: Callable[[list[Job]], Iterable[Job]]) -> None:
         """Have `change(jobs that wait)` say which jobs wait from now on; what runs is not among them."""
-        with self._lock:
+        with self.lock:
             self._jobs = list(change(self._jobs))
         self._go_on()
 
@@ -71,7 +71,7 @@ class WriteBehind(Generic[Job]):
 
         That one is marked as cancelled: it is for the job to leave nothing behind.
         """
-        with self._lock:
+        with self.lock:
             self._jobs = [job for job in self._jobs if not which(job)]
             running = self._running
             if running is None or not which(running):
@@ -84,7 +84,7 @@ class WriteBehind(Generic[Job]):
 
         None: `FLUSH_SECONDS`.
         """
-        with self._lock:
+        with self.lock:
             for job in self._jobs:
                 job.due = 0.0
         self._go_on()
@@ -92,16 +92,16 @@ class WriteBehind(Generic[Job]):
 
     def __len__(self) -> int:
         """Jobs that are not done."""
-        with self._lock:
+        with self.lock:
             return len(self._jobs) + (self._running is not None)
 
     def _is_idle(self) -> bool:
-        with self._lock:
+        with self.lock:
             return not self._jobs and self._running is None
 
     def _go_on(self) -> None:
         """Wake the thread; make one if there is none."""
-        with self._lock:
+        with self.lock:
             if not self._jobs:
                 return
             if self._thread is not None and self._thread.is_alive():
@@ -127,14 +127,14 @@ class WriteBehind(Generic[Job]):
                 try:
                     self._wake.get(timeout=min(wait, IDLE_SECONDS))
                 except queue.Empty:
-                    with self._lock:
+                    with self.lock:
                         if not self._jobs:
                             self._thread = None
                             return
 
     def _next(self) -> tuple[Job | None, float]:
         """The first job that is due, which runs from now on; or how long none is."""
-        with self._lock:
+        with self.lock:
             now = time.monotonic()
             for at, job in enumerate(self._jobs):
                 if job.due <= now:

@@ -13,7 +13,7 @@ from llamahybrid.prompt_cache.nodes import Match
 DEFAULT_WRITE_BYTES = 8 << 30
 """An hour: a disk that is rated for 600 TB lasts 8 years of nothing else."""
 
-SETTLE_SECONDS = 3.0
+QUIET_SECONDS = 3.0
 """A state is written when the conversation has stood there for so long: what is gone past sooner is not."""
 
 MOST_SECONDS = 30.0

@@ -19,7 +19,6 @@ from llamahybrid.errors import DecodeError, SnapshotError
 from llamahybrid.memory.costs import SMALL_BATCH, CostMeter
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.memory.snapshot import HEADER_BYTES
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveState, LiveView, Logits, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.ram import new_buffer
@@ -65,8 +64,6 @@ class RequestRunner:
         self._warned: set[str] = set()
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
         live.set_stop(gate.stop)
-        if live.profile.snapshot_bytes:
-            cache.reserve(HEADER_BYTES + live.profile.snapshot_bytes)
 
     # -- a request's start -----------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from llamahybrid.prompt_cache.eviction import ByWorth, Eviction
-from llamahybrid.prompt_cache.ram_cache import RamCache
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.eviction import Eviction, ValueEviction
 from tests.lab.offline import optimum, replayed
 from tests.lab.policies import Lru, Marconi
 from tests.lab.replay import LARGE, RECURRENT, SCALE, SMALL, Player, Sizes
@@ -44,7 +44,7 @@ class Cell:
         """Token hit rate of one trace, the first requests included."""
         loads = self.traffic.loads
         trace = self.traffic.trace(seed, loads[seed % len(loads)], self.requests)
-        return Player(RamCache(int(self.gib * GIB) // SCALE, policy), self.sizes).play(trace)
+        return Player(PromptCache(int(self.gib * GIB) // SCALE, eviction=policy), self.sizes).play(trace)
 
     def marconi(self, alpha: float) -> Marconi:
         """Marconi's policy for this cell's model."""
@@ -63,7 +63,7 @@ class Cell:
         alpha = self.best_alpha()
         rates: dict[str, list[float]] = {name: [] for name in POLICIES}
         for seed in seeds:
-            policies: Policies = (Lru(), self.marconi(alpha), ByWorth())
+            policies: Policies = (Lru(), self.marconi(alpha), ValueEviction())
             for name, policy in zip(POLICIES, policies, strict=True):
                 rates[name].append(self.hit_rate(policy, seed))
         return rates
@@ -93,9 +93,9 @@ class SmallTree:
         for seed in seeds:
             trace = FAMILIES[self.family].trace(seed, self.load, self.requests)
             marconi = Marconi(2.0, RECURRENT.shape, 0)
-            policies: Policies = (Lru(), marconi, ByWorth())
+            policies: Policies = (Lru(), marconi, ValueEviction())
             for name, policy in zip(POLICIES, policies, strict=True):
-                tokens[name].append(replayed(trace, RamCache(budget, policy), RECURRENT))
+                tokens[name].append(replayed(trace, PromptCache(budget, eviction=policy), RECURRENT))
             tokens["optimum"].append(optimum(trace, RECURRENT, budget))
         return tokens
 

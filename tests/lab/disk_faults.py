@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache import disk, disk_shelf
+from llamahybrid.prompt_cache import disk, disk_store
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER
@@ -112,7 +112,7 @@ class History:
         cache = PromptCache(1 << 20, self.folder)
         turn(cache, self.rng)
         assert cache.close()
-        assert cache._disk is None, "a folder that others may write to was taken"
+        assert cache.disk is None, "a folder that others may write to was taken"
         assert _listing(self.own) == before, "a folder that was refused has changed"
         self.folder.chmod(mode)
 
@@ -253,8 +253,8 @@ def _listing(folder: Path) -> dict[str, tuple[int, bytes]]:
 def histories(count: int, seed: int, steps: int) -> Counter[str]:
     """So many histories of so many steps; how often each step was taken. Raises AssertionError."""
     done: Counter[str] = Counter()
-    first = disk_shelf.FIRST_REST_SECONDS
-    disk_shelf.FIRST_REST_SECONDS = 0.0  # a disk that refused is tried again at once: more happens
+    first = disk_store.FIRST_BACKOFF_SECONDS
+    disk_store.FIRST_BACKOFF_SECONDS = 0.0  # a disk that refused is tried again at once: more happens
     try:
         for number in range(seed, seed + count):
             with tempfile.TemporaryDirectory() as root:
@@ -263,5 +263,5 @@ def histories(count: int, seed: int, steps: int) -> Counter[str]:
                 except AssertionError as error:
                     raise AssertionError(f"seed {number}: {error}") from error
     finally:
-        disk_shelf.FIRST_REST_SECONDS = first
+        disk_store.FIRST_BACKOFF_SECONDS = first
     return done

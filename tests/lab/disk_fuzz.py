@@ -124,8 +124,8 @@ def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
 def hasty(folder: str | Path, disk_bytes: int) -> PromptCache:
     """A cache that writes everything, at once."""
     cache = PromptCache(RAM_BYTES, folder, disk_bytes, 1 << 50)
-    assert cache._disk is not None, "the folder cannot be used"
-    cache._disk.writer.settle_seconds = 0.0
+    assert cache.disk is not None, "the folder cannot be used"
+    cache.disk.writer.quiet_seconds = 0.0
     return cache
 
 

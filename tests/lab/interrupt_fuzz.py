@@ -42,8 +42,8 @@ from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
-    *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "ram", "ram_cache", "ram_store"),
-    *("selection", "tree", "worth"),
+    *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "planning", "promotion", "ram"),
+    *("ram_store", "ram_tier", "selection", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""
 
@@ -87,10 +87,8 @@ def requests(cache: PromptCache, prompts: tuple[list[int], ...], kind: Kind = "h
     return saved
 
 
-def work(cache: PromptCache, reserve: int = 300) -> None:
+def work(cache: PromptCache) -> None:
     """All that may be asked of a cache, by requests and by its user."""
-    if reserve:
-        cache.reserve(reserve)
     requests(cache, PROMPTS)
     cache.pin(CHAT[:60])
     requests(cache, PROMPTS[:4], "recurrent")
@@ -134,7 +132,7 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
             cache.check_integrity()
             cache.flush(seconds)  # what is being written is in use
             gc.collect()
-            pinned, lent = len(cache._store.pins.entries()), cache._store.loans.nbytes()
+            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.outstanding.nbytes()
             if pinned or lent:
                 return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
             requests(cache, LATER)
@@ -251,12 +249,13 @@ def at_line(line: Line, times: int, outcome: Outcome, *, disk: bool) -> bool:
 
 
 def all_lines(*, disk: bool) -> list[Line]:
-    """The lines that `work` runs; with a disk only those of what joins the tiers."""
+    """The lines that `work` runs; with a disk only those of what joins the tiers, and those it adds."""
+    without = set(all_lines(disk=False)) if disk else set()
     with tempfile.TemporaryDirectory() as folder:
         cache = opened(folder if disk else None)
         found = lines_of(lambda: work(cache))
         cache.close()
-    return [line for line in found if not disk or line[0] == "cache"]
+    return [line for line in found if line not in without or line[0] == "cache"]
 
 
 def by_timer(chance: random.Random, outcome: Outcome) -> None:
@@ -291,7 +290,7 @@ def by_thread(chance: random.Random, outcome: Outcome) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             try:
                 while not over.is_set():
-                    work(cache, 0)  # no reserve: a thread being made could get what was meant for its maker
+                    work(cache)
             except KeyboardInterrupt:
                 hits.append(True)
             over.wait(STUCK_SECONDS)  # until then its number is no other thread's

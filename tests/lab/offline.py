@@ -14,9 +14,8 @@ from operator import or_
 
 import numpy as np
 
-from llamahybrid.prompt_cache import Plan
+from llamahybrid.prompt_cache import Plan, PromptCache
 from llamahybrid.prompt_cache.nodes import common_prefix
-from llamahybrid.prompt_cache.ram_cache import RamCache
 from tests.lab.replay import Player, Sizes
 from tests.lab.traces import Ask, Tokens
 
@@ -200,7 +199,7 @@ def brute_force(trace: Sequence[Ask], sizes: Sizes, ram_bytes: int) -> int:
     return most(0, 0)
 
 
-def replayed(trace: Sequence[Ask], cache: RamCache, sizes: Sizes) -> int:
+def replayed(trace: Sequence[Ask], cache: PromptCache, sizes: Sizes) -> int:
     """Tokens that a cache leaves to be reused on `trace`, checkpoints taken where the optimum takes them."""
     player = FewPlaces(cache, sizes)
     player.play(trace)

@@ -21,7 +21,7 @@ class Lru:
     ) -> Victim | None:
         """See `Eviction.victim`."""
         stays = set() if thin else set(live)
-        free = (e for e in tree.oldest_entries() if not e.pins and not e.kept and e not in stays)
+        free = (e for e in tree.oldest_entries() if not e.pins and not e.user_pinned and e not in stays)
         entry = next(free, None)
         return bare_tail(tree, path, entry) or entry
 
@@ -64,7 +64,9 @@ class Marconi(Lru):
         """See `Eviction.victim`."""
         stays = set() if thin else set(live)
         entries = list(tree.oldest_entries())
-        free = [e for e in entries if len(e.below) <= 1 and not e.pins and not e.kept and e not in stays]
+        free = [
+            e for e in entries if len(e.below) <= 1 and not e.pins and not e.user_pinned and e not in stays
+        ]
         if not free:
             return super().victim(tree, path, live, incoming, thin)
         oldest, newest = entries[0].last_used, entries[-1].last_used

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamahybrid.prompt_cache import Costs, LiveView, Plan
+from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Bytes, Logits, Segment
-from llamahybrid.prompt_cache.ram_cache import RamCache
 from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
 from tests.lab.policies import Shape
 from tests.lab.traces import Ask, Tokens
@@ -56,7 +55,7 @@ RECURRENT = sizes("recurrent", 16 * MIB, 0, 0.02, Shape(0, 32, 0, 2560, 64))
 class Player:
     """One context and its cache; counts prompt tokens and those that were not decoded."""
 
-    def __init__(self, cache: RamCache, sizes: Sizes) -> None:
+    def __init__(self, cache: PromptCache, sizes: Sizes) -> None:
         self.cache = cache
         self.sizes = sizes
         self.live: Tokens = np.empty(0, np.int32)

@@ -287,7 +287,7 @@ def test_a_message_start_is_known_as_one_when_others_only_ask_what_is_there() ->
     for boundaries in ((50,), ()):
         cache.release(cache.plan(prompt, view([0]), boundaries, NO_COSTS))
     fill(cache, list(range(100)), 50, 60)
-    assert [e.marked for e in cache._tree.oldest_entries()] == [True, False]
+    assert [e.marked for e in cache.ram.tree.oldest_entries()] == [True, False]
 
 
 def test_room_is_made_for_the_tokens_of_a_new_path_too() -> None:
@@ -462,59 +462,3 @@ def test_two_threads_share_one_cache() -> None:
     assert errors == []
     assert cache.stats().bytes_ram <= 6000
     assert cache.stats().hits > 0
-
-
-def test_reserved_buffers_count_and_are_what_is_handed_out():
-    cache = PromptCache(ram_bytes=16_000)
-    cache.reserve(300)
-    assert cache.stats().bytes_ram == 900  # a sixteenth of the budget
-    before = cache.stats().bytes_ram
-    buffer = cache.buffer(300)
-    assert buffer.nbytes == 300
-    assert cache.stats().extra["idle_bytes"] == before - 300
-    cache.recycle(buffer)
-    cache.check_integrity()
-
-
-def test_small_buffers_are_reserved_by_the_dozen_only():
-    cache = PromptCache(ram_bytes=1 << 30)
-    cache.reserve(1000)
-    assert cache.stats().bytes_ram == 32_000
-
-
-def test_a_budget_too_small_reserves_nothing():
-    cache = PromptCache(ram_bytes=1000)
-    cache.reserve(300)
-    assert cache.stats().bytes_ram == 0
-
-
-def settled_idle(cache: PromptCache) -> int:
-    """Idle bytes once nobody touches memory ahead of time any more."""
-    for thread in threading.enumerate():
-        if thread.name == "llamahybrid-reserve":
-            thread.join(10)
-    return cache.stats().extra["idle_bytes"]
-
-
-def test_the_reserve_is_filled_again_after_a_request():
-    cache = PromptCache(ram_bytes=1 << 20)
-    cache.reserve(SIZE)
-    assert settled_idle(cache) == 32 * SIZE
-    path = list(range(100))
-    assert all(fill(cache, path, *range(1, 21)))
-    assert settled_idle(cache) == 12 * SIZE
-    cache.remember("m", np.array(path, np.int32))
-    assert settled_idle(cache) == 32 * SIZE
-    cache.check_integrity()
-
-
-def test_a_full_budget_keeps_no_reserve():
-    cache = PromptCache(ram_bytes=32 * SIZE)
-    cache.reserve(SIZE)
-    assert settled_idle(cache) == 2 * SIZE
-    path = list(range(100))
-    fill(cache, path, *range(1, 40))
-    cache.remember("m", np.array(path, np.int32))
-    assert settled_idle(cache) < SIZE
-    assert cache.stats().bytes_ram <= 32 * SIZE
-    cache.check_integrity()

@@ -1,8 +1,7 @@
-"""Records and the folder they lie in: data, never code; what is damaged or gone is told from what is not."""
+"""The folder that records lie in: what is damaged or gone is told from what is not."""
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import stat
@@ -16,33 +15,10 @@ from llamahybrid.errors import FolderRefused, RecordError, RecordGone
 from llamahybrid.prompt_cache import disk
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK
-from llamahybrid.prompt_cache.disk_shelf import Shelf
-from llamahybrid.prompt_cache.records import (
-    HEAD_BYTES,
-    SEGMENT,
-    SNAPSHOT,
-    Record,
-    head_of,
-    key_of,
-    pack,
-    parse_key,
-    path_digest,
-    read_head,
-    read_ids,
-    read_record,
-)
+from llamahybrid.prompt_cache.disk_store import DiskStore
+from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack, parse_key
 
-TOKENS = np.arange(40, dtype=np.int32)
-LOGITS = np.linspace(-3, 3, 17, dtype=np.float32)
-PAYLOAD = (np.arange(5000) % 251).astype(np.uint8)
-
-
-def packed(logits: object = LOGITS, base: int = 0) -> bytes:
-    return b"".join(pack("model", SNAPSHOT, 40, TOKENS, logits, PAYLOAD, base))  # type: ignore[arg-type]
-
-
-def read(raw: bytes) -> Record:
-    return read_record(io.BytesIO(raw), len(raw))
+from .test_records import LOGITS, PAYLOAD, TOKENS, packed
 
 
 def put(store: RecordStore, tokens: np.ndarray = TOKENS) -> str:
@@ -53,78 +29,6 @@ def put(store: RecordStore, tokens: np.ndarray = TOKENS) -> str:
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/*/*.record"))
-
-
-def test_a_record_comes_back_as_it_was() -> None:
-    record = read(packed())
-    head = record.head
-    assert (head.namespace, head.kind, head.start, head.end) == ("model", SNAPSHOT, 40, 40)
-    assert head.nbytes == len(packed())
-    assert head.key == key_of("model", SNAPSHOT, 40, TOKENS, logits=True)
-    for found, given in ((record.tokens, TOKENS), (record.logits, LOGITS), (record.payload, PAYLOAD)):
-        assert np.array_equal(found, given)  # type: ignore[arg-type]
-
-
-def test_only_the_own_range_of_ids_need_be_read() -> None:
-    raw = packed(base=30)
-    file = io.BytesIO(raw)
-    head = read_head(file, len(raw))
-    assert (head.base, head.base_digest) == (30, path_digest("model", TOKENS[:30]))
-    assert read_ids(file, head, head.base) == TOKENS[30:].tobytes()
-    damaged = bytearray(raw)
-    damaged[HEAD_BYTES + 4 * 35] ^= 1
-    file = io.BytesIO(bytes(damaged))
-    with pytest.raises(RecordError, match="ids"):
-        read_ids(file, read_head(file, len(raw)), 30)
-
-
-@pytest.mark.parametrize("logits", [LOGITS, None])
-def test_no_damaged_byte_goes_unseen(logits: object) -> None:
-    raw = packed(logits)
-    for at in range(0, len(raw), 7):
-        damaged = bytearray(raw)
-        damaged[at] ^= 0x10
-        with pytest.raises(RecordError):
-            read(bytes(damaged))
-
-
-@pytest.mark.parametrize("base", [0, 30])
-def test_no_damaged_byte_of_a_head_or_a_prefix_goes_unseen(base: int) -> None:
-    raw = packed(base=base)
-    for at in range(HEAD_BYTES + 4 * len(TOKENS)):
-        damaged = bytearray(raw)
-        damaged[at] ^= 0x01
-        with pytest.raises(RecordError):
-            read(bytes(damaged))
-
-
-@pytest.mark.parametrize("length", [0, 5, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 80, -1])
-def test_a_truncated_record_is_refused(length: int) -> None:
-    with pytest.raises(RecordError):
-        read(packed()[:length])
-
-
-def test_a_record_with_a_tail_is_refused() -> None:
-    with pytest.raises(RecordError):
-        read(packed() + b"x")
-
-
-def test_keys_name_what_a_record_holds() -> None:
-    keys = {
-        key_of("model", SNAPSHOT, 40, TOKENS),
-        key_of("model", SNAPSHOT, 40, TOKENS, logits=True),
-        key_of("model", SEGMENT, 0, TOKENS),
-        key_of("model", SEGMENT, 10, TOKENS),
-        key_of("other", SNAPSHOT, 40, TOKENS),
-        key_of("model", SNAPSHOT, 40, TOKENS + 1),
-    }
-    assert len(keys) == 6
-    assert key_of("model", SEGMENT, 10, TOKENS.copy()) in keys
-
-
-def test_a_long_namespace_is_refused_and_not_cut() -> None:
-    with pytest.raises(ValueError, match="namespace"):
-        pack("n" * 49, SNAPSHOT, 40, TOKENS, None, PAYLOAD)
 
 
 def test_a_store_gives_what_it_was_given(tmp_path: Path) -> None:
@@ -142,15 +46,15 @@ def test_a_store_gives_what_it_was_given(tmp_path: Path) -> None:
 
 
 def test_what_others_add_and_remove_is_noticed(tmp_path: Path) -> None:
-    store, shelf = RecordStore(tmp_path), Shelf(tmp_path, 1 << 30)
-    keys = [put(store, TOKENS[:n]) for n in range(1, 20)]
-    shelf.refresh()
-    assert all(map(shelf.has, keys))
-    store.delete(keys[3])
-    shelf.refresh()
-    assert [shelf.has(key) for key in keys] == [key != keys[3] for key in keys]
-    assert shelf.counts.gone == 1
-    shelf.check_integrity()
+    others, store = RecordStore(tmp_path), DiskStore(tmp_path, 1 << 30)
+    keys = [put(others, TOKENS[:n]) for n in range(1, 20)]
+    store.refresh()
+    assert all(map(store.has, keys))
+    others.delete(keys[3])
+    store.refresh()
+    assert [store.has(key) for key in keys] == [key != keys[3] for key in keys]
+    assert store.counts.gone == 1
+    store.check_integrity()
 
 
 def test_a_folder_that_did_not_change_is_not_listed_again(tmp_path: Path, monkeypatch) -> None:
@@ -262,12 +166,6 @@ def test_a_record_that_is_gone_is_told_from_one_that_cannot_be_read(tmp_path: Pa
         store.delete(key)
         assert os.path.lexists(path)  # what is no file is not ours to remove
         path.unlink()
-
-
-def test_a_record_says_what_its_head_says() -> None:
-    assert head_of(packed()[:HEAD_BYTES]).end == 40
-    with pytest.raises(RecordError):
-        head_of(packed()[: HEAD_BYTES - 1])
 
 
 def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:

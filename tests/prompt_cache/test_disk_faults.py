@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from llamahybrid.errors import FolderRefused, RecordError
-from llamahybrid.prompt_cache import PromptCache, disk, disk_shelf, records
+from llamahybrid.prompt_cache import PromptCache, disk, disk_store, records
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER, old_files, remove_old
 from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack, path_digest
@@ -183,7 +183,7 @@ def test_a_folder_of_the_format_before_whose_process_was_killed_is_used(folder: 
     rows.execute("UPDATE Cache SET access_count = 1")
     rows.commit()  # it lies in the log that a killed process leaves
     assert (folder / "cache.db-wal").stat().st_size
-    assert filled(folder)._disk is not None
+    assert filled(folder).disk is not None
     rows.close()
 
 
@@ -248,7 +248,7 @@ def test_a_made_up_record_raises_nowhere_and_costs_nothing_else(folder: Path, wh
     key, raw = made_up(**MADE_UP[what])
     with pytest.raises(RecordError):
         records.read_record(io.BytesIO(raw), len(raw))
-    path = cache._disk.shelf._store.folder / key[0] / f"{key}.record"  # type: ignore[union-attr]
+    path = cache.disk.store.records.folder / key[0] / f"{key}.record"  # type: ignore[union-attr]
     path.parent.mkdir(exist_ok=True, mode=0o700)
     for number, place in enumerate((cache, None)):
         path.write_bytes(raw)
@@ -272,7 +272,7 @@ def test_an_error_that_passes_removes_nothing(folder: Path, monkeypatch, code: i
     def fail(*_: object, **__: object) -> object:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(disk_shelf, "FIRST_REST_SECONDS", 0.0)
+    monkeypatch.setattr(disk_store, "FIRST_BACKOFF_SECONDS", 0.0)
     early = PromptCache(1 << 24, folder)
     with monkeypatch.context() as patch:
         patch.setattr(f"llamahybrid.prompt_cache.disk.{where}", fail)
@@ -287,8 +287,8 @@ def test_an_error_that_passes_removes_nothing(folder: Path, monkeypatch, code: i
         cache.clear = None  # type: ignore[method-assign,assignment]
         cache.forget = None  # type: ignore[method-assign,assignment]
         again = PromptCache(1 << 24, folder)
-        again._disk = cache._disk
-        assert again._disk is not None
+        again.disk = cache.disk
+        assert again.disk is not None
         assert FakeEngine(again, costs=SLOW).prefill([*A, 1]).source == "disk"
         assert counts(again)["disk_damaged"] == 0
 
@@ -296,8 +296,8 @@ def test_an_error_that_passes_removes_nothing(folder: Path, monkeypatch, code: i
 def test_a_disk_that_refused_is_left_alone_for_a_while(folder: Path, monkeypatch) -> None:
     filled(folder)
     clock = [1000.0]
-    monkeypatch.setattr(disk_shelf.time, "monotonic", lambda: clock[0])
-    rest = disk_shelf.Rest()
+    monkeypatch.setattr(disk_store.time, "monotonic", lambda: clock[0])
+    rest = disk_store.Backoff()
     waits = []
     for _ in range(9):
         rest.failed()
@@ -348,13 +348,13 @@ def test_damage_behind_the_head_is_healed_once(folder: Path) -> None:
 
 def test_a_record_that_lies_where_the_index_does_not_expect_it_is_left_alone(folder: Path) -> None:
     cache = filled(folder)
-    shelf = cache._disk.shelf  # type: ignore[union-attr]
+    store = cache.disk.store  # type: ignore[union-attr]
     before = {path: path.read_bytes() for path in files(folder)}
-    offer = shelf.offer("model", np.array(A, np.int32), 0, len(A), [])
+    offer = store.offer("model", np.array(A, np.int32), 0, len(A), [])
     assert offer is not None
-    assert cache._disk.load(offer, np.array(C[:1] + A[1:], np.int32), None) is None  # type: ignore[union-attr]
+    assert cache.disk.load(offer, np.array(C[:1] + A[1:], np.int32), None) is None  # type: ignore[union-attr]
     assert {path: path.read_bytes() for path in files(folder)} == before
-    assert not shelf.has(offer.checkpoint)
+    assert not store.has(offer.checkpoint)
     assert counts(cache)["disk_damaged"] == 0
 
 
@@ -372,18 +372,18 @@ def test_a_record_that_cannot_be_removed_is_not_met_again(folder: Path, monkeypa
         raise OSError(errno.EROFS, "read-only")
 
     monkeypatch.setattr(RecordStore, "delete", fail)
-    assert not cache._disk.forget(np.array(A, np.int32))  # type: ignore[union-attr]
+    assert not cache.disk.forget(np.array(A, np.int32))  # type: ignore[union-attr]
     cache.flush()
     asked = FakeEngine(cache, costs=SLOW, namespace="model")
-    cache._tree.splitters.clear()
+    cache.ram.tree.splitters.clear()
     assert counts(cache)["disk_failed"] == 1
     assert asked.prefill(C).cached == len(C)
     key = key_of("model", SNAPSHOT, len(A), np.array(A, np.int32), logits=True)
-    assert not cache._disk.shelf.has(key)  # type: ignore[union-attr]
+    assert not cache.disk.store.has(key)  # type: ignore[union-attr]
     store = RecordStore(folder)
     store.write(
         key_of("x", SNAPSHOT, 1, np.array([1])),
         pack("x", SNAPSHOT, 1, np.array([1]), None, np.zeros(1, np.uint8)),
     )
-    cache._disk.shelf.refresh()  # type: ignore[union-attr]
-    assert not cache._disk.shelf.has(key)  # type: ignore[union-attr]
+    cache.disk.store.refresh()  # type: ignore[union-attr]
+    assert not cache.disk.store.has(key)  # type: ignore[union-attr]

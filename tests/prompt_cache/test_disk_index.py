@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache import disk_shelf
+from llamahybrid.prompt_cache import disk_store
 from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_index import DiskIndex, ids_of
-from llamahybrid.prompt_cache.disk_shelf import Shelf
+from llamahybrid.prompt_cache.disk_index import DiskIndex
+from llamahybrid.prompt_cache.disk_store import DiskStore
+from llamahybrid.prompt_cache.disk_trie import ids_of
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
 
 LETTERS = 2
@@ -207,27 +208,27 @@ def fill(folder: Path, chats: int, row: np.ndarray | None = None) -> int:
 def test_a_start_reads_ids_once_and_no_logits(tmp_path: Path, monkeypatch) -> None:
     own = fill(tmp_path, 20, np.zeros(50_000, np.float32))
     read: list[int] = []
-    reading = disk_shelf.read_ids
+    reading = disk_store.read_ids
 
     def count(*arguments: object) -> bytes:
         ids = reading(*arguments)  # type: ignore[arg-type]
         read.append(len(ids))
         return ids
 
-    monkeypatch.setattr(disk_shelf, "read_ids", count)
-    Shelf(tmp_path, 1 << 30)
+    monkeypatch.setattr(disk_store, "read_ids", count)
+    DiskStore(tmp_path, 1 << 30)
     assert (len(read), sum(read)) == (160, 4 * own)
 
 
 def test_an_index_takes_a_kibibyte_a_record_and_8_bytes_a_token_while_it_is_read_too(tmp_path: Path) -> None:
     fill(tmp_path, 40, np.zeros(50_000, np.float32))
-    Shelf(tmp_path, 1 << 30)  # what is made once
+    DiskStore(tmp_path, 1 << 30)  # what is made once
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    shelf = Shelf(tmp_path, 1 << 30)
+    store = DiskStore(tmp_path, 1 << 30)
     most = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
-    assert shelf.stats()["disk_records"] == 320
+    assert store.stats()["disk_records"] == 320
     assert most <= 320 * 1024 + 8 * (200 + 40 * 800)
 
 

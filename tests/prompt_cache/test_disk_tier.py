@@ -215,9 +215,9 @@ def test_the_disk_is_left_alone_where_decoding_is_faster(opened) -> None:
         ask(opened(), prompt)
     cache = opened()
     ask(cache, C)  # reads, and so knows what reading takes
-    assert cache._disk is not None
+    assert cache.disk is not None
     fast = Costs(token_seconds=1e-12, prefill_seconds=1e-12)
-    assert cache._disk.seconds(1000) > 1e-9
+    assert cache.disk.seconds(1000) > 1e-9
     assert FakeEngine(cache, costs=fast).prefill(A).source != "disk"
     slow = Costs(token_seconds=1.0, prefill_seconds=1.0)
     assert FakeEngine(PromptCache(1 << 24, cache._disk_arguments[0]), costs=slow).prefill(A).source == "disk"
@@ -345,7 +345,7 @@ def test_several_processes_share_a_folder() -> None:
 def test_attention_of_a_path_that_left_is_not_taken_for_this_one(opened) -> None:
     cache = opened()
     FakeEngine(cache, costs=SLOW).prefill(B)
-    assert cache.attention("model", np.array(B, np.int32), 0, 300)
+    assert cache.ram.attention("model", np.array(B, np.int32), 0, 300)
     for end in (150, 200, 300):  # A leaves B at 150, inside what is stored
-        for segment in cache.attention("model", np.array(A, np.int32), 0, end):
+        for segment in cache.ram.attention("model", np.array(A, np.int32), 0, end):
             assert segment.end <= 150

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import PromptCache, disk_tier, write_behind, write_policy
+from llamahybrid.prompt_cache import PromptCache, disk_tier, write_behind
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
-from llamahybrid.prompt_cache.write_policy import WriteBudget
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import SLOW, A, B, C, ask, everything, files
@@ -53,8 +52,8 @@ def gate(monkeypatch) -> Iterator[Gate]:
 
 
 def writer_of(cache: PromptCache) -> DiskWriter:
-    assert cache._disk is not None
-    return cache._disk.writer
+    assert cache.disk is not None
+    return cache.disk.writer
 
 
 def ends(folder: Path, sort: str) -> list[int]:
@@ -114,7 +113,7 @@ def test_a_conversation_that_never_stands_still_is_written_now_and_then(folder: 
 
 def test_a_conversation_that_stands_still_is_written_without_being_told(folder: Path) -> None:
     cache = PromptCache(1 << 24, folder)
-    writer_of(cache).settle_seconds = 0.01
+    writer_of(cache).quiet_seconds = 0.01
     ask(cache, A)
     end = time.monotonic() + 20
     while len(writer_of(cache)) and time.monotonic() < end:
@@ -128,20 +127,6 @@ def test_where_paths_have_parted_is_written(folder: Path) -> None:
         ask(cache, prompt)
     cache.close()
     assert 150 in ends(folder, "state")
-
-
-def test_an_hours_budget_is_kept(folder: Path, monkeypatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(write_policy.time, "monotonic", lambda: clock[0])
-    budget = WriteBudget(3600)
-    assert budget.open()
-    budget.spend(3700)
-    assert not budget.open()
-    clock[0] += 101
-    assert budget.open()
-    clock[0] += 100_000
-    budget.spend(3601)
-    assert not budget.open() or budget._left <= 3600
 
 
 def test_nothing_is_written_beyond_the_budget_and_it_is_said(folder: Path) -> None:
@@ -206,7 +191,7 @@ def test_what_is_forgotten_leaves_the_queue_too(folder: Path) -> None:
     ask(cache, A)
     ask(cache, C)
     assert not files(folder)
-    assert cache._disk.forget(np.array(A[:20], np.int32))  # type: ignore[union-attr]
+    assert cache.disk.forget(np.array(A[:20], np.int32))  # type: ignore[union-attr]
     assert cache.flush()
     assert ends(folder, "state") == [300]
     assert not any(TEXT in (raw or b"") for raw in everything(folder).values())
@@ -215,14 +200,14 @@ def test_what_is_forgotten_leaves_the_queue_too(folder: Path) -> None:
 def test_what_is_forgotten_while_it_is_written_never_becomes_a_record(folder: Path, gate: Gate) -> None:
     cache = PromptCache(1 << 24, folder)
     ask(cache, A)
-    writer_of(cache)._behind.flush(0)
+    writer_of(cache).queue.flush(0)
     assert gate.met.wait(20)
-    assert cache._disk is not None
-    assert not cache._disk.forget(np.array(A[:160], np.int32), 0.1)  # it cannot be waited for any longer
+    assert cache.disk is not None
+    assert not cache.disk.forget(np.array(A[:160], np.int32), 0.1)  # it cannot be waited for any longer
     gate.open.set()
     cache.flush(20)
     assert files(folder) == []
-    assert cache._disk.forget(np.array(A[:160], np.int32))
+    assert cache.disk.forget(np.array(A[:160], np.int32))
     assert not any(TEXT in (raw or b"") for raw in everything(folder).values())
 
 
@@ -230,11 +215,11 @@ def test_what_is_forgotten_while_it_is_written_never_becomes_a_record(folder: Pa
 def test_forgetting_waits_for_what_is_being_written(folder: Path, gate: Gate, forget: str) -> None:
     cache = PromptCache(1 << 24, folder)
     ask(cache, A)
-    writer_of(cache)._behind.flush(0)
+    writer_of(cache).queue.flush(0)
     assert gate.met.wait(20)
-    assert cache._disk is not None
+    assert cache.disk is not None
     threading.Timer(0.2, gate.open.set).start()
-    assert cache._disk.forget(np.array(A, np.int32)) if forget == "forget" else cache._disk.clear()
+    assert cache.disk.forget(np.array(A, np.int32)) if forget == "forget" else cache.disk.clear()
     assert not any(TEXT in (raw or b"") for raw in everything(folder).values())
     cache.flush()
     assert files(folder) == []
@@ -243,10 +228,10 @@ def test_forgetting_waits_for_what_is_being_written(folder: Path, gate: Gate, fo
 def test_another_path_goes_on_being_written(folder: Path, gate: Gate) -> None:
     cache = PromptCache(1 << 24, folder)
     ask(cache, C)
-    writer_of(cache)._behind.flush(0)
+    writer_of(cache).queue.flush(0)
     assert gate.met.wait(20)
-    assert cache._disk is not None
-    assert cache._disk.forget(np.array(A, np.int32), 0.0)
+    assert cache.disk is not None
+    assert cache.disk.forget(np.array(A, np.int32), 0.0)
     gate.open.set()
     assert cache.flush()
     assert ends(folder, "state") == [300]
@@ -267,11 +252,11 @@ def slowly(*arguments):
     return write(*arguments)
 RecordStore.prepare = slowly
 ask(cache, B)
-cache._disk.writer._behind.flush(0)
+cache.disk.writer.queue.flush(0)
 time.sleep(0.1)
 held = threading.Event()
 def hold():
-    with cache._guard.lock, cache._disk.shelf._lock, cache._disk.writer._behind._lock:
+    with cache.ram.guard.lock, cache.disk.store.lock, cache.disk.writer.queue.lock:
         held.set()
         time.sleep(1)
 if sys.argv[2] == "locked":
@@ -280,10 +265,10 @@ if sys.argv[2] == "locked":
 pid = os.fork()
 if pid == 0:
     RecordStore.prepare = write
-    ok = len(cache._disk.writer) == 0 and cache.flush(5)
+    ok = len(cache.disk.writer) == 0 and cache.flush(5)
     ok = ok and ask(PromptCache(1 << 24, sys.argv[1]), A).source == "disk"
     ask(cache, C)
-    ok = ok and cache.flush(10) and cache._disk.forget(np.array([1, 2, 3], np.int32))
+    ok = ok and cache.flush(10) and cache.disk.forget(np.array([1, 2, 3], np.int32))
     cache.check_integrity()
     os._exit(0 if ok else 1)
 end = time.monotonic() + 30
@@ -317,18 +302,18 @@ def test_a_forked_process_goes_on_without_its_parents_writer(folder: Path, how: 
 def test_a_stopped_process_in_the_middle_of_a_write_holds_nobody_up(folder: Path, gate: Gate) -> None:
     first = PromptCache(1 << 24, folder)
     ask(first, A)
-    writer_of(first)._behind.flush(0)
+    writer_of(first).queue.flush(0)
     assert gate.met.wait(20)  # from here on it is as if it had been stopped
     store = RecordStore(folder)
     second = PromptCache(1 << 24, folder)
     assert ask(second, C).cached == 0
-    assert second._disk is not None
-    assert second._disk.forget(np.array(C, np.int32))
+    assert second.disk is not None
+    assert second.disk.forget(np.array(C, np.int32))
     assert store.keys() == []
 
 
 PACKAGE = str(Path(disk_tier.__file__).parent)
-ROOMS = ("disk.py", "disk_folder.py", "disk_index.py", "disk_shelf.py", "disk_tier.py", "disk_trie.py")
+ROOMS = ("disk.py", "disk_folder.py", "disk_index.py", "disk_store.py", "disk_tier.py", "disk_trie.py")
 ROOMS += ("disk_writer.py", "records.py", "write_behind.py", "write_policy.py")
 STRIDE = 9
 """Every so many-th line: all of them take minutes."""
@@ -352,8 +337,8 @@ def conversation(cache: PromptCache) -> None:
     for prompt in (A, C, [*A, 5]):
         ask(cache, prompt)
         cache.flush(20)
-    assert cache._disk is not None
-    cache._disk.forget(np.array(C, np.int32))
+    assert cache.disk is not None
+    cache.disk.forget(np.array(C, np.int32))
 
 
 def test_an_interrupt_at_any_line_leaves_a_tier_that_works(tmp_path: Path) -> None:
@@ -382,11 +367,11 @@ def test_an_interrupt_at_any_line_leaves_a_tier_that_works(tmp_path: Path) -> No
         finally:
             sys.settrace(None)
         again = PromptCache(1 << 24)  # the RAM tier has tests of its own
-        again._disk = cache._disk
-        if again._disk is not None:
-            writer = again._disk.writer
-            writer._upstairs = again
-            again._disk.shelf.check_integrity()
+        again.disk = cache.disk
+        if again.disk is not None:
+            writer = again.disk.writer
+            writer.source = again.ram
+            again.disk.store.check_integrity()
             ask(again, A[:250])
             assert again.flush(20), target
             assert (

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Checkpoint, PromptCache, eviction, worth
+from llamahybrid.prompt_cache import Checkpoint, PromptCache, eviction, value
 from llamahybrid.prompt_cache.base import Segment
-from llamahybrid.prompt_cache.eviction import ByWorth, Tail
+from llamahybrid.prompt_cache.eviction import Tail, ValueEviction
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.tree import Tree
-from llamahybrid.prompt_cache.worth import Worth, freed
+from llamahybrid.prompt_cache.value import ReuseValue, freed
 from tests.lab import offline
 from tests.lab.contest import Cell, SmallTree
 from tests.lab.policies import Lru
@@ -34,7 +34,7 @@ def put(tree: Tree, path: Sequence[int], position: int, marked: bool = False) ->
     return tree.attach(match, Checkpoint("m", position, np.zeros(STATE, np.uint8)), marked)
 
 
-def ask(tree: Tree, learned: Worth, *tokens: int) -> None:
+def ask(tree: Tree, learned: ReuseValue, *tokens: int) -> None:
     """A request comes along, as the cache tells of it."""
     match = tree.match("m", ids(*tokens))
     learned.learn(tree, match, match.entries())
@@ -52,7 +52,7 @@ def test_a_poor_checkpoint_of_the_live_path_goes_before_another_chats_only_one()
 
 
 def test_what_saves_more_tokens_over_the_one_above_is_worth_more() -> None:
-    tree, learned = Tree(), Worth()
+    tree, learned = Tree(), ReuseValue()
     path = range(100)
     near, far = put(tree, path, 10), put(tree, path, 90)
     assert learned.of(far, 0) > learned.of(near, 0)
@@ -86,30 +86,30 @@ def test_bytes_on_one_edge_are_those_behind_the_checkpoint_above() -> None:
 
 def test_a_path_is_worth_as_much_as_long_as_its_kind_still_comes_back() -> None:
     """Twelve chats take turns: one that is silent for ten requests is due, for a hundred it is over."""
-    tree, learned = Tree(), Worth()
+    tree, learned = Tree(), ReuseValue()
     for turn in range(240):
         ask(tree, learned, *[turn % 12] * (5 + turn // 12))
-    fresh, due, over = (learned._return_rates()[worth._bin(age)] for age in (0, 10, 100))
+    fresh, due, over = (learned.rates.at(age) for age in (0, 10, 100))
     assert due > 0.9 * fresh
     assert over < due / 5
 
 
 def test_a_visitor_who_shares_a_prompt_is_no_chat_that_came_back() -> None:
-    tree, learned = Tree(), Worth()
+    tree, learned = Tree(), ReuseValue()
     for turn in range(50):
         ask(tree, learned, 1, 2, 3, 100 + turn)
-    assert sum(learned._returns) <= 1
+    assert sum(learned.rates.returns) <= 1
 
 
 def test_places_where_requests_end_up_are_told_from_those_they_pass() -> None:
-    tree, learned = Tree(), Worth()
+    tree, learned = Tree(), ReuseValue()
     for chat in range(30):
         start, inside = (put(tree, [chat] * 20, at, marked=at == 10) for at in (10, 20))
         ask(tree, learned, *[chat] * 10, 500)
-        assert (start.hits, inside.left) == (1, True)
+        assert (start.hits, inside.abandoned) == (1, True)
     fresh, passed = put(tree, [99] * 20, 10, marked=True), put(tree, [99] * 20, 20)
-    assert learned._chance(fresh) > 0.9
-    assert learned._chance(passed) < 0.15
+    assert learned.chance(fresh) > 0.9
+    assert learned.chance(passed) < 0.15
 
 
 def test_what_a_returning_chat_left_behind_goes_first() -> None:
@@ -124,39 +124,39 @@ def test_what_a_returning_chat_left_behind_goes_first() -> None:
 
 def test_a_place_known_well_goes_by_its_own_history() -> None:
     """Two of one kind: twenty requests end up at one, and two pass it; with the other it is the opposite."""
-    tree, learned = Tree(), Worth()
+    tree, learned = Tree(), ReuseValue()
     often, seldom = put(tree, [1] * 10, 10), put(tree, [2] * 10, 10)
     put(tree, [1] * 20, 20), put(tree, [2] * 20, 20)
     for turn in range(22):
         ends, passes = (1, 2) if turn < 20 else (2, 1)
         ask(tree, learned, *[ends] * 10, 100 + turn)
         ask(tree, learned, *[passes] * 20, 100 + turn)
-    assert worth.kind(often) == worth.kind(seldom)
-    assert learned._chance(often) > 0.7
-    assert learned._chance(seldom) < 0.3
+    assert value.kind(often) == value.kind(seldom)
+    assert learned.chance(often) > 0.7
+    assert learned.chance(seldom) < 0.3
 
 
 def test_what_a_deeper_checkpoint_served_comes_to_the_one_above() -> None:
     cache = PromptCache(1 << 20)
     fill(cache, range(100), 50, 80)
-    entry = next(e for e in cache._tree.oldest_entries() if e.position == 50)
-    before = cache._store.eviction.worth.of(entry, 0)  # type: ignore[attr-defined]
+    entry = next(e for e in cache.ram.tree.oldest_entries() if e.position == 50)
+    before = cache.ram.store.eviction.value.of(entry, 0)  # type: ignore[attr-defined]
     deeper = next(iter(entry.below))
     cache.drop(deeper.checkpoint)
-    assert cache._store.eviction.worth.of(entry, 0) > before  # type: ignore[attr-defined]
-    assert entry.heir
-    assert worth.first_guess(worth.kind(entry)) > worth.first_guess((False, False, 0, 0, False, False, False))
+    assert cache.ram.store.eviction.value.of(entry, 0) > before  # type: ignore[attr-defined]
+    assert entry.deeper_gone
+    assert value.first_guess(value.kind(entry)) > value.first_guess((False, False, 0, 0, False, False, False))
     cache.plan(ids(*range(60)), view([]), (), NO_COSTS)
-    assert not entry.heir
+    assert not entry.deeper_gone
 
 
 def test_a_cache_tells_its_eviction_of_every_request() -> None:
-    order = ByWorth()
+    order = ValueEviction()
     cache = PromptCache(1 << 20, eviction=order)
     fill(cache, range(50), 20)
     assert kept(cache, range(50), 20) == [20]
-    assert order.worth._requests == cache._tree.requests == 1
-    assert list(order.worth._places.values()) == [(1.0, 1.0)]
+    assert order.value.rates.requests == cache.ram.tree.requests == 1
+    assert list(order.value.places.values()) == [(1.0, 1.0)]
 
 
 def test_a_checkpoint_taken_again_keeps_its_history() -> None:
@@ -164,22 +164,22 @@ def test_a_checkpoint_taken_again_keeps_its_history() -> None:
     fill(cache, range(50), 20, 50)
     assert kept(cache, range(50), 50) == [50]
     fill(cache, range(50), 50)
-    above, entry = sorted(cache._tree.oldest_entries(), key=lambda e: e.position)
-    assert (entry.hits, above.heir) == (1, False)
+    above, entry = sorted(cache.ram.tree.oldest_entries(), key=lambda e: e.position)
+    assert (entry.hits, above.deeper_gone) == (1, False)
 
 
 def test_what_was_counted_long_ago_fades(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worth, "FADE_AFTER", 50)
-    tree, learned = Tree(), Worth()
+    monkeypatch.setattr(value, "FADE_AFTER", 50)
+    tree, learned = Tree(), ReuseValue()
     for turn in range(49):
         ask(tree, learned, turn, 0)
         ask(tree, learned, turn, 0, 0)
     entry = put(tree, [200] * 10, 10)
     for _ in range(49):
         ask(tree, learned, *[200] * 10)
-    assert learned._requests <= 51
-    assert sum(learned._returns) <= 51
-    assert sum(all_ for _, all_ in learned._places.values()) < 60
+    assert learned.rates.requests <= 51
+    assert sum(learned.rates.returns) <= 51
+    assert sum(all_ for _, all_ in learned.places.values()) < 60
     assert entry.hits == 49
 
 
@@ -187,7 +187,7 @@ def test_every_checkpoint_has_its_turn_to_be_looked_at(monkeypatch: pytest.Monke
     """The worst of 200 goes within 200 / LOOKS evictions, wherever it stands in line."""
     monkeypatch.setattr(eviction, "LOOKS", 20)
     monkeypatch.setattr(eviction, "WORST", 5)
-    tree, order = Tree(), ByWorth()
+    tree, order = Tree(), ValueEviction()
     for n in range(200):
         put(tree, [n] * 50, 50)
     worst = put(tree, [9999], 1)
@@ -203,7 +203,7 @@ def test_every_checkpoint_has_its_turn_to_be_looked_at(monkeypatch: pytest.Monke
 def test_a_long_line_of_live_and_pinned_checkpoints_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "LOOKS", 20)
     monkeypatch.setattr(eviction, "WORST", 5)
-    tree, order = Tree(), ByWorth()
+    tree, order = Tree(), ValueEviction()
     live = [put(tree, range(59), n) for n in range(1, 60)]
     for n in range(60):
         put(tree, [500 + n], 1).pins = 1
@@ -215,7 +215,7 @@ def test_a_long_line_of_live_and_pinned_checkpoints_hides_no_other(monkeypatch: 
 
 
 def test_a_cache_of_a_few_is_looked_at_whole() -> None:
-    tree, order = Tree(), ByWorth()
+    tree, order = Tree(), ValueEviction()
     entries = [put(tree, [n] * (10 + n), 10 + n) for n in range(30)]
     for entry in entries:
         assert order.victim(tree, None, (), None, True) is entry
@@ -223,7 +223,7 @@ def test_a_cache_of_a_few_is_looked_at_whole() -> None:
 
 
 def test_tokens_of_paths_stay_while_they_are_few() -> None:
-    tree, order = Tree(), ByWorth()
+    tree, order = Tree(), ValueEviction()
     tree.insert("m", ids(*[7] * 50))
     entry = put(tree, [1] * 50, 50)
     tree.insert("m", ids(*[8] * 10))
@@ -254,7 +254,11 @@ def test_eviction_is_deterministic() -> None:
     def played() -> tuple[float, int, list[int]]:
         player = Player(PromptCache((2 << 30) // SCALE), LARGE)
         rate = player.play(trace)
-        return rate, player.cache.stats().evictions, [e.position for e in player.cache._tree.oldest_entries()]
+        return (
+            rate,
+            player.cache.stats().evictions,
+            [e.position for e in player.cache.ram.tree.oldest_entries()],
+        )
 
     assert played() == played()
 
@@ -275,7 +279,7 @@ def test_token_hit_rate_beats_lru_and_marconi(family: int) -> None:
     """A short sample of benchmarks/eviction.py."""
     cell = Cell(family, LARGE, 4, requests=60)
     policies: dict[str, Callable[[], eviction.Eviction]] = {
-        "worth": ByWorth,
+        "worth": ValueEviction,
         "marconi": lambda: cell.marconi(4.0),
         "lru": Lru,
     }

@@ -145,7 +145,7 @@ def test_a_context_that_is_gone_is_not_followed() -> None:
     gc.collect()
     engine = FakeEngine(cache)
     engine.prefill(OTHER)
-    assert len(cache._followed) <= 2
+    assert len(cache.ram.followed) <= 2
 
 
 def test_no_token_of_it_is_kept_to_know_what_was_forgotten() -> None:
@@ -194,7 +194,7 @@ def test_pins_of_it_go_and_a_pinned_beginning_stays() -> None:
     engine.prefill(SECRET, [60])
     engine.prefill([3, 2, 1])
     cache.forget(SECRET[:120])
-    assert sorted(map(len, cache._store.pinned)) == [60, len(OTHER)]
+    assert sorted(map(len, cache.ram.store.pinned)) == [60, len(OTHER)]
     cache.check_integrity()
     plan = FakeEngine(cache, "hybrid").prefill([*SECRET, 5], [60])
     assert (plan.matched, plan.cached, [s.end for s in plan.segments]) == (60, 60, [60])
@@ -228,8 +228,8 @@ def test_what_ends_meanwhile_is_not_queued_again(tmp_path: Path, monkeypatch: py
     cache = PromptCache(AMPLE, tmp_path)
     engine = FakeEngine(cache, "hybrid")
     engine.prefill(SECRET)
-    assert cache._disk is not None
-    on_the_disk = cache._disk.forget
+    assert cache.disk is not None
+    on_the_disk = cache.disk.forget
 
     def racing(*args: Any) -> bool:
         done = on_the_disk(*args)
@@ -237,7 +237,7 @@ def test_what_ends_meanwhile_is_not_queued_again(tmp_path: Path, monkeypatch: py
         cache.flush()
         return done
 
-    monkeypatch.setattr(cache._disk, "forget", racing)
+    monkeypatch.setattr(cache.disk, "forget", racing)
     cache.forget(SECRET[:20])
     cache.close()
     assert on_disk(tmp_path) == 0
@@ -251,8 +251,8 @@ def test_what_is_read_meanwhile_is_not_taken_in(
     FakeEngine(first, "hybrid").prefill(SECRET)
     first.close()
     cache = PromptCache(AMPLE, tmp_path)
-    assert cache._disk is not None
-    method = getattr(cache._disk, meanwhile)
+    assert cache.disk is not None
+    method = getattr(cache.disk, meanwhile)
     forgotten: list[int] = []
 
     def slow(*args: Any) -> Any:
@@ -261,13 +261,59 @@ def test_what_is_read_meanwhile_is_not_taken_in(
             forgotten.append(cache.forget(SECRET[:20]))
         return result
 
-    monkeypatch.setattr(cache._disk, meanwhile, slow)
+    monkeypatch.setattr(cache.disk, meanwhile, slow)
     if meanwhile == "known":
-        monkeypatch.setattr(cache, "_bring", lambda *args: None)
+        monkeypatch.setattr("llamahybrid.prompt_cache.cache.promote", lambda *args: None)
     plan = cache.plan(ids([*SECRET, 5]), FakeEngine(cache, "hybrid").view(), (), Costs())
     assert forgotten
     assert (plan.cached, plan.matched) == (0, 0)
     stats = cache.stats()
     assert (stats.entries, stats.segments, stats.bytes_ram) == (0, 0, 0)
     assert stats.extra["disk_records"] == 0
+    cache.close()
+
+
+@pytest.mark.parametrize("going", ["forget", "clear"])
+def test_what_is_read_while_the_disk_is_emptied_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, going: str
+) -> None:
+    first = PromptCache(AMPLE, tmp_path)
+    FakeEngine(first, "hybrid").prefill(SECRET)
+    first.close()
+    cache = PromptCache(AMPLE, tmp_path)
+    assert cache.disk is not None
+    on_the_disk, plans = getattr(cache.disk, going), []
+
+    def racing(*args: Any) -> Any:
+        view = FakeEngine(cache, "hybrid").view()
+        plans.append(cache.plan(ids([*SECRET, 5]), view, (), Costs()))  # another thread's request begins
+        cache.release(plans[0])
+        return on_the_disk(*args)
+
+    monkeypatch.setattr(cache.disk, going, racing)
+    cache.forget(SECRET[:20]) if going == "forget" else cache.clear()
+    assert plans[0].cached == len(SECRET)
+    stats = cache.stats()
+    assert (stats.entries, stats.segments, stats.extra["tokens"]) == (0, 0, 0)
+    cache.close()
+
+
+def test_what_is_read_while_all_is_cleared_is_not_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = PromptCache(AMPLE, tmp_path)
+    FakeEngine(first, "hybrid").prefill(SECRET)
+    first.close()
+    cache = PromptCache(AMPLE, tmp_path)
+    assert cache.disk is not None
+    load = cache.disk.load
+
+    def slow(*args: Any) -> Any:
+        loaded = load(*args)
+        cache.clear()
+        return loaded
+
+    monkeypatch.setattr(cache.disk, "load", slow)
+    plan = cache.plan(ids([*SECRET, 5]), FakeEngine(cache, "hybrid").view(), (), Costs())
+    assert (plan.cached, cache.stats().entries) == (0, 0)
     cache.close()

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, Plan, PromptCache, ram_cache
+from llamahybrid.prompt_cache import Costs, Plan, PromptCache, ram_tier
 from llamahybrid.prompt_cache.base import Segment, Tokens
-from llamahybrid.prompt_cache.eviction import ByWorth
+from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.ram import BufferPool
 from llamahybrid.prompt_cache.ram_store import RamStore
@@ -79,7 +79,7 @@ def test_a_broken_lock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, done = threading.Event(), threading.Event()
 
     def take() -> None:
-        with cache._guard.lock:
+        with cache.ram.guard.lock:
             taken.set()
             done.wait()
 
@@ -113,7 +113,7 @@ def test_half_a_change_is_never_read(caplog: pytest.LogCaptureFixture) -> None:
     plan = planned(cache)
     assert plan.checkpoint is not None
     before = plan.checkpoint.snapshot.tobytes()
-    cache._tree.splitters["model"] = interrupt
+    cache.ram.tree.splitters["model"] = interrupt
     with pytest.raises(KeyboardInterrupt):
         cache.remember("model", ids(OTHER))
     with caplog.at_level(logging.WARNING):
@@ -146,7 +146,7 @@ def test_it_is_said_once_and_not_under_the_lock(caplog: pytest.LogCaptureFixture
     try:
         for _ in range(2):
             FakeEngine(cache).prefill(CHAT)
-            cache._tree.splitters["model"] = interrupt
+            cache.ram.tree.splitters["model"] = interrupt
             with pytest.raises(KeyboardInterrupt):
                 cache.remember("model", ids(OTHER))
             cache.stats()
@@ -159,7 +159,7 @@ def test_it_is_said_once_and_not_under_the_lock(caplog: pytest.LogCaptureFixture
 def test_what_the_user_pinned_and_set_survives() -> None:
     cache = filled()
     cache.pin(CHAT)
-    cache._tree.splitters["model"] = interrupt
+    cache.ram.tree.splitters["model"] = interrupt
     with pytest.raises(KeyboardInterrupt):
         cache.remember("model", ids(OTHER))
     assert cache.ram_bytes == AMPLE
@@ -178,7 +178,7 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (RamStore, "make_room", lambda c: c.room(FakeEngine(c, state=CHAT).view(), 100)),
     (RamStore, "make_room", lambda c: setattr(c, "ram_bytes", 50_000)),
     (RamStore, "let_go", lambda c: c.release(planned(c))),
-    (RamStore, "remove", lambda c: c.drop(next(c._tree.oldest_entries()).checkpoint)),
+    (RamStore, "remove", lambda c: c.drop(next(c.ram.tree.oldest_entries()).checkpoint)),
     (Tree, "trim", lambda c: c.forget(CHAT)),
     (Tree, "remove_segment", lambda c: c.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))),
     (RamStore, "is_pinned", lambda c: c.unpin(CHAT)),
@@ -232,25 +232,12 @@ def test_running_out_of_memory_costs_nothing(monkeypatch: pytest.MonkeyPatch) ->
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(ram_cache, "new_buffer", none_left)
+        patch.setattr(ram_tier, "new_buffer", none_left)
         with pytest.raises(MemoryError):
             cache.buffer(3000)
         with pytest.raises(MemoryError):
             cache.room(FakeEngine(cache, state=list(CHAT)).view(), 3000)
     assert (cache.stats().extra["restarts"], planned(cache).cached) == (0, len(CHAT))
-
-
-def test_without_another_thread_there_is_no_reserve_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = filled()
-    cache.reserve(300)
-    cache._store.pool.clear()
-
-    def refused(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    cache.remember("model", ids(OTHER))
-    assert cache.stats().extra["idle_bytes"] == 0
 
 
 # -- what is handed out and lost -------------------------------------------------------------------
@@ -262,34 +249,34 @@ def test_a_plan_that_got_lost_is_released() -> None:
     checkpoint = plan.checkpoint
     assert checkpoint is not None
     cache.drop(checkpoint)
-    assert len(cache._store.doomed) == 1
+    assert len(cache.ram.store.doomed) == 1
     del plan
     planned(cache, [1])
-    assert not cache._store.doomed
-    assert not cache._store.pins.entries()
+    assert not cache.ram.store.doomed
+    assert not cache.ram.store.pins.entries()
     cache.check_integrity()
 
 
 def test_bytes_that_are_written_stay_until_the_writer_is_gone_however_it_went() -> None:
     cache = filled()
-    writer = cache.held("model", ids(CHAT))
+    writer = cache.ram.checkpoint_at("model", ids(CHAT))
     assert writer.__enter__() is not None
-    assert len(cache._store.pins.entries()) == 1
+    assert len(cache.ram.store.pins.entries()) == 1
     assert not writer.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert not cache._store.pins.entries()
-    writer = cache.held("model", ids(CHAT))
+    assert not cache.ram.store.pins.entries()
+    writer = cache.ram.checkpoint_at("model", ids(CHAT))
     writer.__enter__()
-    assert len(cache._store.pins.entries()) == 1
+    assert len(cache.ram.store.pins.entries()) == 1
     del writer  # its thread was killed
     gc.collect()
     planned(cache, [1])
-    assert not cache._store.pins.entries()
+    assert not cache.ram.store.pins.entries()
 
 
 # -- from inside -----------------------------------------------------------------------------------
 
 
-class Collecting(ByWorth):
+class Collecting(ValueEviction):
     """Runs the garbage collector at the worst of moments, under the lock."""
 
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
@@ -335,7 +322,7 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
     seen: list[object] = []
 
     def last() -> None:
-        assert cache._guard.inside()
+        assert cache.ram.guard.inside()
         nothing = planned(cache)
         seen.extend(
             [nothing.cached, nothing.total, cache.stats().entries, cache.peek(ids(CHAT), view, Costs())]
@@ -343,14 +330,13 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
         seen.extend([cache.missing(view), cache.unstored(view), cache.room(view, 10), engine.checkpoint()])
         seen.append(cache.keep(view, engine.attention_of([], CHAT)))
         seen.extend([cache.follow(engine.followed, ids(CHAT)), cache.forget(OTHER), cache.pin(CHAT[:50])])
-        seen.append(cache.attention("model", ids(CHAT), 0, 10))
+        seen.append(cache.ram.attention("model", ids(CHAT), 0, 10))
         cache.remember("model", ids([1, 2, 3]))
         cache.settle(view)
         cache.recycle(cache.buffer(100))
         cache.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))
-        cache.reserve(10)
         cache.check_integrity()
-        with cache.held("model", ids(CHAT)) as found:
+        with cache.ram.checkpoint_at("model", ids(CHAT)) as found:
             seen.append(found)
         cache.release(plan)
         cache.drop(other.checkpoint)
@@ -366,11 +352,11 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
     within(60, request)
     assert seen == [0, 201, entries, 0, [], 0, None, False, False, True, 0, 0, [], None]
     cache.stats()
-    assert len(cache._store.doomed) == 1, "what was to be done is done"
-    assert cache._store.pins.entries() == cache._store.doomed
+    assert len(cache.ram.store.doomed) == 1, "what was to be done is done"
+    assert cache.ram.store.pins.entries() == cache.ram.store.doomed
     cache.release(other)
-    assert not cache._store.pins.entries()
-    assert len(cache._store.pinned) == 1
+    assert not cache.ram.store.pins.entries()
+    assert len(cache.ram.store.pinned) == 1
     cache.check_integrity()
 
 
@@ -415,7 +401,7 @@ def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
         go_on.wait(60)
         raise ValueError
 
-    cache._tree.splitters["model"] = slow
+    cache.ram.tree.splitters["model"] = slow
     thread = threading.Thread(target=lambda: cache.remember("model", ids(OTHER)))
     thread.start()
     assert inside.wait(30)

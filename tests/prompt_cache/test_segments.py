@@ -10,7 +10,6 @@ import pytest
 from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.nodes import Entry
-from llamahybrid.prompt_cache.selection import reachable
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeEngine
 
@@ -55,21 +54,6 @@ def ranges(segments: Sequence[Segment]) -> list[tuple[int, int]]:
 
 
 # -- what serves -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("live", "stored", "kept", "loaded", "reach"),
-    [
-        (0, [(0, 40), (40, 90)], 0, [(0, 40), (40, 90)], 90),
-        (60, [(0, 40), (40, 90)], 40, [(40, 90)], 90),  # live memory is cut back to the segment's start
-        (60, [(0, 20), (20, 40)], 60, [], 60),  # live memory holds all of it
-        (60, [(0, 40), (70, 90)], 60, [], 60),  # a gap
-        (0, [(0, 40), (50, 90)], 0, [(0, 40)], 40),
-    ],
-)
-def test_attention_reaches_as_far_as_it_has_no_gap(live, stored, kept, loaded, reach) -> None:
-    found = reachable(live, [piece(PATH, a, b) for a, b in stored])
-    assert (found.kept, ranges(found.segments), found.reach) == (kept, loaded, reach)
 
 
 def test_a_restore_inside_a_segment_gets_the_part_before_it() -> None:
@@ -121,7 +105,7 @@ def test_attention_is_wanted_up_to_the_deepest_checkpoint() -> None:
     assert cache.keep(view(PATH), piece(PATH, 20, 60))
     assert cache.missing(view(PATH)) == [(0, 20), (60, 100)]
     assert cache.keep(view(PATH), piece(PATH, 0, 20))
-    assert ranges(cache._tree.match("m", np.array(PATH, np.int32)).segments()) == [(0, 20), (20, 60)]
+    assert ranges(cache.ram.tree.match("m", np.array(PATH, np.int32)).segments()) == [(0, 20), (20, 60)]
 
 
 @pytest.mark.parametrize(("start", "end"), [(30, 60), (0, 20), (80, 120), (100, 300), (10, 400)])
@@ -146,7 +130,7 @@ def test_segments_behind_a_match_are_not_its_own() -> None:
     cache = PromptCache(1 << 20)
     store(cache, PATH, 150, 250)
     assert plan_for(cache, [*PATH[:200], 999], view(ELSEWHERE)).cached == 150  # cuts the segment at 150
-    cut = cache._tree.match("m", np.array([*PATH[:150], 999], np.int32))
+    cut = cache.ram.tree.match("m", np.array([*PATH[:150], 999], np.int32))
     assert ranges(cut.segments()) == [(0, 150)]
 
 
@@ -201,7 +185,7 @@ def test_a_tail_ends_where_something_is_stored() -> None:
     tree.store(tree.match("m", np.array(PATH[:8], np.int32)), piece(PATH, 0, 5))
     (leaf,) = tree.oldest_nodes()
     assert leaf.tail() == 3
-    assert leaf.tail(keep=99) == 0
+    assert leaf.tail(needed=99) == 0
     tree.insert("m", np.array([*PATH[:7], -1], np.int32))
     assert [node.tail() for node in tree.match("m", np.array(PATH[:8], np.int32)).path] == [0, 1]
 
@@ -371,7 +355,7 @@ def test_a_segment_in_two_parts_takes_no_more_than_the_budget(how: str) -> None:
 
 
 def stored_pieces(cache: PromptCache) -> list[Segment]:
-    return [s for n in cache._tree.oldest_nodes() for s in n.segments]
+    return [s for n in cache.ram.tree.oldest_nodes() for s in n.segments]
 
 
 @pytest.mark.parametrize("how", ["plan", "remember", "admit"])
@@ -422,7 +406,7 @@ def test_no_memory_for_two_parts_costs_that_segment() -> None:
     def starved(*_: object) -> tuple[Segment, Segment]:
         raise MemoryError
 
-    cache._tree.splitters["m"] = starved
+    cache.ram.tree.splitters["m"] = starved
     cache.remember("m", np.array([*PATH[:200], 999], np.int32))
     assert (cache.stats().segments, cache.stats().entries) == (0, 2)
     assert cache.stats().extra["damaged"] == 1

@@ -79,7 +79,7 @@ def test_trimming_cuts_to_the_deepest_checkpoint_and_closes_up_a_lone_child() ->
     tree.trim(tree.match("m", ids(1)).path[-1])
     assert edges(tree) == [[1, 2, 3, 4]]
     tree.detach(kept)
-    tree.trim(tree.match("m", ids(1)).path[-1], keep=3)
+    tree.trim(tree.match("m", ids(1)).path[-1], needed=3)
     assert edges(tree) == [[1, 2, 3]]
     tree.trim(tree.match("m", ids(1)).path[-1])
     assert edges(tree) == []
@@ -111,20 +111,20 @@ def test_a_request_counts_on_its_path_and_marks_what_it_leaves_behind() -> None:
     tree = Tree()
     first, mid, end = (put(tree, ids(1, 2, 3, 4, 5, 6), p) for p in (2, 4, 6))
     request(tree, ids(1, 2, 3, 4, 9))
-    assert [(e.hits, e.passes, e.left) for e in (first, mid, end)] == [
+    assert [(e.hits, e.passes, e.abandoned) for e in (first, mid, end)] == [
         (0, 1, False),
         (1, 0, False),
         (0, 0, True),
     ]
     request(tree, ids(1, 2, 3, 4, 5, 6, 7))
-    assert (end.hits, end.left) == (1, False)
+    assert (end.hits, end.abandoned) == (1, False)
 
 
 def test_where_several_paths_go_on_none_is_left_behind() -> None:
     tree = Tree()
     deep = [put(tree, ids(1, 2, 3, 4, n), 5) for n in (5, 6)]
     request(tree, ids(1, 2, 3, 9))
-    assert not any(e.left for e in deep)
+    assert not any(e.abandoned for e in deep)
 
 
 def test_namespaces_have_roots_of_their_own() -> None:

@@ -265,7 +265,7 @@ def abandon(llm, seed):
 def test_a_stream_collected_under_the_caches_lock(opened, model, monkeypatch, fresh):
     cache = PromptCache(1 << 26)
     llm, other = opened(model, prompt_cache=cache), opened(model, prompt_cache=cache)
-    match, collected = cache._tree.match, []
+    match, collected = cache.ram.tree.match, []
 
     def collecting(*args):
         collected.append(gc.collect())
@@ -280,7 +280,7 @@ def test_a_stream_collected_under_the_caches_lock(opened, model, monkeypatch, fr
 
     gc.disable()
     try:
-        monkeypatch.setattr(cache._tree, "match", collecting)
+        monkeypatch.setattr(cache.ram.tree, "match", collecting)
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         thread.join(60)

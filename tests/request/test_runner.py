@@ -283,17 +283,6 @@ def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
     assert llm.prompt_cache.stats().entries == stored + 1, "the prompt's end, and nothing else"
 
 
-@pytest.mark.parametrize(
-    ("arch", "ready"),
-    [("qwen35", True), ("mamba", True), ("gemma3", False), ("llama", False), ("deepseek4", False)],
-)
-def test_buffers_lie_ready_where_all_snapshots_have_one_size(open_model, arch, ready):
-    llm = open_model(arch)
-    sizes = list(llm.prompt_cache._store.pool._idle)
-    take(llm, ONE)
-    assert sizes == ([llm.runner.live.snapshot_bytes()] if ready else [])
-
-
 def test_a_message_that_is_edited_starts_at_its_beginning(open_model):
     llm = open_model()
     opens = next(t for t in range(200, llm.n_vocab()) if llm.runner._boundaries.find(np.array([5, t])))
@@ -472,7 +461,7 @@ def test_what_the_first_batches_measure_decides_the_cuts_near_the_end(open_model
     assert len(knew) > len(plan.cuts)
     cache, live = llm.runner.cache, llm.runner.live
     stored = {
-        e.position for e in cache._tree.match(live.fingerprint.hex(), np.array(prompt, np.int32)).entries()
+        e.position for e in cache.ram.tree.match(live.fingerprint.hex(), np.array(prompt, np.int32)).entries()
     }
     assert set(schedule.cuts) <= stored
 

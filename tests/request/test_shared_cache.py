@@ -41,7 +41,8 @@ def opened(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
 def entries_of(cache: PromptCache, tokens: Sequence[int]) -> int:
     """Tokens of a path that the cache knows in any namespace."""
     return max(
-        (cache._tree.match(n, np.array(tokens, np.int32)).length for n in cache._tree.namespaces()), default=0
+        (cache.ram.tree.match(n, np.array(tokens, np.int32)).length for n in cache.ram.tree.namespaces()),
+        default=0,
     )
 
 
@@ -154,7 +155,7 @@ def test_the_choice_is_kept_where_a_model_is_copied(opened: Callable[..., Any]) 
 
 def flip(cache: PromptCache, start: int = 0) -> int:
     """Turn a bit in every stored segment from a position on; how many there are."""
-    segments = [s for n in cache._tree.oldest_nodes() for s in n.segments if s.start >= start]
+    segments = [s for n in cache.ram.tree.oldest_nodes() for s in n.segments if s.start >= start]
     for segment in segments:
         segment.record.flags.writeable = True
         segment.record[200] ^= 1
@@ -202,17 +203,17 @@ def test_how_much_is_there_is_told_without_a_trace(
     take(llm, SECRET, 20)
     take(llm, OTHER)
     cache.flush()
-    assert cache._disk is not None
+    assert cache.disk is not None
     for method in ("offer", "known", "load"):
-        monkeypatch.setattr(cache._disk, method, None)
+        monkeypatch.setattr(cache.disk, method, None)
     before = cache.stats()
-    ages = [(e.last_used, e.seen, e.hits, e.passes) for e in cache._tree.oldest_entries()]
+    ages = [(e.last_used, e.seen, e.hits, e.passes) for e in cache.ram.tree.oldest_entries()]
     prompt = np.array([*SECRET, 1], np.int32)
     depth = llm.runner.depth(prompt)
     assert llm.runner.depth(np.array([3, 2, 1], np.int32)) == 0
     assert depth == len(SECRET)
     assert cache.stats() == before
-    assert [(e.last_used, e.seen, e.hits, e.passes) for e in cache._tree.oldest_entries()] == ages
+    assert [(e.last_used, e.seen, e.hits, e.passes) for e in cache.ram.tree.oldest_entries()] == ages
     monkeypatch.undo()
     take(llm, prompt.tolist(), 1)
     assert llm.last_request.cached == depth

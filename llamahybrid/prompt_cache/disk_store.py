@@ -18,15 +18,16 @@ from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
-from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer, Range, ids_of
+from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
+from llamahybrid.prompt_cache.disk_trie import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 
 logger = logging.getLogger("llamahybrid")
 
-FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 1.0, 60.0
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 """How long a disk that refused is left alone; twice as long each time it refuses again."""
 
 READ, WRITE = "reading from", "writing to"
@@ -59,7 +60,7 @@ class DiskCounts:
     """1: the disk refused the last write; it is tried again later."""
 
 
-class Rest:
+class Backoff:
     """How long a disk that refused is left alone."""
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Rest:
 
     def failed(self) -> None:
         """It refused: leave it alone, longer each time."""
-        self._seconds = min(LONGEST_REST_SECONDS, max(FIRST_REST_SECONDS, 2 * self._seconds))
+        self._seconds = min(LONGEST_BACKOFF_SECONDS, max(FIRST_BACKOFF_SECONDS, 2 * self._seconds))
         self._until = time.monotonic() + self._seconds
 
     def worked(self) -> None:
@@ -80,12 +81,12 @@ class Rest:
         self._seconds = 0.0
 
 
-def _sound(method: Callable[Concatenate[Shelf, P], T]) -> Callable[Concatenate[Shelf, P], T]:
+def _sound(method: Callable[Concatenate[DiskStore, P], T]) -> Callable[Concatenate[DiskStore, P], T]:
     """The method runs under the lock, on an index that agrees with itself. Not to be nested."""
 
     @functools.wraps(method)
-    def locked(self: Shelf, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._lock:
+    def locked(self: DiskStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
             if not self._agrees:
                 self._start_anew()
             self._agrees = False
@@ -96,23 +97,21 @@ def _sound(method: Callable[Concatenate[Shelf, P], T]) -> Callable[Concatenate[S
     return locked
 
 
-class Shelf:
+class DiskStore:
     """Records of one folder and their index, at most `limit` bytes, shared with other processes."""
 
     def __init__(self, folder: str | os.PathLike[str], limit: int) -> None:
         """Open a folder, making it if need be. Raises OSError when it cannot be used."""
         self.limit = limit
         self.counts = DiskCounts()
-        self.pinned: Sequence[Tokens] = ()
-        """Paths whose records are never evicted."""
-        self._store = RecordStore(folder)
+        self.records = RecordStore(folder)
         self._warned: set[str] = set()
         self._unfit: set[str] = set()  # keys of what is no record and cannot be removed
-        self._rests = {READ: Rest(), WRITE: Rest()}
-        self._lock = threading.Lock()
+        self._backoffs = {READ: Backoff(), WRITE: Backoff()}
+        self.lock = threading.Lock()
         self._index = DiskIndex()
         self._agrees = False
-        self._store.sweep()
+        self.records.sweep()
         self.refresh()
         _open.add(self)
 
@@ -129,7 +128,7 @@ class Shelf:
     ) -> Offer | None:
         """See `DiskIndex.offer`; knows what other processes have added."""
         self._refresh()
-        if not self._rests[READ].over():
+        if not self._backoffs[READ].over():
             return None
         return self._index.offer(namespace, tokens, above, limit, missing)
 
@@ -169,12 +168,12 @@ class Shelf:
         """Read and check a record; None, with a record that is damaged removed, if that fails."""
         try:
             try:
-                record = self._store.load(key)
+                record = self.records.load(key)
             except RecordGone:
                 raise
             except RecordError:
-                record = self._store.load(key)  # once more: what was read wrong may have been written right
-            self._rests[READ].worked()
+                record = self.records.load(key)  # once more: what was read wrong may have been written right
+            self._backoffs[READ].worked()
             return record
         except RecordError as error:
             self.damaged(key, error)
@@ -184,7 +183,7 @@ class Shelf:
 
     def may_write(self) -> bool:
         """The disk did not refuse just now."""
-        return self._rests[WRITE].over()
+        return self._backoffs[WRITE].over()
 
     @_sound
     def stats(self) -> dict[str, int]:
@@ -201,18 +200,18 @@ class Shelf:
 
     def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
         """See `RecordStore.prepare`."""
-        return self._store.prepare(key, parts)
+        return self.records.prepare(key, parts)
 
     def abandon(self, part: str) -> None:
         """See `RecordStore.abandon`."""
-        self._store.abandon(part)
+        self.records.abandon(part)
 
     @_sound
     def commit(self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
         """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not."""
         if not wanted():
             return False
-        self._store.commit(part, head.key)
+        self.records.commit(part, head.key)
         if head.key not in self._index:
             self._index.add(head, ids_of(path), 0)
         if head.kind == SNAPSHOT:  # the one with logits says what the one without does
@@ -222,13 +221,13 @@ class Shelf:
         self.counts.written += 1
         self.counts.written_bytes += head.nbytes
         self.counts.failed = 0
-        self._rests[WRITE].worked()
+        self._backoffs[WRITE].worked()
         return True
 
     @_sound
-    def room(self, n_bytes: int, namespace: str, path: Tokens) -> bool:
-        """Make room for a record of this path; False if that cannot be."""
-        spared = [(namespace, path), *((None, p) for p in self.pinned)]
+    def make_room(self, n_bytes: int, namespace: str, path: Tokens, pinned: Sequence[Tokens]) -> bool:
+        """Evict records until one of this path fits, but none on `pinned` paths; False if that cannot be."""
+        spared = [(namespace, path), *((None, p) for p in pinned)]
         while self._index.nbytes + n_bytes > self.limit:
             key = self._index.victim(spared)
             if key is None:
@@ -270,7 +269,7 @@ class Shelf:
     def refused(self, what: str, error: BaseException) -> None:
         """The disk refused: say so once, and leave it alone for a while."""
         self.counts.errors += 1
-        self._rests[what].failed()
+        self._backoffs[what].failed()
         if what == WRITE:
             self.counts.failed = 1
         if what not in self._warned:
@@ -279,7 +278,7 @@ class Shelf:
 
     def in_child(self) -> None:
         """A process was forked: whatever its parent was just doing, it has a lock and an index of its own."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._agrees = False
 
     # -- with the lock held ------------------------------------------------------------------------
@@ -288,16 +287,16 @@ class Shelf:
         """Whatever became of the index: it is read again."""
         self._index = DiskIndex()
         for shard in SHARDS:
-            self._store.look_again(shard)
+            self.records.look_again(shard)
         self._refresh()
 
     def _refresh(self) -> None:
-        if not self._rests[READ].over():
+        if not self._backoffs[READ].over():
             return
         try:
             fresh: list[str] = []
-            for shard in self._store.changed():
-                there, known = self._store.listed(shard), self._index.keys(shard)
+            for shard in self.records.changed():
+                there, known = self.records.listed(shard), self._index.keys(shard)
                 for key in [key for key in known if key not in there]:
                     self._index.remove(key)
                     self.counts.gone += 1
@@ -307,7 +306,7 @@ class Shelf:
                 self._take_in(fresh)
         except (OSError, MemoryError) as error:
             for shard in SHARDS:
-                self._store.look_again(shard)
+                self.records.look_again(shard)
             self.refused(READ, error)
 
     def _take_in(self, keys: Iterable[str]) -> None:
@@ -329,7 +328,7 @@ class Shelf:
 
     def _note(self, key: str) -> float:
         """Read a record's head and take note of it; when it was used last."""
-        with self._store.opened(key) as (file, head, used):
+        with self.records.opened(key) as (file, head, used):
             base = head.base if self._index.knows(head) else 0
             self._index.add(head, read_ids(file, head, base), base)
         return used
@@ -350,7 +349,7 @@ class Shelf:
         """A record goes, from the index and from the folder; False if it stays in the folder."""
         self._index.remove(key)
         try:
-            self._store.delete(key)
+            self.records.delete(key)
         except OSError as error:
             self._unfit.add(key)
             self.refused(WRITE, error)
@@ -364,10 +363,10 @@ def _end(key: str) -> int:
 
 
 def _in_child() -> None:
-    for shelf in list(_open):
-        shelf.in_child()
+    for store in list(_open):
+        store.in_child()
 
 
-_open: weakref.WeakSet[Shelf] = weakref.WeakSet()
+_open: weakref.WeakSet[DiskStore] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,84 @@
+"""A request's plan from what is live and what lies in RAM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamahybrid.prompt_cache.base import Costs, LiveView, Outline, Plan, Tokens
+from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
+from llamahybrid.prompt_cache.placement import prefill_cuts
+from llamahybrid.prompt_cache.ram_store import RamStore
+from llamahybrid.prompt_cache.selection import Attention, Choice, choose, difference, reachable, reason
+
+
+def restore_point(
+    match: Match, entries: Sequence[Entry], total: int, live_lcp: int, view: LiveView, costs: Costs
+) -> tuple[Choice, Attention]:
+    """Where a prompt of `total` tokens that matches so is best restored, and how far attention reaches.
+
+    `entries`: those of the match.
+    """
+    attention = reachable(live_lcp, match.segments() if view.split is not None else ())
+    return choose(total, live_lcp, view, entries, attention.reach, costs), attention
+
+
+def plan_request(
+    store: RamStore, match: Match, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs
+) -> Plan:
+    """See `BasePromptCache.plan`; changes what the store knows of the prompt's path, `match`.
+
+    The checkpoint that the plan takes something from is pinned by the plan.
+    """
+    tree, total = store.tree, len(tokens)
+    live_lcp = common_prefix(tokens, view.tokens)
+    entries, parted = match.entries(), match.branches()
+    if boundaries:
+        store.boundaries[view.namespace] = frozenset(boundaries)
+    if view.split is not None:
+        tree.splitters[view.namespace] = view.split
+    store.let_lost_go()
+    store.live = entries
+    store.eviction.learn(tree, match, entries)
+    tree.visit(match, entries)
+    tree.touch(match)
+    choice, attention = restore_point(match, entries, total, live_lcp, view, costs)
+    while choice.source == "ram" and choice.position > live_lcp:
+        damaged = tree.damaged
+        tree.divide(view.namespace, match, choice.position)
+        if tree.damaged == damaged:
+            attention = reachable(live_lcp, match.segments())
+            break
+        choice, attention = restore_point(match, entries, total, live_lcp, view, costs)  # one segment went
+    cached, matched = choice.position, max(live_lcp, match.length)
+    outline = None
+    if view.needs_checkpoints:
+        known = match.length == matched and parted
+        store.tails[view.namespace] = tail = match.tail() or store.tails.get(view.namespace, 0)
+        outline = Outline(total, cached, matched, tuple(boundaries), store.most_cuts(costs), known, tail)
+    stored = choice.entry.checkpoint if choice.entry is not None and choice.source == "ram" else None
+    plan = Plan(
+        total=total,
+        matched=matched,
+        cached=cached,
+        source=choice.tier,
+        checkpoint=stored,
+        logits=choice.logits,
+        cuts=() if outline is None else prefill_cuts(outline, costs),
+        outline=outline,
+        reason=reason(choice, total, matched, len(view.tokens)),
+        differs=difference(tokens, view.tokens, live_lcp, match),
+        stored=any(e.position == cached for e in entries),
+        segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
+        kept=attention.kept,
+    )
+    if choice.entry is not None:
+        choice.entry.from_disk = False
+        tree.touch_entry(choice.entry)
+        store.pins.hold(plan, choice.entry)
+    store.make_room(0)  # a segment in two parts takes a little more
+    return plan
+
+
+def unplanned(total: int) -> Plan:
+    """The plan of a prompt that is decoded from its first token on."""
+    return Plan(total=total, matched=0, cached=0, source="none", checkpoint=None, logits=None)

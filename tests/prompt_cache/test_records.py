@@ -1,0 +1,144 @@
+"""Records: data, never code; no damaged byte of one goes unseen."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from llamahybrid.errors import RecordError
+from llamahybrid.prompt_cache.records import (
+    HEAD_BYTES,
+    SEGMENT,
+    SNAPSHOT,
+    Name,
+    Record,
+    head_of,
+    key_of,
+    pack,
+    parse_key,
+    path_digest,
+    read_head,
+    read_ids,
+    read_record,
+)
+
+TOKENS = np.arange(40, dtype=np.int32)
+LOGITS = np.linspace(-3, 3, 17, dtype=np.float32)
+PAYLOAD = (np.arange(5000) % 251).astype(np.uint8)
+
+
+def packed(logits: object = LOGITS, base: int = 0) -> bytes:
+    return b"".join(pack("model", SNAPSHOT, 40, TOKENS, logits, PAYLOAD, base))  # type: ignore[arg-type]
+
+
+def read(raw: bytes) -> Record:
+    return read_record(io.BytesIO(raw), len(raw))
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    record = read(packed())
+    head = record.head
+    assert (head.namespace, head.kind, head.start, head.end) == ("model", SNAPSHOT, 40, 40)
+    assert head.nbytes == len(packed())
+    assert head.key == key_of("model", SNAPSHOT, 40, TOKENS, logits=True)
+    for found, given in ((record.tokens, TOKENS), (record.logits, LOGITS), (record.payload, PAYLOAD)):
+        assert np.array_equal(found, given)  # type: ignore[arg-type]
+
+
+def test_only_the_own_range_of_ids_need_be_read() -> None:
+    raw = packed(base=30)
+    file = io.BytesIO(raw)
+    head = read_head(file, len(raw))
+    assert (head.base, head.base_digest) == (30, path_digest("model", TOKENS[:30]))
+    assert read_ids(file, head, head.base) == TOKENS[30:].tobytes()
+    damaged = bytearray(raw)
+    damaged[HEAD_BYTES + 4 * 35] ^= 1
+    file = io.BytesIO(bytes(damaged))
+    with pytest.raises(RecordError, match="ids"):
+        read_ids(file, read_head(file, len(raw)), 30)
+
+
+@pytest.mark.parametrize("logits", [LOGITS, None])
+def test_no_damaged_byte_goes_unseen(logits: object) -> None:
+    raw = packed(logits)
+    for at in range(0, len(raw), 7):
+        damaged = bytearray(raw)
+        damaged[at] ^= 0x10
+        with pytest.raises(RecordError):
+            read(bytes(damaged))
+
+
+@pytest.mark.parametrize("base", [0, 30])
+def test_no_damaged_byte_of_a_head_or_a_prefix_goes_unseen(base: int) -> None:
+    raw = packed(base=base)
+    for at in range(HEAD_BYTES + 4 * len(TOKENS)):
+        damaged = bytearray(raw)
+        damaged[at] ^= 0x01
+        with pytest.raises(RecordError):
+            read(bytes(damaged))
+
+
+@pytest.mark.parametrize("length", [0, 5, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 80, -1])
+def test_a_truncated_record_is_refused(length: int) -> None:
+    with pytest.raises(RecordError):
+        read(packed()[:length])
+
+
+def test_a_record_with_a_tail_is_refused() -> None:
+    with pytest.raises(RecordError):
+        read(packed() + b"x")
+
+
+def test_keys_name_what_a_record_holds() -> None:
+    keys = {
+        key_of("model", SNAPSHOT, 40, TOKENS),
+        key_of("model", SNAPSHOT, 40, TOKENS, logits=True),
+        key_of("model", SEGMENT, 0, TOKENS),
+        key_of("model", SEGMENT, 10, TOKENS),
+        key_of("other", SNAPSHOT, 40, TOKENS),
+        key_of("model", SNAPSHOT, 40, TOKENS + 1),
+    }
+    assert len(keys) == 6
+    assert key_of("model", SEGMENT, 10, TOKENS.copy()) in keys
+
+
+def test_a_long_namespace_is_refused_and_not_cut() -> None:
+    with pytest.raises(ValueError, match="namespace"):
+        pack("n" * 49, SNAPSHOT, 40, TOKENS, None, PAYLOAD)
+
+
+def test_a_record_says_what_its_head_says() -> None:
+    assert head_of(packed()[:HEAD_BYTES]).end == 40
+    with pytest.raises(RecordError):
+        head_of(packed()[: HEAD_BYTES - 1])
+
+
+def test_a_key_says_what_a_record_is_before_it_is_read() -> None:
+    digest = path_digest("model", TOKENS)
+    assert parse_key(key_of("model", SEGMENT, 10, TOKENS)) == Name(digest, SEGMENT, 10, 40, False)
+    assert parse_key(key_of("model", SNAPSHOT, 40, TOKENS, logits=True)) == Name(
+        digest, SNAPSHOT, 40, 40, True
+    )
+    for key in (
+        f"{digest.hex()}-attention-40-40",
+        f"{digest.hex()}-state-10-40",
+        f"{digest.hex()}-other-0-1",
+    ):
+        assert parse_key(key) is None
+
+
+def test_the_payload_is_not_copied_to_be_written() -> None:
+    _, payload = pack("model", SNAPSHOT, 40, TOKENS, LOGITS, PAYLOAD)
+    assert np.shares_memory(np.frombuffer(payload, np.uint8), PAYLOAD)
+
+
+def test_a_damaged_prefix_before_the_base_is_seen_when_all_is_read() -> None:
+    raw = packed(base=30)
+    other = TOKENS.copy()
+    other[3] = 999
+    lies = pack("model", SNAPSHOT, 40, other, LOGITS, PAYLOAD, 30)[0]
+    swapped = raw[:HEAD_BYTES] + lies[HEAD_BYTES : HEAD_BYTES + 160] + raw[HEAD_BYTES + 160 :]
+    with pytest.raises(RecordError, match="ids"):
+        read(swapped)

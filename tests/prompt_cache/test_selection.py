@@ -1,0 +1,113 @@
+"""Which restore point serves a prompt: the deepest that is whole, live before stored, if it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView
+from llamahybrid.prompt_cache.base import Segment
+from llamahybrid.prompt_cache.nodes import Entry, Match, Node
+from llamahybrid.prompt_cache.selection import choose, difference, reachable
+
+ROW = np.zeros(3, np.float32)
+
+
+def entry(position: int, logits: bool = False) -> Entry:
+    return Entry(Checkpoint("m", position, np.zeros(8, np.uint8), ROW if logits else None), None)
+
+
+def view(
+    n: int, floor: int | None = None, attention: bool = False, tip: bool = False, limit: int | None = None
+) -> LiveView:
+    """A live sequence of `n` tokens, recurrent unless there is a floor to cut to."""
+    cut_floor = n if floor is None else floor
+    return LiveView("m", np.arange(n, dtype=np.int32), cut_floor, True, attention, tip, reuse_limit=limit)
+
+
+def chosen(
+    total: int,
+    live_lcp: int,
+    live: LiveView,
+    *entries: Entry,
+    reach: int = 0,
+    costs: Costs = Costs(),  # noqa: B008
+) -> tuple[int, str]:
+    choice = choose(total, live_lcp, live, entries, reach, costs)
+    return choice.position, choice.source
+
+
+@pytest.mark.parametrize(
+    ("live", "stored", "kept", "loaded", "reach"),
+    [
+        (0, [(0, 40), (40, 90)], 0, [(0, 40), (40, 90)], 90),
+        (60, [(0, 40), (40, 90)], 40, [(40, 90)], 90),  # live memory is cut back to the segment's start
+        (60, [(0, 20), (20, 40)], 60, [], 60),  # live memory holds all of it
+        (60, [(0, 40), (70, 90)], 60, [], 60),  # a gap
+        (0, [(0, 40), (50, 90)], 0, [(0, 40)], 40),
+    ],
+)
+def test_attention_reaches_as_far_as_it_has_no_gap(
+    live: int, stored: Sequence[tuple[int, int]], kept: int, loaded: list[tuple[int, int]], reach: int
+) -> None:
+    found = reachable(live, [Segment(a, b, np.zeros(1, np.uint8)) for a, b in stored])
+    assert (found.kept, [(s.start, s.end) for s in found.segments], found.reach) == (kept, loaded, reach)
+
+
+def test_only_segments_before_the_restore_point_are_loaded() -> None:
+    found = reachable(0, [Segment(a, a + 10, np.zeros(1, np.uint8)) for a in (0, 10, 20)])
+    assert [s.start for s in found.up_to(20)] == [0, 10]
+    assert [s.start for s in found.up_to(21)] == [0, 10, 20]
+
+
+def test_the_deepest_checkpoint_serves_unless_live_is_as_deep() -> None:
+    assert chosen(100, 0, view(0), entry(20), entry(60)) == (60, "ram")
+    assert chosen(100, 60, view(60), entry(20), entry(60)) == (60, "live")
+    assert chosen(100, 0, view(0)) == (0, "none")
+
+
+def test_at_the_prompts_end_logits_are_needed() -> None:
+    assert chosen(100, 0, view(0), entry(60), entry(100)) == (60, "ram")
+    assert chosen(100, 0, view(0), entry(60), entry(100, logits=True)) == (100, "ram")
+    assert chosen(100, 100, view(100)) == (0, "none"), "recurrent memory cannot give its last token back"
+    assert chosen(100, 100, view(100, tip=True)) == (100, "live")
+    assert chosen(100, 100, view(120, floor=10, tip=True)) == (99, "live"), "the tip is another token's"
+
+
+def test_live_memory_takes_only_the_logits_of_a_checkpoint_at_the_end() -> None:
+    end = entry(100, logits=True)
+    choice = choose(100, 100, view(120, floor=10), [end], 0)
+    assert (choice.source, choice.entry, choice.logits) == ("live", end, end.checkpoint.logits)
+
+
+def test_live_memory_is_cut_no_lower_than_its_floor() -> None:
+    assert chosen(100, 40, view(80, floor=40)) == (40, "live")
+    assert chosen(100, 39, view(80, floor=40)) == (0, "none")
+
+
+def test_nothing_serves_beyond_attention_or_the_limit() -> None:
+    stored = entry(20), entry(60)
+    assert chosen(100, 0, view(0, attention=True), *stored, reach=59) == (20, "ram")
+    assert chosen(100, 0, view(0, attention=True), *stored, reach=60) == (60, "ram")
+    assert chosen(100, 0, view(0, limit=59), *stored) == (20, "ram")
+
+
+def test_a_checkpoint_that_takes_longer_than_decoding_is_left_alone() -> None:
+    stored = entry(60)
+    slow = Costs(token_seconds=0.01, prefill_seconds=0.001, restore_seconds=0.0199)
+    assert chosen(100, 40, view(40), stored, costs=slow) == (60, "ram")
+    slow = Costs(token_seconds=0.01, prefill_seconds=0.001, restore_seconds=0.0201)
+    assert chosen(100, 40, view(40), stored, costs=slow) == (40, "live")
+
+
+def test_the_token_that_differs_is_told_where_all_that_is_known_ends() -> None:
+    node = Node(None, 0, np.arange(10, dtype=np.int32))
+    prompt = np.array([0, 1, 2, 77, 4], np.int32)
+    known, unknown = Match(3, (node,)), Match(0, ())
+    nothing, live = np.empty(0, np.int32), np.array([0, 1, 2, 55], np.int32)
+    assert difference(prompt, nothing, 0, known) == (77, 3)
+    assert difference(prompt, live, 3, unknown) == (77, 55)
+    assert difference(prompt, nothing, 0, unknown) is None
+    assert difference(prompt[:3], nothing, 0, known) is None, "it only adds nothing"

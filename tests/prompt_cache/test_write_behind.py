@@ -1,0 +1,116 @@
+"""A queue and its thread: what waits is done, once, in time; whoever waits for it is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from llamahybrid.prompt_cache.write_behind import WriteBehind
+
+
+@dataclass(eq=False)
+class Job:
+    name: str
+    due: float = 0.0
+    cancelled: bool = False
+
+
+class Worker:
+    """Notes what is done; holds up the job called "slow" until it is let go on."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.queue: WriteBehind[Job] = WriteBehind(self.do)
+
+    def do(self, job: Job) -> None:
+        if job.name == "slow":
+            self.begun.set()
+            self.go_on.wait(30)
+        if job.name == "bad":
+            raise ValueError(job.name)
+        if not job.cancelled:
+            self.done.append(job.name)
+
+    def add(self, *jobs: Job) -> None:
+        self.queue.change(lambda waiting: [*waiting, *jobs])
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    one = Worker()
+    yield one
+    one.go_on.set()
+    assert one.queue.flush(20)
+
+
+def test_what_is_due_is_done_in_order(worker: Worker) -> None:
+    worker.add(*map(Job, "abc"))
+    assert worker.queue.flush(20)
+    assert worker.done == ["a", "b", "c"]
+    assert len(worker.queue) == 0
+
+
+def test_what_is_not_due_waits_until_it_is_flushed(worker: Worker) -> None:
+    worker.add(Job("later", due=time.monotonic() + 1000), Job("now"))
+    while "now" not in worker.done:
+        time.sleep(0.001)
+    assert len(worker.queue) == 1
+    assert worker.queue.flush(20)
+    assert worker.done == ["now", "later"]
+
+
+def test_what_waits_can_be_taken_back_and_what_runs_is_told(worker: Worker) -> None:
+    worker.add(Job("slow"), Job("next"))
+    assert worker.begun.wait(20)
+    assert worker.queue.cancel(lambda job: job.name == "next", 0.0)
+    assert not worker.queue.cancel(lambda job: job.name == "slow", 0.01), "it still runs"
+    worker.go_on.set()
+    assert worker.queue.flush(20)
+    assert worker.done == []
+
+
+def test_waiting_ends_when_the_time_is_over(worker: Worker) -> None:
+    worker.add(Job("slow"))
+    assert worker.begun.wait(20)
+    assert not worker.queue.flush(0.01)
+    assert len(worker.queue) == 1
+
+
+def test_a_job_that_fails_ends_nothing_and_is_told_once(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.add(Job("bad"), Job("bad"), Job("good"))
+    assert worker.queue.flush(20)
+    assert (worker.done, worker.queue.failures) == (["good"], 2)
+    assert sum("ValueError: bad" in record.message for record in caplog.records) == 1
+
+
+def test_the_thread_goes_when_nothing_comes_and_is_made_anew(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamahybrid.prompt_cache.write_behind.IDLE_SECONDS", 0.01)
+    threads = []
+    for name in "ab":
+        worker.queue.change(lambda waiting, name=name: [*waiting, Job(name)])  # type: ignore[misc]
+        assert worker.queue.flush(20)
+        threads = [t for t in threading.enumerate() if t.name == "llamahybrid-disk"]
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+    assert worker.done == ["a", "b"]
+
+
+def test_a_forked_process_has_nothing_of_its_parents_to_do(worker: Worker) -> None:
+    worker.add(Job("slow"), Job("next"))
+    assert worker.begun.wait(20)
+    worker.queue.start_anew()
+    assert len(worker.queue) == 0
+    worker.add(Job("own"))
+    assert worker.queue.flush(20)
+    assert "own" in worker.done
+    assert "next" not in worker.done
