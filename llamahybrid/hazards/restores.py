@@ -17,6 +17,7 @@ from llamahybrid.hazards.bench import FULL, PARTIAL, Bench, Context, memory_left
 from llamahybrid.hazards.probe import (
     GEMMA3,
     LLAMA,
+    Model,
     NotApplicable,
     Outcome,
     Verdict,
