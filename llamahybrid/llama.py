@@ -340,8 +340,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _set_salt(self, salt: str, live: LiveSequence) -> None:
         self.requests.end_active()
         self._cache_salt = salt
-        assert live.computation is not None
-        live.computed_by(replace(live.computation, salt=salt))
+        assert live.identity.computation is not None
+        live.identity.computed_by(replace(live.identity.computation, salt=salt))
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""

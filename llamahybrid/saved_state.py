@@ -50,17 +50,17 @@ class StateSeal:
         """The state was saved by what computes `live`, here or (as far as pickled) in another process."""
         if self.fingerprint == live.fingerprint:
             return True
-        if self.computation is not None or live.computation is None:
+        if self.computation is not None or live.identity.computation is None:
             return False
-        return self.fingerprint == live.computation.portable()
+        return self.fingerprint == live.identity.computation.portable()
 
 
 def seal_state(state: llama_cpp.LlamaState, live: LiveSequence, score_rows: int) -> llama_cpp.LlamaState:
     """Attach the seal to a state just saved from `live`."""
-    logits, tokens = live.logits(), live.tokens.copy()
+    logits, tokens = live.row.logits(), live.tokens.copy()
     kept = None if logits is None else logits.copy()
     checksum = _checksum(state.llama_state, tokens, kept)
-    seal = StateSeal(live.fingerprint, checksum, tokens, kept, score_rows, live.computation)
+    seal = StateSeal(live.fingerprint, checksum, tokens, kept, score_rows, live.identity.computation)
     setattr(state, SEAL, seal)
     return state
 
@@ -118,7 +118,7 @@ def adopt_state(state: llama_cpp.LlamaState, live: LiveSequence) -> bool:
     if live.adopt_tokens(ids) is not None:
         return False
     if seal is not None and seal.logits is not None:
-        live.put_logits(seal.logits)
+        live.row.put(seal.logits)
     return True
 
 
@@ -133,7 +133,7 @@ def load(
     live = runner.live
     check_state(state, live)
     state, rows = fit_scores(state, arrays.room_for_rows)
-    live.distrust()
+    live.invalidate()
     arrays.true_rows = 0
     try:
         native_load(state)
@@ -144,7 +144,7 @@ def load(
         arrays.refit()
     arrays.true_rows = rows if arrays.keeps_rows else 0
     if adopt_state(state, live) and live.n:
-        logits = live.logits()
+        logits = live.row.logits()
         arrays.needs_eval(logits is None)
         if live.profile.needs_checkpoints:
             runner.checkpoint(None, None if logits is None else logits.copy())

@@ -140,7 +140,7 @@ def test_with_the_same_cuts_a_restored_prompt_has_the_very_bits_of_a_fresh_one(o
     take(llm, prompt, 1)
     second = llm.requests.last.plan
     assert 0 < second.cached < second.total
-    mine = llm.runner.live.logits().copy()
+    mine = llm.runner.live.row.logits().copy()
     stock = open_model(arch, llama_cpp.Llama, swa_full=False)
     ends = sorted({c for c in first.cuts if c < second.cached} | {second.cached, *second.cuts, second.total})
     for start, end in itertools.pairwise([0, *ends]):
@@ -199,14 +199,14 @@ def test_a_damaged_checkpoint_is_dropped_and_decoded_again(open_model, fresh, ca
 
 def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, fresh, monkeypatch):
     llm = open_model()
-    save = llm.runner.live._native.save_partial
+    save = llm.runner.live.native.save_partial
 
     def poisoned(out):
         save(out)
         out[-4000:] = np.full(1000, np.nan, dtype=np.float32).view(np.uint8)
         return xxhash.xxh3_64_intdigest(out.data)
 
-    monkeypatch.setattr(llm.runner.live._native, "save_partial", poisoned)
+    monkeypatch.setattr(llm.runner.live.native, "save_partial", poisoned)
     take(llm, PROMPT, 2)
     monkeypatch.undo()
     longer = [*PROMPT, *OTHER]
@@ -224,7 +224,7 @@ def test_an_answer_that_is_no_number_makes_no_checkpoints(open_model, monkeypatc
     generator = llm.generate([*PROMPT, 4], temp=0.0)
     next(generator)
     stored = llm.prompt_cache.stats().entries
-    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n: nothing)
     list(itertools.islice(generator, 130))
     generator.close()
     assert llm.prompt_cache.stats().entries == stored
@@ -252,7 +252,7 @@ def test_stored_logits_wait_for_an_output_row(open_model, fresh, caplog):
     take(llm, PROMPT, 2)
     llm.runner.live.decode(np.array([1], dtype=np.int32), "none")
     llm.runner.live.recount()
-    assert not llm.runner.live.can_take_logits()
+    assert not llm.runner.live.row.exists()
     assert take(llm, PROMPT) == fresh(PROMPT)
     assert llm.last_request.cached > 0
     assert caplog.text == "", "a checkpoint was dropped for want of an output row"

@@ -1,6 +1,5 @@
 """LiveSequence: every change to what a context holds; after each its state is checked against the memory."""
 
-# ruff: noqa: D102  (names of before)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.capi.calls import NativeContext, Outputs
-from llamahybrid.capi.shim import NOT_RUN, Stop
+from llamahybrid.capi.shim import NOT_RUN
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory import verification
 from llamahybrid.memory.identity import Identity
@@ -19,15 +18,14 @@ from llamahybrid.memory.output_row import OutputRow
 from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
-from llamahybrid.memory.restore import apply_plan, open_restorable, recover
+from llamahybrid.memory.restore import open_restorable
 from llamahybrid.memory.snapshot import HEADER_BYTES, seal
 from llamahybrid.memory.state import SequenceState, unknown_ids
-from llamahybrid.prompt_cache.base import Bytes, LiveView, Logits, Plan, Segment, Tokens
+from llamahybrid.prompt_cache.base import Bytes, LiveView, Segment, Tokens
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
-    from llamahybrid.memory.fingerprint import Computation
 
 UNCHANGED_BY_FAILURE = frozenset({1, -1})
 """Results of llama_decode that leave memory as it was: no slot found, invalid batch (include/llama.h)."""
@@ -399,81 +397,3 @@ class LiveSequence:
             return fault
         state.row_covers_tip = covers
         return None
-
-    # -- names of before; taken out by the renames ---------------------------------------------------
-
-    @property
-    def _native(self) -> NativeContext:
-        return self.native
-
-    @property
-    def namespace(self) -> str:
-        return self.identity.namespace
-
-    def apply(self, plan: Plan, tokens: Tokens) -> str | None:
-        return apply_plan(self, plan, tokens)
-
-    def recover(self, undo: tuple[int, Bytes | None]) -> bool:
-        return recover(self, undo)
-
-    @property
-    def is_junk(self) -> bool:
-        return self.state.is_invalid
-
-    @property
-    def opaque(self) -> bool:
-        return self.state.opaque
-
-    @property
-    def tip_logits(self) -> bool:
-        return self.state.tip_logits
-
-    @property
-    def keeps_chats(self) -> bool:
-        return self.profile.keeps_chats
-
-    @property
-    def computation(self) -> Computation | None:
-        return self.identity.computation
-
-    @computation.setter
-    def computation(self, computation: Computation) -> None:
-        self.identity.computed_by(computation)
-
-    def holds(self, ids: npt.NDArray[np.integer]) -> bool:
-        return self.state.holds(ids)
-
-    def starts_with(self, ids: npt.NDArray[np.integer]) -> bool:
-        return self.state.starts_with(ids)
-
-    def logits(self) -> Logits | None:
-        return self.row.logits()
-
-    def is_finite(self) -> bool:
-        return self.row.proves_finite()
-
-    def can_take_logits(self) -> bool:
-        return self.row.exists()
-
-    def put_logits(self, logits: Logits) -> bool:
-        return self.row.put(logits)
-
-    def set_stop(self, stop: Stop) -> None:
-        self.native.set_stop(stop)
-
-    def memory_bytes(self) -> int:
-        return self.native.memory_bytes()
-
-    def computed_by(self, computation: Computation) -> None:
-        self.identity.computed_by(computation)
-
-    def verify_model(self) -> None:
-        self.identity.verify_model()
-
-    def distrust(self) -> None:
-        self.invalidate()
-
-    def taint(self) -> None:
-        self.require_zeroing()
-
-    # -- end of names of before

@@ -59,7 +59,7 @@ def assemble(llm: Llama, arrays: UpstreamArrays, cache: PromptCache, files: Mode
     computation = Computation(files, made_with, guarded.adapters, llm.cache_salt)
     mark = computation.fingerprint
     live = LiveSequence(guarded, profile, fingerprint=mark, capacity=llm._n_ctx, n_vocab=llm._n_vocab)
-    live.computation = computation
+    live.identity.computation = computation
     boundaries = Boundaries(llm._model.vocab, llm._n_vocab)
     remembered = RememberedCosts(mark, _cost_context(llm))
     known = remembered.load() or Costs(token_seconds=profile.token_seconds)

@@ -58,7 +58,12 @@ class Evaluation:
         self._notice_native()
         if not reset:
             prompt = np.concatenate([arrays.ids(), prompt])
-        if live.n and live.opaque and (self.handoff or not reset) and live.holds(prompt[: live.n]):
+        if (
+            live.n
+            and live.state.opaque
+            and (self.handoff or not reset)
+            and live.state.holds(prompt[: live.n])
+        ):
             prompt = np.concatenate([live.tokens, prompt[live.n :]])
         self.handoff = False
         if len(prompt) == 0:
@@ -68,7 +73,7 @@ class Evaluation:
         arrays.true_rows = 0
         self.active = request = self.runner.begin(prompt, rows if arrays.keeps_rows else None)
         arrays.true_rows = min(rows, live.n)
-        if not live.opaque:
+        if not live.state.opaque:
             self.native_from = None
         self.mirror(prompt[: live.n])
         request.drafts = self.drafts.begin(len(prompt))
@@ -95,12 +100,12 @@ class Evaluation:
         `goes_on`: so does this one, later, and decodes the last token that it handed out itself.
         """
         live, seen = self._live, request.plan.total + request.generated
-        self.drafts.settle(seen, over=True)
+        self.drafts.confirm(seen, over=True)
         keep = seen - goes_on
         if not goes_on and request.generated and live.n >= seen and live.tokens[seen - 1] != request.last:
             keep -= 1  # the last token handed out was sampled against a guess, which was wrong
         try:
-            if live.n > keep and not live.is_junk and not live.opaque:
+            if live.n > keep and not live.state.is_invalid and not live.state.opaque:
                 certain = live.tokens[:keep].copy()
                 if self.drafts.go_back(keep):
                     if live.n < keep:  # directly: a cancelled request keeps its progress, too
@@ -130,7 +135,7 @@ class Evaluation:
             prompt = self.arrays.ids()
             self._live.empty()
             self.decode(prompt, request)
-        self.drafts.pace.prefilled(request.plan.left, request.prefill_seconds)
+        self.drafts.policy.prefilled(request.plan.left, request.prefill_seconds)
 
     def append(self, tokens: Sequence[int]) -> bool:
         """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.
@@ -168,7 +173,7 @@ class Evaluation:
 
     def mirror(self, ids: Tokens, start: int = 0) -> None:
         """Upstream's arrays say what the live sequence says: [start, ...) is `ids`."""
-        self.arrays.mirror(ids, start, self._live.tip_logits)
+        self.arrays.mirror(ids, start, self._live.state.tip_logits)
 
     def align(self) -> Tokens:
         """Make context memory a prefix of what upstream believes in; what of that is still to be decoded."""
@@ -177,8 +182,8 @@ class Evaluation:
         n = len(target)
         if n == 0:
             live.cut(0)
-        elif not live.holds(target):
-            ahead = live.n > n and live.starts_with(target)
+        elif not live.state.holds(target):
+            ahead = live.n > n and live.state.starts_with(target)
             if not (ahead and self.drafts.go_back(n)):
                 if self.native_from is not None and n > self.native_from:
                     raise DecodeError(

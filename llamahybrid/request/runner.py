@@ -18,6 +18,7 @@ from llamahybrid.capi.calls import Outputs
 from llamahybrid.errors import DecodeError, SnapshotError
 from llamahybrid.memory.costs import SMALL_BATCH, CostMeter
 from llamahybrid.memory.remembered_costs import RememberedCosts
+from llamahybrid.memory.restore import apply_plan, recover
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveState, LiveView, Logits, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
@@ -63,7 +64,7 @@ class RequestRunner:
         self._state = LiveState(lambda: live.tokens)
         self._warned: set[str] = set()
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
-        live.set_stop(gate.stop)
+        live.native.set_stop(gate.stop)
 
     # -- a request's start -----------------------------------------------------------------------
 
@@ -101,11 +102,11 @@ class RequestRunner:
     def _follow(self, prompt: Tokens) -> None:
         """Have the cache follow this request; what was forgotten while it was live goes, bytes and all."""
         live = self.live
-        if live.opaque and not live.is_junk and np.array_equal(live.tokens, prompt[: live.n]):
+        if live.state.opaque and not live.state.is_invalid and np.array_equal(live.tokens, prompt[: live.n]):
             return  # native content cannot be decoded again: it goes on, and nothing of it is stored
         while not self.cache.follow(self._state, prompt):
             self._batch_bytes = np.empty(0, dtype=np.uint8)
-            live.taint()
+            live.require_zeroing()
             live.empty()
 
     def stop_storing(self) -> None:
@@ -114,17 +115,17 @@ class RequestRunner:
 
     def save_tip(self) -> None:
         """The live tip is about to be given up: store what is worth coming back to."""
-        if self.live.keeps_chats:  # a shallow look is enough: `check` has looked, right before
+        if self.live.profile.keeps_chats:  # a shallow look is enough: `check` has looked, right before
             self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False)
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
         live = self.live
-        live.verify_model()
+        live.identity.verify_model()
         if live.touched_outside():
             fault: str | None = "another caller decoded on this context"
         else:
-            fault = None if live.is_junk else live.fault()
+            fault = None if live.state.is_invalid else live.fault()
         if fault:
             self.warn(f"context memory was changed behind our back ({fault}); starting from zero")
             live.empty()
@@ -136,7 +137,7 @@ class RequestRunner:
             logger.warning(message)
 
     def _plan(self, prompt: Tokens, boundaries: Sequence[int], reuse_limit: int | None, costs: Costs) -> Plan:
-        if not self.live.can_take_logits():
+        if not self.live.row.exists():
             reuse_limit = min(len(prompt) - 1, len(prompt) if reuse_limit is None else reuse_limit)
         return self.cache.plan(prompt, self._view(reuse_limit), boundaries, costs)
 
@@ -149,7 +150,7 @@ class RequestRunner:
         clock = time.perf_counter()
         damaged: object = None
         try:
-            fault = self.live.apply(plan, prompt)
+            fault = apply_plan(self.live, plan, prompt)
         except SnapshotError as error:
             fault, damaged = str(error), error.segment
         if fault is None:
@@ -222,8 +223,8 @@ class RequestRunner:
         try:
             live.decode(tokens, outputs)
         except BaseException as error:
-            if live.is_junk:
-                live.recover(undo)
+            if live.state.is_invalid:
+                recover(live, undo)
             if isinstance(error, DecodeError) and error.code == ABORTED:
                 self._gate.check()
             raise
@@ -267,7 +268,7 @@ class RequestRunner:
         live = self.live
         if not live.profile.needs_checkpoints:
             return True
-        logits = live.logits()
+        logits = live.row.logits()
         if logits is not None and not bool(np.isfinite(logits).all()):
             self._reject(request, "the model's logits are not finite numbers")
             return False
@@ -295,7 +296,7 @@ class RequestRunner:
         if request.staged and live.fault() is not None:
             request.staged.clear()
         self._stop_unprovable(request)
-        opaque = live.opaque  # junk is, too
+        opaque = live.state.opaque  # an invalid one is, too
         self._carry_out(request.schedule.end(live.n, opaque), request)
         if self._remembered is not None and not opaque:
             self._remembered.save(self.meter.costs())
@@ -321,13 +322,13 @@ class RequestRunner:
                     self.admit_staged(request)
                 case Action.CHECKPOINT:
                     self.checkpoint(request, deep=deep)
-                case Action.CHECKPOINT_IF_FINITE if self.live.is_finite():
+                case Action.CHECKPOINT_IF_FINITE if self.live.row.proves_finite():
                     self.checkpoint(request, deep=deep)
                 case Action.CHECKPOINT_WITH_LOGITS:
-                    logits = self.live.logits()
+                    logits = self.live.row.logits()
                     self.checkpoint(request, None if logits is None else logits.copy())
                 case Action.REMEMBER:
-                    self.cache.remember(self.live.namespace, self.live.tokens.copy(), self._state)
+                    self.cache.remember(self.live.identity.namespace, self.live.tokens.copy(), self._state)
                 case Action.PAGE_OUT:
                     self._page_out(deep=deep)
 
@@ -377,4 +378,4 @@ class RequestRunner:
         if request.plan.checkpoint is not None:
             self.cache.drop(request.plan.checkpoint)
         self.warn(f"{cause}; memory is zeroed and nothing of it kept")
-        self.live.taint()
+        self.live.require_zeroing()

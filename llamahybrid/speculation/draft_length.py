@@ -114,7 +114,7 @@ class Chance:
         return self._hits[1] / self._trials[1]
 
 
-class Pace:
+class DraftLengthPolicy:
     """Decides how long the next draft may be, by an account of what one context's drafts cost and won."""
 
     def __init__(self, meter: CostMeter) -> None:
@@ -282,7 +282,7 @@ class Pace:
         """A checkpoint was taken: planes that were bought are gone."""
         self._rent = 0.0
 
-    def bought(self, seconds: float, grown: bool) -> None:
+    def planes_made(self, seconds: float, grown: bool) -> None:
         """Rollback planes were made (or could not be)."""
         self._spent += seconds
         self._refused = not grown
@@ -290,7 +290,7 @@ class Pace:
         # giving them back takes about as long
         self._price = 2 * seconds if self._price is None else (self._price + 2 * seconds) / 2
 
-    def settled(self, gained: int) -> None:
+    def account(self, gained: int) -> None:
         """What was spent since the last call brought so many tokens."""
         plain = gained * self._meter.token_seconds
         seconds, said = self._recent

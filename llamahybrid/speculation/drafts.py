@@ -18,7 +18,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Tokens
-from llamahybrid.speculation.draft_length import Pace
+from llamahybrid.speculation.draft_length import DraftLengthPolicy
 
 Rollback: TypeAlias = Literal["cut", "planes", "snapshot"]
 """How tokens were taken back: attention was cut, a rollback plane became the state, or a snapshot was loaded
@@ -43,7 +43,7 @@ class DraftCounts:
     rollbacks: dict[str, int] = field(default_factory=dict)
 
 
-class PacedDraft(LlamaDraftModel):  # type: ignore[misc]
+class StepwiseDraft(LlamaDraftModel):  # type: ignore[misc]
     """A draft model whose work grows with the tokens it guesses, and which can be asked for fewer."""
 
     at_most: int
@@ -108,7 +108,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
     def __init__(self, live: LiveSequence, meter: CostMeter, n_batch: int, n_ubatch: int) -> None:
         self.model: LlamaDraftModel | None = None
         self.undo = Undo(live)
-        self.pace = Pace(meter)
+        self.policy = DraftLengthPolicy(meter)
         self.counts = DraftCounts()
         """Of the running request."""
         self._live = live
@@ -127,7 +127,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self._guess = NOTHING
         self.undo.drop()
         self._start = self._known = self._guessed_at = prompt
-        self.pace.begin()
+        self.policy.begin()
         return self.counts
 
     def resume(self, counts: DraftCounts, prompt: int, known: int) -> None:
@@ -146,26 +146,26 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         """
         clock = time.perf_counter()
         live, n = self._live, len(input_ids)
-        self.settle(n)
+        self.confirm(n)
         self._compare(input_ids)
         answered = n - self._start
-        if not len(self._guess) and not self.pace.due(answered):
+        if not len(self._guess) and not self.policy.due(answered):
             return NOTHING
         at = live.n if live.n < n else self.undo.position  # a rejected draft is still there, to be undone
         owed = 0 if at is None else n - 1 - at
         room = min(live.capacity - n, self._n_batch - 1 - owed, self._limit, self._safe)
         if owed > self._limit:  # wrong again and again: what is certain comes first, or it only grows
             room = 0
-        behind = self.model.behind(input_ids) if isinstance(self.model, PacedDraft) else 0
-        most = self.pace.length(answered, room, owed, self._free, behind)
+        behind = self.model.behind(input_ids) if isinstance(self.model, StepwiseDraft) else 0
+        most = self.policy.length(answered, room, owed, self._free, behind)
         if len(self._guess) < max(1, most):
-            wanted = most or (self.pace.watch(answered, behind) if room > 0 else 0)
+            wanted = most or (self.policy.watch(answered, behind) if room > 0 else 0)
             if wanted:
                 self._ask(input_ids, wanted, kwargs)
-                tokens = max(1, len(self._guess)) if isinstance(self.model, PacedDraft) else 0
-                self.pace.asked(time.perf_counter() - clock, tokens, behind)
+                tokens = max(1, len(self._guess)) if isinstance(self.model, StepwiseDraft) else 0
+                self.policy.asked(time.perf_counter() - clock, tokens, behind)
             if len(self._guess) < most:
-                most = self.pace.length(answered, len(self._guess), owed, self._free)
+                most = self.policy.length(answered, len(self._guess), owed, self._free)
         self._pending = max(0, most)
         self.counts.drafted += self._pending
         return self._guess[: self._pending]
@@ -173,7 +173,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
     def _ask(self, ids: npt.NDArray[np.intc], wanted: int, options: dict[str, object]) -> None:
         """Take the draft model's guess, up to the first id that is none."""
         assert self.model is not None, "generate() asks only where there is one"
-        if isinstance(self.model, PacedDraft):
+        if isinstance(self.model, StepwiseDraft):
             self.model.at_most = wanted
         guess = np.asarray(self.model(ids, **options), dtype=np.int64).reshape(-1)
         self._longest = max(self._longest, len(guess))
@@ -187,7 +187,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             if not len(self._guess):
                 break
             right = bool(self._guess[0] == token)
-            self.pace.chance.saw(right)
+            self.policy.chance.saw(right)
             self._guess = self._guess[1:] if right else NOTHING
         self._guessed_at = len(ids)
 
@@ -222,28 +222,28 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         live.planes.in_use = False
         if checkpoints != self._checkpoints:
             self._checkpoints = checkpoints
-            self.pace.checkpointed()
+            self.policy.checkpointed()
         if not unsure or live.profile.cuttable:
             return
         if tokens > self._n_batch or not self._planes_for(unsure):
             clock = time.perf_counter()
             self.undo.take()
-            self.pace.saved(time.perf_counter() - clock)
+            self.policy.saved(time.perf_counter() - clock)
         live.planes.in_use = True
 
     def _planes_for(self, unsure: int) -> bool:
         """There are planes for so many tokens; some are bought where snapshots have cost as much by now."""
         planes = self._live.planes
         count = min(max(self._longest, unsure), self._most_planes)
-        if planes.count < unsure <= count and planes.resizable and self.pace.planes_pay():
+        if planes.count < unsure <= count and planes.resizable and self.policy.planes_pay():
             clock = time.perf_counter()
             grown = planes.grow(count)
-            self.pace.bought(time.perf_counter() - clock, grown)
+            self.policy.planes_made(time.perf_counter() - clock, grown)
         return planes.count >= unsure
 
     def decoded(self, tokens: int, seconds: float) -> None:
         """A batch of the answer took so long."""
-        self.pace.decoded(tokens, seconds)
+        self.policy.decoded(tokens, seconds)
 
     def go_back(self, n: int) -> bool:
         """Take back what lies behind the first n tokens; False if no exact way is known.
@@ -253,7 +253,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         clock = time.perf_counter()
         kind = self.undo.go_back(n)
         if kind == "snapshot":
-            self.pace.loaded(time.perf_counter() - clock, n - self._live.n)
+            self.policy.loaded(time.perf_counter() - clock, n - self._live.n)
             self.counts.redecoded += n - self._live.n
         if kind is not None:
             self._count(kind)
@@ -263,7 +263,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         rollbacks = self.counts.rollbacks
         rollbacks[kind] = rollbacks.get(kind, 0) + 1
 
-    def settle(self, known: int, over: bool = False) -> None:
+    def confirm(self, known: int, over: bool = False) -> None:
         """`known` tokens are certain now, the last one sampled: what became of the draft before.
 
         `over`: the request ended, maybe before all of the draft was looked at.
@@ -274,7 +274,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self.counts.accepted += accepted
         if pending and not over and accepted < pending and self._live.n == known - 1:
             self._count("planes" if self._live.planes.pending else "cut")
-        self.pace.settled(gained)
+        self.policy.account(gained)
         self._known, self._pending = known, 0
 
     def end(self) -> None:

@@ -10,10 +10,10 @@ from llamahybrid.errors import LlamaHybridError
 from llamahybrid.llama import Llama
 from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.speculation.drafts import PacedDraft, Undo
+from llamahybrid.speculation.drafts import StepwiseDraft, Undo
 
 
-class ModelDraft(PacedDraft):
+class ModelDraft(StepwiseDraft):
     """A draft model for `Llama(draft_model=…)`: the greedy continuation of another `Llama`.
 
     That one must have the same vocabulary (ids the first model does not have end a guess), a context as long,
@@ -59,11 +59,11 @@ class ModelDraft(PacedDraft):
         """Make the sequence `ids`, with the logits of its end."""
         runner, live = self._runner, self._runner.live
         runner.check()
-        if live.tip_logits and live.holds(ids):
+        if live.state.tip_logits and live.state.holds(ids):
             return
         known = min(common_prefix(live.tokens, ids), len(ids) - 1)
         request = None
-        if live.is_junk or (known < live.n and self._undo.go_back(known) is None):
+        if live.state.is_invalid or (known < live.n and self._undo.go_back(known) is None):
             self._undo.drop()
             request = runner.begin(ids)
         for _ in runner.decode(request, ids[live.n :], "last") if live.n < len(ids) else ():
@@ -78,7 +78,7 @@ class ModelDraft(PacedDraft):
         live, vocabulary = self._runner.live, self.llm._model.vocab
         guess: list[int] = []
         while True:
-            logits = live.logits()
+            logits = live.row.logits()
             assert logits is not None
             token = int(logits.argmax())
             guess.append(token)

@@ -32,7 +32,7 @@ from llamahybrid import tiny
 from llamahybrid.capi.shim import library
 from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
-from llamahybrid.speculation.draft_length import Pace
+from llamahybrid.speculation.draft_length import DraftLengthPolicy
 from tests.lab.differential import Mismatch
 from tests.lab.reference import Logits, Reference, Setting, difference
 
@@ -67,7 +67,7 @@ class Prescribed(LlamaDraftModel):  # type: ignore[misc]
         return draft
 
 
-class Unpaced(Pace):
+class EveryDraft(DraftLengthPolicy):
     """Allows every draft, whatever it costs."""
 
     buys = False
@@ -126,8 +126,8 @@ class Trial:
         self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=fixed)
         drafts = self.llm.drafts
         assert drafts is not None
-        drafts.pace = Unpaced(self.llm.runner.meter) if self.llm.runner else drafts.pace
-        drafts.pace.buys = planes
+        drafts.policy = EveryDraft(self.llm.runner.meter) if self.llm.runner else drafts.policy
+        drafts.policy.buys = planes
         self.outcome = Outcome()
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class Trial:
         live = llm.runner.live if llm.runner else None
         if (
             live is None
-            or not live.starts_with(np.array(prompt + answer[:-1]))
+            or not live.state.starts_with(np.array(prompt + answer[:-1]))
             or live.n > len(prompt + answer)
         ):
             raise Mismatch(f"{self._name}: the live sequence is not what was handed out")
@@ -229,7 +229,7 @@ def patched() -> bool:
 
 def memory_bytes(llm: Llama) -> int:
     """Bytes of the context's memory; 0 where the library does not say."""
-    return llm.runner.live.memory_bytes() if llm.runner else 0
+    return llm.runner.live.native.memory_bytes() if llm.runner else 0
 
 
 def run(model: Path, seed: int, count: int, until: float, tick: Callable[[], None] = lambda: None) -> Outcome:

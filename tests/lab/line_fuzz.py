@@ -32,7 +32,7 @@ from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
-from tests.lab.draft_fuzz import Unpaced
+from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.reference import Reference, Setting
 from tests.lab.signal_fuzz import prompts
 from tests.lab.thread_fuzz import shortfall
@@ -95,7 +95,7 @@ class Sweep:
     def _open(self) -> Any:
         llm = SETTING.open(Llama, self._model, prompt_cache=PromptCache(3 << 20), **self._more)
         if self._more:
-            llm.drafts.pace = Unpaced(llm.runner.meter)
+            llm.drafts.policy = EveryDraft(llm.runner.meter)
         return llm
 
     def requests(self) -> None:

@@ -323,7 +323,7 @@ def test_a_sequence_is_continued_as_stock_does(open_model, arch):
 
 def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh):
     llm = open_model()
-    decode, native_calls = llm.runner.live._native.decode, llm.runner.live._native
+    decode, native_calls = llm.runner.live.native.decode, llm.runner.live.native
 
     def steered(*arguments):
         decode(*arguments)
@@ -366,7 +366,7 @@ def test_reset_forgets_what_is_live_in_every_memory(open_model, arch):
     entries = llm.prompt_cache.stats().entries
     llm.reset()
     assert llm.runner.live.n == 0
-    assert not llm.runner.live.tip_logits
+    assert not llm.runner.live.state.tip_logits
     assert native.llama_memory_seq_pos_max(llm._ctx.memory, 0) == -1
     assert llm.prompt_cache.stats().entries == entries, "what the cache knows stays"
 

@@ -27,7 +27,7 @@ def llm(tiny_model: Callable[..., Path]) -> Iterator[Any]:
 
 @pytest.fixture
 def live(llm: Any) -> LiveSequence:
-    found: LiveSequence = llm._keeper.live
+    found: LiveSequence = llm.runner.live
     return found
 
 

@@ -115,13 +115,13 @@ def test_a_restore_from_segments_goes_on_to_the_very_logits(open_model, live, ke
     borders = [kept, 31, 80, len(ONE)]
     segments = [live.page_out(a, b, new) for a, b in itertools.pairwise(borders)]
     live.decode([3], "last")
-    wanted = live.logits().copy()
+    wanted = live.row.logits().copy()
     live.empty()
     for token in [*ONE[:kept], *TWO]:
         live.decode([token], "none")
     assert live.restore(record, ids(ONE), segments, kept) is None
     live.decode([3], "last")
-    apart = np.abs(live.logits() - wanted).max() / np.ptp(wanted)
+    apart = np.abs(live.row.logits() - wanted).max() / np.ptp(wanted)
     assert apart <= 5e-3  # what is put back wrongly lies 0.03 and more apart
 
 

@@ -42,7 +42,7 @@ def scratch_is_empty(live):
     """By its size: the last position of a hybrid is the lesser of two, so that it hides attention."""
 
     def size():
-        return paging._size(live._native._ctx, SCRATCH, paging.FULL)
+        return paging._size(live.native._ctx, SCRATCH, paging.FULL)
 
     empty = size()
     return lambda: size() == empty
@@ -105,7 +105,7 @@ def test_what_is_not_in_the_sequence_is_no_segment(live, span):
 
 
 def test_memory_that_is_not_as_believed_gives_no_segment(live, lose_cells):
-    lose_cells(live._native._ctx.ctx, 2, 5)
+    lose_cells(live.native._ctx.ctx, 2, 5)
     assert live.page_out(0, 40, new) is None
 
 
@@ -114,18 +114,18 @@ def test_memory_that_paging_left_changed_is_not_built_on(live, pager, lose_cells
 
     def lossy(*arguments):
         saved = save(*arguments)
-        lose_cells(live._native._ctx.ctx, 2, 5)
+        lose_cells(live.native._ctx.ctx, 2, 5)
         return saved
 
     monkeypatch.setattr(pager, "save", lossy)
     assert live.page_out(0, 40, new) is None
-    assert live.is_junk
+    assert live.state.is_invalid
 
 
 def test_where_there_is_no_room_nothing_is_saved(live):
     before = live.snapshot(new)
     assert live.page_out(0, 40, lambda n: None) is None
-    assert not live.is_junk
+    assert not live.state.is_invalid
     assert np.array_equal(live.snapshot(new), before)
     assert live.page_out(0, 40, new) is not None
 
@@ -146,7 +146,7 @@ def test_what_was_not_read_whole_is_refused_and_leaves_nothing_behind(
     else:
         assert not pager.append([payload])
     assert scratch_is_empty()
-    assert live._native.positions() == (-1, -1)
+    assert live.native.positions() == (-1, -1)
 
 
 def test_attention_that_waited_in_the_scratch_sequence_leaves_it(pager, scratch_is_empty):
@@ -170,7 +170,7 @@ def test_a_segment_of_another_range_is_refused(live):
 def test_a_range_that_is_not_handed_out_whole_is_no_segment(live, pager, monkeypatch, size, checksum, length):
     monkeypatch.setattr(paging, "_range", lambda what: lambda *_: size)
     monkeypatch.setattr(Library, "save_range", lambda *_: checksum)
-    ranges = RangePager(live._native._ctx, pager.layout, new(0))
+    ranges = RangePager(live.native._ctx, pager.layout, new(0))
     assert ranges._read(0, 40, lambda n: new(length)) is None
 
 
@@ -178,7 +178,7 @@ def test_a_range_that_is_not_handed_out_whole_is_no_segment(live, pager, monkeyp
 def test_a_range_counts_as_loaded_when_all_of_it_was_read(live, pager, monkeypatch, read, taken):
     payload = live.page_out(0, 40, new).record[HEADER_BYTES:]
     monkeypatch.setattr(paging, "_range", lambda _: lambda *_: payload.nbytes if read < 0 else read)
-    assert RangePager(live._native._ctx, pager.layout, new(0)).append([payload]) is taken
+    assert RangePager(live.native._ctx, pager.layout, new(0)).append([payload]) is taken
 
 
 # -- a layout that is not as we know it ------------------------------------------------------------

@@ -80,16 +80,16 @@ def test_a_model_starts_with_what_was_measured_before(folder: Path, tiny_model: 
         return Llama(str(tiny_model("qwen35")), n_ctx=512, verbose=False, n_threads=1, n_threads_batch=1)
 
     first = opened()
-    assert first._keeper is not None
-    assert first._keeper.meter.costs().token_seconds > 0, "the trial at the start measures a token"
-    assert first._keeper.meter.costs().prefill_seconds == 0
+    assert first.runner is not None
+    assert first.runner.meter.costs().token_seconds > 0, "the trial at the start measures a token"
+    assert first.runner.meter.costs().prefill_seconds == 0
     stream = first.generate(list(range(5, 205)), temp=0.0)
     next(stream)
     stream.close()
-    known = first._keeper.meter.costs()
+    known = first.runner.meter.costs()
     assert known.prefill_seconds > 0
     first.close()
     second = opened()
-    assert second._keeper is not None
-    assert second._keeper.meter.costs() == known
+    assert second.runner is not None
+    assert second.runner.meter.costs() == known
     second.close()

@@ -9,6 +9,7 @@ from llama_cpp import llama_cpp as native
 
 from llamahybrid import Llama
 from llamahybrid.errors import DecodeError, SnapshotError
+from llamahybrid.memory.restore import apply_plan, recover
 from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Plan
 
@@ -38,77 +39,77 @@ def test_common_prefix():
 
 def test_a_sound_sequence_has_no_fault(live):
     assert live.fault() is None
-    assert live.holds(ids(PROMPT))
+    assert live.state.holds(ids(PROMPT))
     assert not live.touched_outside()
 
 
 def test_a_hole_in_attention_shows_in_the_size(live, lose_cells):
-    lose_cells(live._native._ctx.ctx, 2, 5)
+    lose_cells(live.native._ctx.ctx, 2, 5)
     assert live.fault(deep=False) is None
     assert "bytes" in live.fault()
 
 
 def test_lost_attention_shows_in_the_positions(llm, live):
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
-    memory = live._native._ctx.memory
+    memory = live.native._ctx.memory
     native.llama_memory_seq_rm(memory, 0, -1, -1)
     assert live.fault() is not None
-    live.distrust()
+    live.invalidate()
     with pytest.raises(SnapshotError, match="neither live nor stored"):
         live.restore(record, ids(PROMPT))
 
 
 def test_a_decode_by_others_is_noticed(live):
     batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(5), 1)
-    assert llama_cpp.llama_decode(live._native._ctx.ctx, batch) == 0
+    assert llama_cpp.llama_decode(live.native._ctx.ctx, batch) == 0
     assert live.touched_outside()
 
 
 def test_a_restore_goes_back_to_the_very_logits(llm, live):
-    before = live.logits().copy()
+    before = live.row.logits().copy()
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
     llm.eval([3, 4, 5])
-    after = live.logits().copy()
+    after = live.row.logits().copy()
     assert live.restore(record, ids(PROMPT)) is None
     assert live.n == len(PROMPT)
-    assert live.logits() is None, "logits of another position are not the tip's"
+    assert live.row.logits() is None, "logits of another position are not the tip's"
     llm.n_tokens = len(PROMPT)
     llm.eval([3, 4, 5])
-    assert np.array_equal(live.logits(), after)
+    assert np.array_equal(live.row.logits(), after)
     assert not np.array_equal(before, after)
 
 
 def test_a_short_read_is_a_fault(llm, live, monkeypatch):
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
     llm.eval([3, 4])
-    monkeypatch.setattr(live._native, "load_partial", lambda data: False)
+    monkeypatch.setattr(live.native, "load_partial", lambda data: False)
     assert "read" in live.restore(record, ids(PROMPT))
-    assert live.is_junk
+    assert live.state.is_invalid
 
 
 def test_a_refused_cut_is_a_fault(llm, live, monkeypatch):
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
     llm.eval([3, 4])
-    monkeypatch.setattr(live._native, "cut", lambda position: False)
+    monkeypatch.setattr(live.native, "cut", lambda position: False)
     assert "refused" in live.restore(record, ids(PROMPT))
 
 
 def test_a_restore_over_attention_with_a_hole_is_a_fault(llm, live, lose_cells):
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
     llm.eval([3, 4])
-    lose_cells(live._native._ctx.ctx, 2, 5)
+    lose_cells(live.native._ctx.ctx, 2, 5)
     assert "bytes" in live.restore(record, ids(PROMPT))
-    assert live.is_junk
+    assert live.state.is_invalid
 
 
 def test_recurrent_memory_refuses_a_cut(live):
     assert not live.cut(30)
-    assert live.holds(ids(PROMPT))
+    assert live.state.holds(ids(PROMPT))
     assert live.fault() is None
 
 
 def test_a_snapshot_is_refused_when_memory_is_not_as_believed(live, lose_cells):
-    lose_cells(live._native._ctx.ctx, 2, 5)
+    lose_cells(live.native._ctx.ctx, 2, 5)
     assert live.snapshot(lambda n: np.empty(n, dtype=np.uint8)) is None
 
 
@@ -116,10 +117,10 @@ def test_a_failed_decode_leaves_nothing_at_the_tip_to_build_on(live, monkeypatch
     def fail(*_):
         raise DecodeError(2, "llama_decode returned 2")
 
-    monkeypatch.setattr(live._native, "decode", fail)
+    monkeypatch.setattr(live.native, "decode", fail)
     with pytest.raises(DecodeError):
         live.decode(ids([1]), "last")
-    assert live.is_junk
+    assert live.state.is_invalid
     assert common_prefix(live.tokens, ids(PROMPT)) == len(PROMPT), "attention before the batch is still good"
 
 
@@ -127,10 +128,10 @@ def test_a_refused_batch_changes_nothing(live, monkeypatch):
     def refuse(*_):
         raise DecodeError(1, "llama_decode returned 1")
 
-    monkeypatch.setattr(live._native, "decode", refuse)
+    monkeypatch.setattr(live.native, "decode", refuse)
     with pytest.raises(DecodeError):
         live.decode(ids([1]), "last")
-    assert live.holds(ids(PROMPT))
+    assert live.state.holds(ids(PROMPT))
 
 
 @pytest.mark.parametrize(("code", "kept"), [(-1, True), (1, False)])
@@ -138,21 +139,21 @@ def test_logits_outlive_only_a_batch_that_was_never_looked_at(live, monkeypatch,
     def refuse(*_):
         raise DecodeError(code, "refused")
 
-    monkeypatch.setattr(live._native, "decode", refuse)
+    monkeypatch.setattr(live.native, "decode", refuse)
     with pytest.raises(DecodeError):
         live.decode(ids([1]), "last")
-    assert (live.logits() is not None) is kept
+    assert (live.row.logits() is not None) is kept
 
 
 def test_a_refused_batch_that_changed_memory_all_the_same_is_not_believed(live, lose_cells, monkeypatch):
     def refuse(*_):
-        lose_cells(live._native._ctx.ctx, 2, 5)
+        lose_cells(live.native._ctx.ctx, 2, 5)
         raise DecodeError(1, "refused")
 
-    monkeypatch.setattr(live._native, "decode", refuse)
+    monkeypatch.setattr(live.native, "decode", refuse)
     with pytest.raises(DecodeError):
         live.decode(ids([1]), "last")
-    assert live.is_junk
+    assert live.state.is_invalid
 
 
 @pytest.fixture
@@ -169,24 +170,24 @@ def live_plan(cached, logits=None):
 
 
 def test_a_plan_that_memory_does_not_follow_is_a_fault(plain, monkeypatch):
-    monkeypatch.setattr(plain._native, "cut", lambda position: False)
-    assert "refused to cut" in plain.apply(live_plan(40), ids(PROMPT))
+    monkeypatch.setattr(plain.native, "cut", lambda position: False)
+    assert "refused to cut" in apply_plan(plain, live_plan(40), ids(PROMPT))
     monkeypatch.undo()
-    monkeypatch.setattr(plain._native, "state_size", lambda partial: 12)
-    assert "bytes" in plain.apply(live_plan(40), ids(PROMPT))
+    monkeypatch.setattr(plain.native, "state_size", lambda partial: 12)
+    assert "bytes" in apply_plan(plain, live_plan(40), ids(PROMPT))
 
 
 def test_stored_logits_are_the_tips_or_it_is_a_fault(plain, monkeypatch):
     wanted = np.arange(plain.n_vocab, dtype=np.float32)
     plain.state.tip_logits = False
-    assert plain.apply(live_plan(len(PROMPT), wanted), ids(PROMPT)) is None
-    assert np.array_equal(plain.logits(), wanted)
-    monkeypatch.setattr(plain._native, "logits", lambda n_vocab: None)
-    assert "no output row" in plain.apply(live_plan(len(PROMPT), wanted), ids(PROMPT))
+    assert apply_plan(plain, live_plan(len(PROMPT), wanted), ids(PROMPT)) is None
+    assert np.array_equal(plain.row.logits(), wanted)
+    monkeypatch.setattr(plain.native, "logits", lambda n_vocab: None)
+    assert "no output row" in apply_plan(plain, live_plan(len(PROMPT), wanted), ids(PROMPT))
 
 
 def test_wrong_positions_are_a_fault_though_the_size_is_right(live, monkeypatch):
-    monkeypatch.setattr(live._native, "positions", lambda: (5, 5))
+    monkeypatch.setattr(live.native, "positions", lambda: (5, 5))
     assert "position" in live.fault()
     assert not live.learn_size_rule()
     assert live.profile.linear
@@ -200,21 +201,21 @@ def test_an_empty_sequence_has_no_fault(live):
 def test_what_is_not_known_is_never_sound_whatever_memory_says(llm):
     llm.eval([5])
     live = llm.runner.live
-    live.distrust()
+    live.invalidate()
     assert live.fault() is not None
-    for spoil in (live.taint, live.invalidate_tip):
+    for spoil in (live.require_zeroing, live.invalidate_tip):
         spoil()
-        assert live.is_junk
+        assert live.state.is_invalid
         assert live.n == 1
 
 
 def test_a_full_context_that_was_spoilt_is_sound_again_once_emptied(llm):
     live = llm.runner.live
     llm.eval((PROMPT * 5)[: live.capacity])
-    live.taint()
-    assert live.is_junk
+    live.require_zeroing()
+    assert live.state.is_invalid
     live.empty()
-    assert not live.is_junk
+    assert not live.state.is_invalid
     assert live.fault() is None
 
 
@@ -224,8 +225,8 @@ def test_only_a_sequence_that_grew_by_itself_refutes_the_size_rule(llm, live, mo
         record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
         llm.eval([3, 4])
         assert live.restore(record, ids(PROMPT)) is None
-    size = live._native.state_size
-    monkeypatch.setattr(live._native, "state_size", lambda partial: size(partial=partial) + (not partial))
+    size = live.native.state_size
+    monkeypatch.setattr(live.native, "state_size", lambda partial: size(partial=partial) + (not partial))
     assert live.learn_size_rule() is not restored
     assert live.profile.linear is restored
     assert (live.fault() is None) is not restored
@@ -233,45 +234,45 @@ def test_only_a_sequence_that_grew_by_itself_refutes_the_size_rule(llm, live, mo
 
 def test_a_stopped_batch_is_undone_by_a_cut_where_memory_can_be_cut(plain):
     plain.invalidate_tip()
-    assert plain.recover((40, None))
-    assert plain.holds(ids(PROMPT[:40]))
-    assert plain.recover((0, None))
+    assert recover(plain, (40, None))
+    assert plain.state.holds(ids(PROMPT[:40]))
+    assert recover(plain, (0, None))
     assert plain.n == 0
 
 
 def test_an_undo_that_memory_refuses_or_does_not_bear_out_leaves_nothing_to_build_on(plain, monkeypatch):
-    monkeypatch.setattr(plain._native, "cut", lambda position: False)
-    assert not plain.recover((40, None))
-    assert plain.is_junk
+    monkeypatch.setattr(plain.native, "cut", lambda position: False)
+    assert not recover(plain, (40, None))
+    assert plain.state.is_invalid
     monkeypatch.undo()
-    monkeypatch.setattr(plain._native, "state_size", lambda partial: 12)
-    assert not plain.recover((40, None))
-    assert plain.is_junk
+    monkeypatch.setattr(plain.native, "state_size", lambda partial: 12)
+    assert not recover(plain, (40, None))
+    assert plain.state.is_invalid
 
 
 def test_a_cut_that_is_refused_or_lies_ahead_changes_nothing(plain, monkeypatch):
     assert not plain.cut(len(PROMPT) + 5)
-    monkeypatch.setattr(plain._native, "cut", lambda position: False)
+    monkeypatch.setattr(plain.native, "cut", lambda position: False)
     assert not plain.cut(40)
-    assert plain.holds(ids(PROMPT))
-    assert plain.logits() is not None
+    assert plain.state.holds(ids(PROMPT))
+    assert plain.row.logits() is not None
 
 
 def test_a_cut_takes_the_logits_with_it(plain):
     assert plain.cut(40)
-    assert plain.logits() is None
+    assert plain.row.logits() is None
 
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_memory_that_does_not_empty_by_a_cut_is_cleared(plain, monkeypatch, answer):
-    monkeypatch.setattr(plain._native, "cut", lambda position: answer)
+    monkeypatch.setattr(plain.native, "cut", lambda position: answer)
     plain.empty()
-    assert plain._native.positions() == (-1, -1)
-    assert plain.logits() is None
+    assert plain.native.positions() == (-1, -1)
+    assert plain.row.logits() is None
 
 
 def test_nothing_is_saved_of_an_empty_sequence_or_of_half_a_state(live, monkeypatch):
-    monkeypatch.setattr(live._native, "save_partial", lambda out: None)
+    monkeypatch.setattr(live.native, "save_partial", lambda out: None)
     assert live.snapshot(lambda n: np.empty(n, dtype=np.uint8)) is None
     monkeypatch.undo()
     live.empty()
@@ -305,7 +306,7 @@ def test_holes_are_refused_in_hybrid_memory_and_noted_in_plain_attention(tiny_mo
     plain = Llama(str(tiny_model("llama")), n_ctx=256, n_threads=1, verbose=False)
     plain.eval(PROMPT)
     assert plain._ctx.kv_cache_seq_rm(0, 2, 5)
-    assert plain.runner.live.is_junk
+    assert plain.runner.live.state.is_invalid
 
 
 @pytest.mark.parametrize("n_batch", [1, 3])
@@ -322,17 +323,17 @@ def test_an_interrupted_restore_leaves_nothing_to_build_on(llm, live, monkeypatc
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(live._native, "cut", interrupt)
+    monkeypatch.setattr(live.native, "cut", interrupt)
     with pytest.raises(KeyboardInterrupt):
         live.restore(record, ids(PROMPT))
-    assert live.is_junk
+    assert live.state.is_invalid
 
 
 def test_a_decode_that_left_other_memory_than_ordered_is_an_error(live, monkeypatch):
-    monkeypatch.setattr(live._native, "positions", lambda: (5, 5))
+    monkeypatch.setattr(live.native, "positions", lambda: (5, 5))
     with pytest.raises(DecodeError, match="not what it should be"):
         live.decode(ids([1]), "last")
-    assert live.is_junk
+    assert live.state.is_invalid
 
 
 def test_a_state_of_another_size_than_its_snapshot_is_a_fault(tiny_model, monkeypatch):
@@ -340,7 +341,7 @@ def test_a_state_of_another_size_than_its_snapshot_is_a_fault(tiny_model, monkey
     llm.eval(PROMPT)
     live = llm.runner.live
     record = live.snapshot(lambda n: np.empty(n, dtype=np.uint8))
-    monkeypatch.setattr(live._native, "state_size", lambda partial: 12)
+    monkeypatch.setattr(live.native, "state_size", lambda partial: 12)
     assert "another size" in live.restore(record, ids(PROMPT))
 
 
@@ -356,7 +357,7 @@ def decoded_natively(llm, live):
 def test_native_content_is_adopted_and_never_saved(decoded_natively):
     live = decoded_natively
     assert live.adopt_native(len(PROMPT) + 2)
-    assert live.opaque
+    assert live.state.opaque
     assert live.fault() is None
     assert (live.tokens[-2:] < 0).all()
     assert live.tokens[-1] != live.tokens[-2]
@@ -369,8 +370,8 @@ def test_native_content_that_is_not_there_is_not_adopted(decoded_natively, n):
     assert not decoded_natively.adopt_native(n)
 
 
-def test_nothing_is_adopted_behind_junk(decoded_natively):
-    decoded_natively.distrust()
+def test_nothing_is_adopted_behind_an_invalid_tip(decoded_natively):
+    decoded_natively.invalidate()
     assert not decoded_natively.adopt_native(len(PROMPT) + 2)
 
 

@@ -63,7 +63,7 @@ def assert_goes_on_right(llm, monkeypatch, at_least):
     assert llm.last_request.cached >= at_least
     other = llm.fresh()
     assert again == greedy(other, PROMPT)
-    assert np.allclose(llm.runner.live.logits(), other.runner.live.logits(), atol=1e-4)
+    assert np.allclose(llm.runner.live.row.logits(), other.runner.live.row.logits(), atol=1e-4)
     other.close()
 
 
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
     assert [position for position, _ in staged] == [540], "nothing was at stake"
     monkeypatch.undo()
     assert greedy(llm, branch[:545]) == greedy(fresh, branch[:545])
-    assert np.allclose(llm.runner.live.logits(), fresh.runner.live.logits(), atol=1e-4)
+    assert np.allclose(llm.runner.live.row.logits(), fresh.runner.live.row.logits(), atol=1e-4)
     llm.close()
     fresh.close()
 
@@ -353,7 +353,7 @@ def test_an_interrupt_loses_nothing_that_was_decoded(llm, monkeypatch, number, b
         greedy(llm, PROMPT)
     # Long prompts are cut at their checkpoints too, so that number batches may be shorter than n_batch.
     done = llm.runner.live.n
-    assert not llm.runner.live.is_junk
+    assert not llm.runner.live.state.is_invalid
     assert (done > 0) is (number > 0 or not before)
     assert_goes_on_right(llm, monkeypatch, done)
 
@@ -368,7 +368,7 @@ def test_an_interrupt_while_answering_loses_nothing(llm, monkeypatch, before):
     interrupt(llm, monkeypatch, 0, before=before)
     with pytest.raises(KeyboardInterrupt):
         next(stream)
-    assert not llm.runner.live.is_junk
+    assert not llm.runner.live.state.is_invalid
     assert llm.runner.live.n == len(PROMPT) + (2 if before else 3)
     assert_goes_on_right(llm, monkeypatch, len(PROMPT) - 1)
 

@@ -64,8 +64,8 @@ def test_in_a_restore(tiny_model, opened, monkeypatch, tmp_path, arch, call):
     interrupt_after(monkeypatch, NativeContext, call)
     with pytest.raises(KeyboardInterrupt):
         take(llm, FIRST)
-    assert llm.runner.live.is_junk
-    assert not llm.runner.live.starts_with(np.array(SECOND[:1]))
+    assert llm.runner.live.state.is_invalid
+    assert not llm.runner.live.state.starts_with(np.array(SECOND[:1]))
     for name in ("second", "on", "first", "on"):
         assert take(llm, prompts[name]) == wanted[name]
     llm.close()
@@ -83,7 +83,7 @@ def test_between_a_decode_and_what_is_known_of_it(tiny_model, opened, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         live.decode([5], "none")
     assert live.planes.reach == 0
-    assert live.logits() is None
+    assert live.row.logits() is None
 
 
 def test_between_a_cut_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
@@ -92,7 +92,7 @@ def test_between_a_cut_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
     interrupt_after(monkeypatch, NativeContext, "cut")
     with pytest.raises(KeyboardInterrupt):
         live.cut(10)
-    assert live.logits() is None
+    assert live.row.logits() is None
     assert live.fault() is not None
 
 

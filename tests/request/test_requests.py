@@ -16,7 +16,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.errors import DecodeError, LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
-from tests.lab.draft_fuzz import Unpaced
+from tests.lab.draft_fuzz import EveryDraft
 
 KINDS = {"qwen35": {}, "mamba": {}, "gemma3": {"swa_full": False}, "llama": {}}
 OPTIONS = {"n_ctx": 512, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}
@@ -89,7 +89,7 @@ def test_sampled_streams_keep_their_own_sampler(opened, model, fresh):
 
 def test_drafts_by_turns(opened, model, fresh):
     llm = opened(model, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2))
-    llm.drafts.pace = Unpaced(llm.runner.meter)
+    llm.drafts.policy = EveryDraft(llm.runner.meter)
     prompts = [[*words(seed, 30), *[5, 9, 13] * 4] for seed in (1, 2, 3)]
     said = in_turns([llm.generate(p, temp=0.0) for p in prompts], ORDER * 2)
     assert said == [fresh(p, len(s)) for p, s in zip(prompts, said, strict=True)]
@@ -109,7 +109,7 @@ def test_what_a_draft_had_ahead_is_not_handed_out_to_another(opened, model, fres
             return np.array(answer[len(said) : len(said) + 5] if right else [1, 2, 3], dtype=np.intc)
 
     llm.draft_model = Oracle()
-    llm.drafts.pace = Unpaced(llm.runner.meter)  # drafts, whatever they cost
+    llm.drafts.policy = EveryDraft(llm.runner.meter)  # drafts, whatever they cost
     stream = llm.generate(prompt, temp=0.0)
     said = list(islice(stream, 3))
     for count in (1, 2, 6):

@@ -83,7 +83,7 @@ def test_what_was_read_gives_the_logits_of_a_fresh_context(start) -> None:
     assert answer(again, longer, 1) == answer(fresh, longer, 1)
     assert again.last_request.source == "disk"
     assert again.last_request.reason.endswith("from disk")
-    mine = again.runner.live.logits()
+    mine = again.runner.live.row.logits()
     theirs = np.ctypeslib.as_array(fresh._ctx.get_logits_ith(-1), shape=(fresh.n_vocab(),))
     assert np.abs(mine - theirs).max() <= 1e-2 * np.ptp(theirs)
 

@@ -67,7 +67,7 @@ def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch
     take(llm, ONE, 21)
     stored = llm.prompt_cache.stats().entries
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n_vocab: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n_vocab: nothing)
     llm.runner.save_tip()
     assert llm.prompt_cache.stats().entries == stored
     monkeypatch.undo()
@@ -78,7 +78,7 @@ def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch
 def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeypatch):
     llm = open_model()
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n_vocab: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n_vocab: nothing)
     take(llm, TWO, 3)
     assert llm.prompt_cache.stats().entries == 0
 
@@ -86,14 +86,14 @@ def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeyp
 def test_a_plain_model_does_not_look_at_its_logits(open_model, monkeypatch, caplog):
     llm = open_model("llama")
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n_vocab: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n_vocab: nothing)
     take(llm, TWO, 3)
     assert caplog.text == ""
 
 
 def test_a_prompt_whose_logits_are_not_to_be_had_has_no_checkpoint_at_its_end(open_model, monkeypatch):
     llm = open_model()
-    monkeypatch.setattr(llm.runner.live, "logits", lambda: None)
+    monkeypatch.setattr(llm.runner.live.row, "logits", lambda: None)
     assert len(take(llm, ONE, 3)) == 3
     assert llm.last_request.checkpoints == len(llm.requests.last.plan.cuts) == 1
 
@@ -111,7 +111,7 @@ def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_mo
     monkeypatch.setattr(llm.runner.live, "decode", lossy)
     take(llm, [*ONE, *TWO])
     take(other, [*ONE, *TWO])
-    assert np.allclose(llm.runner.live.logits(), other.runner.live.logits(), atol=1e-4)
+    assert np.allclose(llm.runner.live.row.logits(), other.runner.live.row.logits(), atol=1e-4)
 
 
 def test_nothing_is_stored_where_a_prefill_refutes_the_size_rule(open_model, monkeypatch):
@@ -233,7 +233,7 @@ def test_a_repeated_prompt_is_not_stored_again(open_model):
     assert llm.last_request.checkpoints == 0
 
 
-@pytest.mark.parametrize("spoil", ["distrust", "opaque", "empty"])
+@pytest.mark.parametrize("spoil", ["invalidate", "opaque", "empty"])
 def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
     llm = open_model()
     stream = llm.generate(ONE, temp=0.0)
@@ -353,7 +353,7 @@ def test_nothing_stays_pinned_behind_a_request(open_model):
 def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_model, monkeypatch):
     llm, fresh = open_model("llama"), open_model("llama")
     take(llm, ONE)
-    monkeypatch.setattr(llm.runner.live._native, "cut", lambda position: False)
+    monkeypatch.setattr(llm.runner.live.native, "cut", lambda position: False)
     asked = [*ONE[:50], 3]
     assert take(llm, asked, 4) == take(fresh, asked, 4)
     assert llm.last_request.cached == 0
@@ -387,7 +387,7 @@ def test_other_tokens_in_the_place_of_ours_are_noticed(open_model):
 def test_what_we_know_to_be_spoilt_is_nobody_elses_doing(open_model, caplog):
     llm = open_model()
     take(llm, ONE)
-    llm.runner.live.distrust()
+    llm.runner.live.invalidate()
     take(llm, ONE)
     assert caplog.text == ""
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama
-from tests.lab.draft_fuzz import Prescribed, Unpaced
+from tests.lab.draft_fuzz import EveryDraft, Prescribed
 from tests.lab.reference import Logits, Reference, Setting
 
 SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -73,8 +73,8 @@ def drafting(open_model) -> Callable[..., Any]:
         draft = Prescribed(random.Random(seed), 200)
         draft.text = text
         llm = open_model(arch, draft_model=draft, draft_planes=planes, **more)
-        llm.drafts.pace = Unpaced(llm.runner.meter)
-        llm.drafts.pace.buys = buys
+        llm.drafts.policy = EveryDraft(llm.runner.meter)
+        llm.drafts.policy.buys = buys
         return llm
 
     return opener
@@ -84,4 +84,4 @@ def decode(live: Any, tokens: list[int]) -> Logits:
     """Decode in one batch; the logits of its last token."""
     live.decode(np.array(tokens, dtype=np.int32), "all")
     live.recount()
-    return live.logits().copy()
+    return live.row.logits().copy()

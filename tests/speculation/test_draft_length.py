@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from llamahybrid.memory.costs import CostMeter
-from llamahybrid.speculation.draft_length import Curve, Pace
+from llamahybrid.speculation.draft_length import Curve, DraftLengthPolicy
 
 TOKEN = 0.02
 PROMISED = 1.05
@@ -33,48 +33,53 @@ class World:
 
 
 def answer(
-    pace: Pace, meter: CostMeter, world: World, tokens: int, rng: random.Random, prompt: int = 0
+    policy: DraftLengthPolicy,
+    meter: CostMeter,
+    world: World,
+    tokens: int,
+    rng: random.Random,
+    prompt: int = 0,
 ) -> tuple[float, int]:
     """Say `tokens` tokens as `Drafts` would, after so many of a prompt: seconds, and batches."""
-    pace.begin()
+    policy.begin()
     if prompt:
-        pace.prefilled(prompt, prompt * world.more * TOKEN)
+        policy.prefilled(prompt, prompt * world.more * TOKEN)
     right: list[bool] = []
     """What is left of the guess, by what will become of it."""
     said = gained = pending = owed = batches = 0
     seconds = 0.0
     while True:
         said += 1 + gained
-        pace.settled(1 + gained)
+        policy.account(1 + gained)
         if said >= tokens:
             return seconds, batches
         for _ in range(1 + gained):
             if right:
-                pace.chance.saw(right[0])
+                policy.chance.saw(right[0])
                 right = right[1:] if right[0] else []
         back = pending > gained and pending > world.planes
         owed = gained + 1 if back else 0
         spent, length = 0.0, 0
-        if right or pace.due(said):
-            length = pace.length(said, world.offers, owed, world.planes)
+        if right or policy.due(said):
+            length = policy.length(said, world.offers, owed, world.planes)
         if len(right) < max(1, length):
-            wanted = length or (pace.due(said) and pace.watch(said))
+            wanted = length or (policy.due(said) and policy.watch(said))
             if wanted:
                 right = [world.right(rng, said + i) for i in range(wanted if world.each else world.offers)]
                 spent = (world.ask + len(right) * world.each) * TOKEN
-                pace.asked(spent, len(right) if world.each else 0)
+                policy.asked(spent, len(right) if world.each else 0)
         pending = min(length, len(right))
         gained = next((i for i in range(pending) if not right[i]), pending)
         if back:
-            pace.loaded(world.load * TOKEN, owed)
+            policy.loaded(world.load * TOKEN, owed)
             spent += world.load * TOKEN
         if pending > world.planes:
-            pace.saved(world.save * TOKEN)
+            policy.saved(world.save * TOKEN)
             spent += world.save * TOKEN
         size = 1 + owed + pending
         batch = (1 + (world.second if size > 1 else 0) + world.more * (size - 1)) * TOKEN
         if size > 1:
-            pace.decoded(size, batch)
+            policy.decoded(size, batch)
         else:
             meter.decoded(1, batch)
         seconds += spent + batch
@@ -89,10 +94,10 @@ def usual(
     meter.decoded(1, TOKEN)
     meter.decoded(512, 512 * world.more * TOKEN)
     meter.saved(1, world.save * TOKEN)
-    pace = Pace(meter)
+    policy = DraftLengthPolicy(meter)
     for _ in range(7):
-        answer(pace, meter, before or world, 100, rng)
-    seconds, batches = answer(pace, meter, world, tokens, rng, prompt)
+        answer(policy, meter, before or world, 100, rng)
+    seconds, batches = answer(policy, meter, world, tokens, rng, prompt)
     prefill = prompt * world.more * TOKEN
     plain = max(1, tokens - 1)
     return (prefill + seconds) / (prefill + plain * TOKEN), plain / max(1, batches)
@@ -159,12 +164,12 @@ def test_a_head_start_is_made_use_of() -> None:
 
 
 def test_a_request_starts_as_if_the_last_guess_had_been_wrong() -> None:
-    pace, _ = measured()
+    policy, _ = measured()
     for right in (False, False, False, True, True, True) * 6:
-        pace.chance.saw(right)
-    assert pace.chance.next > 0.6
-    pace.begin()
-    assert pace.chance.next < 0.4
+        policy.chance.saw(right)
+    assert policy.chance.next > 0.6
+    policy.begin()
+    assert policy.chance.next < 0.4
 
 
 def test_nor_in_the_first_request_ever() -> None:
@@ -175,7 +180,7 @@ def test_nor_in_the_first_request_ever() -> None:
             meter = CostMeter(512)
             meter.decoded(1, TOKEN)
             meter.saved(1, world.save * TOKEN)
-            seconds, _ = answer(Pace(meter), meter, world, tokens, random.Random(3))
+            seconds, _ = answer(DraftLengthPolicy(meter), meter, world, tokens, random.Random(3))
             assert seconds <= PROMISED * (tokens - 1) * TOKEN
 
 
@@ -198,137 +203,137 @@ def test_drafts_that_are_right_pay(world: World, most: float) -> None:
 
 
 def test_nothing_is_drafted_before_a_token_was_measured() -> None:
-    assert Pace(CostMeter(512)).length(1000, 8, 0, 8) == 0
+    assert DraftLengthPolicy(CostMeter(512)).length(1000, 8, 0, 8) == 0
 
 
-def measured(prefill: float = 0.1) -> tuple[Pace, CostMeter]:
+def measured(prefill: float = 0.1) -> tuple[DraftLengthPolicy, CostMeter]:
     """One that knows what tokens cost, and that guesses were right."""
     meter = CostMeter(512)
     meter.decoded(1, TOKEN)
     meter.decoded(512, 512 * prefill * TOKEN)
-    pace = Pace(meter)
+    policy = DraftLengthPolicy(meter)
     for _ in range(12):
-        pace.chance.saw(True)
-    return pace, meter
+        policy.chance.saw(True)
+    return policy, meter
 
 
 def test_a_draft_is_no_longer_than_there_is_room() -> None:
-    pace, _ = measured()
-    assert pace.length(10_000, 9, 0, 8) == 9
-    assert pace.length(10_000, 3, 0, 8) == 3
-    assert pace.length(10_000, 0, 0, 8) == 0
+    policy, _ = measured()
+    assert policy.length(10_000, 9, 0, 8) == 9
+    assert policy.length(10_000, 3, 0, 8) == 3
+    assert policy.length(10_000, 0, 0, 8) == 0
 
 
 def test_a_draft_that_the_answer_cannot_bear_yet_is_not_made() -> None:
-    pace, _ = measured()
-    assert pace.length(5, 9, 0, 9) == 0
-    assert 0 < pace.length(36, 9, 0, 9) < 9
-    assert pace.length(100, 9, 0, 9) == 9
+    policy, _ = measured()
+    assert policy.length(5, 9, 0, 9) == 0
+    assert 0 < policy.length(36, 9, 0, 9) < 9
+    assert policy.length(100, 9, 0, 9) == 9
 
 
 def test_the_prompt_gives_a_head_start() -> None:
-    pace, _ = measured()
-    pace.prefilled(1000, 1000 * 0.1 * TOKEN)  # a share of 4 tokens
-    assert pace.length(1, 9, 0, 9) == 9
+    policy, _ = measured()
+    policy.prefilled(1000, 1000 * 0.1 * TOKEN)  # a share of 4 tokens
+    assert policy.length(1, 9, 0, 9) == 9
     for _ in range(2):
-        pace.asked(2.0 * TOKEN, 0)
-        pace.settled(0)
-    assert pace.length(1, 9, 0, 9) == 0, "it was lost"
-    pace.begin()
-    assert pace.length(1, 9, 0, 9) == 0, "it was that request's"
+        policy.asked(2.0 * TOKEN, 0)
+        policy.account(0)
+    assert policy.length(1, 9, 0, 9) == 0, "it was lost"
+    policy.begin()
+    assert policy.length(1, 9, 0, 9) == 0, "it was that request's"
 
 
 def test_a_long_prompt_gives_no_longer_head_start() -> None:
-    pace, _ = measured()
-    pace.prefilled(100_000, 100_000 * 0.1 * TOKEN)
-    assert pace.length(1, 100, 0, 100) < 50
-    pace.asked(4.1 * TOKEN, 0)
-    pace.settled(0)
-    assert pace.length(1, 9, 0, 9) == 0
+    policy, _ = measured()
+    policy.prefilled(100_000, 100_000 * 0.1 * TOKEN)
+    assert policy.length(1, 100, 0, 100) < 50
+    policy.asked(4.1 * TOKEN, 0)
+    policy.account(0)
+    assert policy.length(1, 9, 0, 9) == 0
 
 
 def test_guesses_are_worth_less_right_after_a_wrong_one() -> None:
-    pace, _ = measured()
+    policy, _ = measured()
     for right in (False, True, True, True) * 6:
-        pace.chance.saw(right)
-    assert pace.chance.next == pace.chance.then > 0.6
-    pace.chance.saw(False)
-    assert pace.chance.next > pace.chance.then
+        policy.chance.saw(right)
+    assert policy.chance.next == policy.chance.then > 0.6
+    policy.chance.saw(False)
+    assert policy.chance.next > policy.chance.then
     for _ in range(24):
-        pace.chance.saw(False)
-    assert pace.chance.next < 0.2 < pace.chance.then
+        policy.chance.saw(False)
+    assert policy.chance.next < 0.2 < policy.chance.then
 
 
 def test_what_a_busy_machine_measured_is_forgotten() -> None:
-    pace, _ = measured()
+    policy, _ = measured()
     for size in range(2, 11):
-        pace.decoded(size, 100 * TOKEN)
-    assert pace.length(10_000, 9, 0, 9) == 0
+        policy.decoded(size, 100 * TOKEN)
+    assert policy.length(10_000, 9, 0, 9) == 0
     for _ in range(500):
-        pace.length(10_000, 9, 0, 9)
-    assert pace.length(10_000, 9, 0, 9) == 9
+        policy.length(10_000, 9, 0, 9)
+    assert policy.length(10_000, 9, 0, 9) == 9
 
 
 def test_planes_are_bought_once_snapshots_have_cost_as_much() -> None:
-    pace, _ = measured()
-    pace.length(1000, 8, 0, 0)
-    assert not pace.planes_pay()
+    policy, _ = measured()
+    policy.length(1000, 8, 0, 0)
+    assert not policy.planes_pay()
     for _ in range(100):
-        pace.saved(0.2 * TOKEN)
-    assert pace.planes_pay()
-    pace.bought(TOKEN, True)
-    assert not pace.planes_pay(), "paid for, and the account starts anew"
+        policy.saved(0.2 * TOKEN)
+    assert policy.planes_pay()
+    policy.planes_made(TOKEN, True)
+    assert not policy.planes_pay(), "paid for, and the account starts anew"
     for _ in range(30):
-        pace.saved(0.05 * TOKEN)
-    assert not pace.planes_pay(), "the price was measured: two tokens' time"
+        policy.saved(0.05 * TOKEN)
+    assert not policy.planes_pay(), "the price was measured: two tokens' time"
     for _ in range(20):
-        pace.saved(0.05 * TOKEN)
-    assert pace.planes_pay()
+        policy.saved(0.05 * TOKEN)
+    assert policy.planes_pay()
 
 
 def test_planes_are_not_bought_for_what_snapshots_cost_before_a_checkpoint() -> None:
-    pace, _ = measured()
-    pace.length(10_000, 8, 0, 0)
-    for end in (pace.checkpointed, pace.begin):
+    policy, _ = measured()
+    policy.length(10_000, 8, 0, 0)
+    for end in (policy.checkpointed, policy.begin):
         for _ in range(100):
-            pace.saved(0.2 * TOKEN)
+            policy.saved(0.2 * TOKEN)
         end()
-        pace.length(10_000, 8, 0, 0)
-        assert not pace.planes_pay()
+        policy.length(10_000, 8, 0, 0)
+        assert not policy.planes_pay()
 
 
 def test_planes_are_not_bought_on_credit() -> None:
-    pace, _ = measured()
+    policy, _ = measured()
     for _ in range(100):
-        pace.saved(0.2 * TOKEN)
-    pace.length(20, 8, 0, 0)  # a share of twenty tokens' time is less than one
-    assert not pace.planes_pay()
+        policy.saved(0.2 * TOKEN)
+    policy.length(20, 8, 0, 0)  # a share of twenty tokens' time is less than one
+    assert not policy.planes_pay()
 
 
 def test_planes_that_could_not_be_made_are_not_asked_for_again_in_this_request() -> None:
-    pace, _ = measured()
+    policy, _ = measured()
     for attempt in (False, False):
-        pace.begin()
-        pace.length(10_000, 8, 0, 0)
+        policy.begin()
+        policy.length(10_000, 8, 0, 0)
         for _ in range(100):
-            pace.saved(0.2 * TOKEN)
-        assert pace.planes_pay()
-        pace.bought(0.0, attempt)
+            policy.saved(0.2 * TOKEN)
+        assert policy.planes_pay()
+        policy.planes_made(0.0, attempt)
         for _ in range(100):
-            pace.saved(0.2 * TOKEN)
-        assert not pace.planes_pay()
+            policy.saved(0.2 * TOKEN)
+        assert not policy.planes_pay()
 
 
 def test_a_draft_model_may_read_the_prompt_on_the_prompts_account() -> None:
-    pace, _ = measured()
-    pace.asked(0.001 * TOKEN, 0)
+    policy, _ = measured()
+    policy.asked(0.001 * TOKEN, 0)
     soon = 60
-    assert pace.length(soon, 4, 0, 4, behind=0) > 0
-    assert pace.length(soon, 4, 0, 4, behind=400) == 0, "as dear as a prompt token, until it was measured"
-    pace.prefilled(10_000, 400 * TOKEN / 10 / 0.04)
-    assert pace.length(soon, 4, 0, 4, behind=400) > 0
-    pace.asked(400 * TOKEN / 10, 4, behind=400)
-    assert pace.length(soon, 4, 0, 4, behind=400) == 0, "granted once"
+    assert policy.length(soon, 4, 0, 4, behind=0) > 0
+    assert policy.length(soon, 4, 0, 4, behind=400) == 0, "as dear as a prompt token, until it was measured"
+    policy.prefilled(10_000, 400 * TOKEN / 10 / 0.04)
+    assert policy.length(soon, 4, 0, 4, behind=400) > 0
+    policy.asked(400 * TOKEN / 10, 4, behind=400)
+    assert policy.length(soon, 4, 0, 4, behind=400) == 0, "granted once"
 
 
 def test_a_curve_is_straight_between_what_was_measured() -> None:

@@ -15,9 +15,9 @@ from llamahybrid.errors import ContextOverflow, RequestCancelled
 from llamahybrid.evaluate.compare import WORKLOADS, Comparer
 from llamahybrid.llama import Llama
 from llamahybrid.memory.costs import CostMeter
-from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import Costs
-from tests.lab.draft_fuzz import Unpaced
+from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.reference import Reference, Setting
 
 from .conftest import PROMPT, take
@@ -108,7 +108,7 @@ def test_what_is_live_after_a_request_is_what_was_handed_out(drafting, fresh, ar
         assert take(llm, PROMPT, n) == wanted[:n]
         live = llm.runner.live
         assert live.n in (len(PROMPT) + n - 1, len(PROMPT) + n)
-        assert live.holds(np.array([*PROMPT, *wanted][: live.n]))
+        assert live.state.holds(np.array([*PROMPT, *wanted][: live.n]))
         assert llm.n_tokens == live.n
         assert llm.input_ids[: live.n].tolist() == live.tokens.tolist()
         assert not live.planes.pending
@@ -179,8 +179,8 @@ def test_a_state_is_not_saved_twice(open_model, fresh, monkeypatch):
     take(llm, PROMPT, 2)
     live, undo = llm.runner.live, llm.drafts.undo
     saved = []
-    save = live._native.save_partial
-    monkeypatch.setattr(live._native, "save_partial", lambda out: (saved.append(live.n), save(out))[1])
+    save = live.native.save_partial
+    monkeypatch.setattr(live.native, "save_partial", lambda out: (saved.append(live.n), save(out))[1])
     for _ in range(3):
         undo.take()
     llm.runner.append(5)
@@ -194,7 +194,7 @@ def test_an_answer_that_is_no_number_makes_no_checkpoints(drafting, fresh, monke
     next(stream)
     stored = llm.prompt_cache.stats().entries
     nothing = np.full(llm.n_vocab(), np.nan, dtype=np.float32)
-    monkeypatch.setattr(llm.runner.live._native, "logits", lambda n: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n: nothing)
     list(itertools.islice(stream, 130))
     stream.close()
     assert llm.prompt_cache.stats().entries == stored
@@ -231,7 +231,7 @@ class Draft(LlamaDraftModel):
 def unpaced(open_model, guess, **more):
     draft = Draft(guess)
     llm = open_model(draft_model=draft, **more)
-    llm.drafts.pace = Unpaced(llm.runner.meter)
+    llm.drafts.policy = EveryDraft(llm.runner.meter)
     return llm, draft
 
 
@@ -277,7 +277,7 @@ def test_the_context_may_be_filled_to_its_end(open_model):
 
 
 def test_nothing_is_drafted_that_could_not_be_taken_back(open_model, monkeypatch):
-    monkeypatch.setattr(LiveSequence, "opaque", True)  # as after an image
+    monkeypatch.setattr(SequenceState, "opaque", True)  # as after an image
     llm, draft = unpaced(open_model, lambda ids: ids[:3], draft_planes=4)
     assert len(llm.drafts(np.array(PROMPT, dtype=np.intc))) == 0
     assert draft.calls == 0
@@ -299,7 +299,7 @@ def test_the_given_draft_model_is_what_one_sees(open_model):
 def test_a_draft_model_may_be_set_later(open_model, fresh):
     llm = open_model()
     llm.draft_model = draft = Draft(lambda ids: ids[:3])
-    llm.drafts.pace = Unpaced(llm.runner.meter)
+    llm.drafts.policy = EveryDraft(llm.runner.meter)
     assert take(llm, PROMPT, 20) == fresh(PROMPT, 20)
     assert draft.calls > 0
 
@@ -350,7 +350,7 @@ def test_drafts_do_not_spoil_what_is_reused(tiny_model, arch, planes, workload):
         llm = Llama(
             **arguments, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=6), draft_planes=planes
         )
-        llm.drafts.pace = Unpaced(llm.runner.meter)
+        llm.drafts.policy = EveryDraft(llm.runner.meter)
         return llm
 
     drafted = Comparer(tiny_model(arch), options).side(drafting, WORKLOADS[workload])

@@ -8,7 +8,7 @@ import pytest
 from llamahybrid import ModelDraft
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.evaluate.counters import DecodeCounter
-from tests.lab.draft_fuzz import Unpaced
+from tests.lab.draft_fuzz import EveryDraft
 
 from .conftest import PROMPT, take
 
@@ -26,7 +26,7 @@ def pair(open_model):
     def opener(arch="qwen35", of="qwen35", count=4, **more):
         second = open_model(of)
         llm = open_model(arch, draft_model=ModelDraft(second, count), **more)
-        llm.drafts.pace = Unpaced(llm.runner.meter)
+        llm.drafts.policy = EveryDraft(llm.runner.meter)
         return llm, second
 
     return opener
@@ -83,7 +83,7 @@ def test_how_far_it_is_behind(open_model):
 def test_a_model_cannot_draft_for_itself(open_model):
     llm = open_model()
     llm.draft_model = ModelDraft(llm)
-    llm.drafts.pace = Unpaced(llm.runner.meter)
+    llm.drafts.policy = EveryDraft(llm.runner.meter)
     with pytest.raises(LlamaHybridError, match="second Llama"):
         take(llm, PROMPT, 5)
 

@@ -38,29 +38,29 @@ def drafted(drafting, fresh):
 def test_memory_is_as_large_after_a_request_as_before(drafted, arch):
     llm, text, seen = drafted(arch)
     live = llm.runner.live
-    before = live.memory_bytes()
+    before = live.native.memory_bytes()
     for _ in range(3):
         assert take(llm, PROMPT) == text[80:120]
         assert max(seen) > 0
         assert live.planes.count == 0
-        assert live.memory_bytes() == before
+        assert live.native.memory_bytes() == before
     assert llm.last_request.rollbacks["planes"] > 0
 
 
 def test_memory_comes_back_from_a_generator_that_is_closed_half_way(drafted):
     llm, _, seen = drafted()
-    before = llm.runner.live.memory_bytes()
+    before = llm.runner.live.native.memory_bytes()
     stream = llm.generate(PROMPT, temp=0.0)
     while not seen or not llm.runner.live.planes.in_use:
         next(stream)
-    assert llm.runner.live.memory_bytes() > before
+    assert llm.runner.live.native.memory_bytes() > before
     stream.close()
-    assert llm.runner.live.memory_bytes() == before
+    assert llm.runner.live.native.memory_bytes() == before
 
 
 def test_memory_comes_back_after_an_exception_and_a_cancel(drafted):
     llm, text, seen = drafted()
-    before = llm.runner.live.memory_bytes()
+    before = llm.runner.live.native.memory_bytes()
 
     def boom(ids, scores):
         if seen and llm.runner.live.planes.grown:
@@ -69,14 +69,14 @@ def test_memory_comes_back_after_an_exception_and_a_cancel(drafted):
 
     with pytest.raises(RuntimeError, match="boom"):
         take(llm, PROMPT, stopping_criteria=boom)
-    assert llm.runner.live.memory_bytes() == before
+    assert llm.runner.live.native.memory_bytes() == before
     stream = llm.generate(PROMPT, temp=0.0)
     while not llm.runner.live.planes.grown:
         next(stream)
     llm.cancel()
     with pytest.raises(LlamaHybridError):
         list(stream)
-    assert llm.runner.live.memory_bytes() == before
+    assert llm.runner.live.native.memory_bytes() == before
     assert take(llm, PROMPT) == text[80:120]
 
 
@@ -85,9 +85,9 @@ def test_planes_go_before_a_checkpoint_in_the_middle_of_an_answer(drafted, monke
     monkeypatch.setattr(CostMeter, "costs", lambda meter: dear)  # a checkpoint every 64 tokens
     llm, _, seen = drafted()
     live, saved = llm.runner.live, []
-    save = live._native.save_partial
+    save = live.native.save_partial
     monkeypatch.setattr(
-        live._native, "save_partial", lambda out: (saved.append(live.planes.count), save(out))[1]
+        live.native, "save_partial", lambda out: (saved.append(live.planes.count), save(out))[1]
     )
     stream = llm.generate(PROMPT, temp=0.0)
     while live.n < 160:
@@ -141,15 +141,15 @@ def test_a_rollback_is_carried_out_when_planes_go(open_model, logits_of):
 
 def test_where_planes_cannot_be_made_snapshots_do(drafted, monkeypatch):
     llm, text, _ = drafted()
-    monkeypatch.setattr(llm.runner.live._native, "resize_planes", lambda count: False)
+    monkeypatch.setattr(llm.runner.live.native, "resize_planes", lambda count: False)
     assert take(llm, PROMPT) == text[80:120]
     assert set(llm.last_request.rollbacks) == {"snapshot"}
 
 
 def test_memory_that_does_not_come_back_is_told(open_model, monkeypatch, caplog):
     live = grown(open_model)
-    kept = live.memory_bytes()
-    monkeypatch.setattr(live._native, "memory_bytes", lambda: kept)
+    kept = live.native.memory_bytes()
+    monkeypatch.setattr(live.native, "memory_bytes", lambda: kept)
     with caplog.at_level(logging.WARNING, "llamahybrid"):
         live.planes.shrink()
     assert "could not be given back" in caplog.text
