@@ -69,7 +69,7 @@ def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:
         return None
     if plan.checkpoint is not None:
         prefix = tokens[: plan.cached]
-        fault = live.restore(plan.checkpoint.snapshot, prefix, plan.segments, plan.kept)
+        fault = live.restore(plan.checkpoint.snapshot, prefix, plan.segments, plan.live_kept)
     else:
         fault = None if live.cut(plan.cached) else f"the library refused to cut at {plan.cached}"
         fault = fault or live.fault()

@@ -213,11 +213,11 @@ class Plan:
     stored: bool = False
     """A checkpoint at `cached` is stored already."""
     segments: tuple[Segment, ...] = ()
-    """Attention to append behind the first `kept` live tokens, in order, before the snapshot."""
-    kept: int = 0
+    """Attention to append behind the first `live_kept` live tokens, in order, before the snapshot."""
+    live_kept: int = 0
 
     @property
-    def left(self) -> int:
+    def to_decode(self) -> int:
         """Prompt tokens that have to be decoded."""
         return self.total - self.cached
 
@@ -290,14 +290,14 @@ class BasePromptCache(ABC):
         """Tokens of the live sequence behind the deepest checkpoint on its path."""
 
     @abstractmethod
-    def room(self, view: LiveView, n_bytes: int) -> Bytes | None:
+    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """A buffer of exactly `n_bytes` for attention of the live path; None where nothing may go for it.
 
         It counts toward the budget until it is kept or collected.
         """
 
     @abstractmethod
-    def keep(self, view: LiveView, segment: Segment) -> bool:
+    def store_segment(self, view: LiveView, segment: Segment) -> bool:
         """Keep a segment of the live path, evicting to stay in budget; False if refused or not missing."""
 
     @abstractmethod

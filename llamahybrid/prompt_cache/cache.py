@@ -141,19 +141,19 @@ class PromptCache(BasePromptCache):
         """See `BasePromptCache.unstored`."""
         return self.ram.unstored(view)
 
-    def room(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `BasePromptCache.room`; evicts while other paths have anything."""
+    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
+        """See `BasePromptCache.segment_buffer`; evicts while other paths have anything."""
         return self.ram.segment_buffer(view, n_bytes)
 
-    def keep(self, view: LiveView, segment: Segment) -> bool:
-        """See `BasePromptCache.keep`; evicts while other paths have anything."""
+    def store_segment(self, view: LiveView, segment: Segment) -> bool:
+        """See `BasePromptCache.store_segment`; evicts while other paths have anything."""
         return self.ram.store_segment(view, segment)
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
         """See `BasePromptCache.remember`; never at the price of a checkpoint on the path itself."""
         self.ram.remember(namespace, tokens, state)
 
-    def settle(self, view: LiveView) -> None:
+    def queue_writes(self, view: LiveView) -> None:
         """A request is over: queue for the disk what is new on the live path."""
         if self.disk is None or view.namespace.endswith(HERE_ONLY):
             return

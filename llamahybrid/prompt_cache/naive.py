@@ -70,7 +70,7 @@ class NaivePromptCache(BasePromptCache):
         if checkpoint is not None and view.needs_attention:
             segments = tuple(self._attention[view.namespace, prompt[: i + 1]] for i in range(kept, cached))
         return Plan(
-            len(prompt), matched, cached, source, checkpoint, logits, cuts, segments=segments, kept=kept
+            len(prompt), matched, cached, source, checkpoint, logits, cuts, segments=segments, live_kept=kept
         )
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
@@ -113,12 +113,12 @@ class NaivePromptCache(BasePromptCache):
         here = (c for c in range(len(live), 0, -1) if (view.namespace, live[:c]) in self._checkpoints)
         return len(live) - next(here, 0)
 
-    def room(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `BasePromptCache.room`."""
+    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
+        """See `BasePromptCache.segment_buffer`."""
         return np.empty(n_bytes, np.uint8)
 
-    def keep(self, view: LiveView, segment: Segment) -> bool:
-        """See `BasePromptCache.keep`; every token by itself."""
+    def store_segment(self, view: LiveView, segment: Segment) -> bool:
+        """See `BasePromptCache.store_segment`; every token by itself."""
         assert view.split is not None
         if view.forgotten:
             return False

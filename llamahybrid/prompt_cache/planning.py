@@ -69,7 +69,7 @@ def plan_request(
         differs=difference(tokens, view.tokens, live_lcp, match),
         stored=any(e.position == cached for e in entries),
         segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
-        kept=attention.kept,
+        live_kept=attention.live_kept,
     )
     if choice.entry is not None:
         choice.entry.from_disk = False

@@ -40,7 +40,7 @@ class Choice:
 class Attention:
     """How far a prompt's attention can be had: live tokens first, stored segments behind them."""
 
-    kept: int
+    live_kept: int
     """Live tokens that stay where segments are loaded behind them."""
     segments: tuple[Segment, ...]
     reach: int

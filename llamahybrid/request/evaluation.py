@@ -135,7 +135,7 @@ class Evaluation:
             prompt = self.arrays.ids()
             self._live.empty()
             self.decode(prompt, request)
-        self.drafts.policy.prefilled(request.plan.left, request.prefill_seconds)
+        self.drafts.policy.prefilled(request.plan.to_decode, request.prefill_seconds)
 
     def append(self, tokens: Sequence[int]) -> bool:
         """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.

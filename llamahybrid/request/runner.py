@@ -367,10 +367,10 @@ class RequestRunner:
         """Store the attention that the live sequence's checkpoints need, where it is not stored yet."""
         view = self._view()
         for start, end in self.cache.missing(view):
-            segment = self.live.page_out(start, end, partial(self.cache.room, view), deep=deep)
-            if segment is None or not self.cache.keep(view, segment):
+            segment = self.live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
+            if segment is None or not self.cache.store_segment(view, segment):
                 break
-        self.cache.settle(view)
+        self.cache.queue_writes(view)
 
     def _reject(self, request: Request, cause: str) -> None:
         """Store nothing of what this request decoded, nor what it rested on."""

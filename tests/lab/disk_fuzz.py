@@ -97,9 +97,9 @@ def turn(cache: PromptCache, rng: random.Random) -> str:
         if position > plan.cached:
             cache.admit(view, position, content("state", position, tokens[:position]))
     for start, end in cache.missing(view):
-        cache.keep(view, Segment(start, end, content("attention", start, tokens[:end])))
+        cache.store_segment(view, Segment(start, end, content("attention", start, tokens[:end])))
     cache.remember(NAMESPACE, tokens)
-    cache.settle(view)
+    cache.queue_writes(view)
     return plan.source
 
 

@@ -76,14 +76,14 @@ class FakeEngine:
         view = self.view()
         for start, end in self.cache.missing(view):
             segment = self.attention_of(self.state[:start], self.state[start:end])
-            record = self.cache.room(view, segment.nbytes)
+            record = self.cache.segment_buffer(view, segment.nbytes)
             if record is None:
                 break
             record[:] = segment.record
-            if not self.cache.keep(view, Segment(start, end, record)):
+            if not self.cache.store_segment(view, Segment(start, end, record)):
                 break
         if isinstance(self.cache, PromptCache):
-            self.cache.settle(view)
+            self.cache.queue_writes(view)
 
     def snapshot(self) -> Bytes:
         """The state as bytes: length, tokens, padding; in a buffer of the cache if it lends them."""
@@ -106,7 +106,7 @@ class FakeEngine:
             words = plan.checkpoint.snapshot.view(np.int32)
             restored = words[1 : 1 + words[0]].tolist()
             if self.kind in ("hybrid", "window"):
-                attention = self.state[: plan.kept if plan.segments else plan.cached]
+                attention = self.state[: plan.live_kept if plan.segments else plan.cached]
                 for segment in plan.segments:
                     attention += self.tokens_in(segment, attention)
                 assert attention[: plan.cached] == restored, "attention KV of the prefix is not there"

@@ -129,8 +129,8 @@ class Player:
     def _page_out(self) -> None:
         view = self.view()
         for start, end in self.cache.missing(view):
-            record = self.cache.room(view, (end - start) * self.sizes.token)
-            if record is None or not self.cache.keep(view, Segment(start, end, record)):
+            record = self.cache.segment_buffer(view, (end - start) * self.sizes.token)
+            if record is None or not self.cache.store_segment(view, Segment(start, end, record)):
                 return
 
     def _segment(self, start: int, end: int) -> Segment:

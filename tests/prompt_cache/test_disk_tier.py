@@ -67,7 +67,7 @@ def decoded_with_and_without_restarts(opened, turns: list[list[int]]) -> tuple[l
         cache = PromptCache(1 << 24) if not restarting else opened()
         decoded[restarting] = []
         for turn in turns:
-            decoded[restarting].append(ask(cache, turn).left)
+            decoded[restarting].append(ask(cache, turn).to_decode)
             cache = opened() if restarting else cache
     return decoded[False], decoded[True]
 

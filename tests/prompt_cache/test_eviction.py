@@ -242,7 +242,7 @@ def test_a_segment_is_not_stored_once_the_checkpoint_behind_it_had_to_go() -> No
     paged = view(range(100), needs_attention=True)
     fill(cache, [7] * 100, 100)
     fill(cache, range(100), 5)
-    cache.keep(paged, attention(0, 5))
+    cache.store_segment(paged, attention(0, 5))
     cache.check_integrity()
     assert cache.stats().segments == 0
     assert kept(cache, [7] * 100, 100) == [100]

@@ -94,7 +94,7 @@ def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: BasePromptCa
     assert not engine.checkpoint(engine.logits)
     view = engine.view()
     assert (cache.missing(view), cache.unstored(view)) == ([], 0)
-    assert not cache.keep(view, engine.attention_of([], SECRET[:20]))
+    assert not cache.store_segment(view, engine.attention_of([], SECRET[:20]))
     assert cache.peek(ids(SECRET), view, Costs()) == 0
     engine.generate(range(100))
     assert known(cache) == 0
@@ -126,7 +126,7 @@ def test_its_attention_is_not_stored_for_who_asks_again(cache: BasePromptCache) 
     new.pages = True
     assert cache.missing(new.view()) != []
     assert cache.missing(old.view()) == []
-    assert not cache.keep(old.view(), old.attention_of([], SECRET[:20]))
+    assert not cache.store_segment(old.view(), old.attention_of([], SECRET[:20]))
 
 
 def test_what_only_begins_alike_goes_on(cache: BasePromptCache) -> None:

@@ -175,7 +175,7 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (Tree, "attach", lambda c: FakeEngine(c, state=CHAT[:70]).checkpoint()),
     (Tree, "store", lambda c: FakeEngine(c).prefill([7, *CHAT])),
     (RamStore, "make_room", lambda c: c.buffer(100)),
-    (RamStore, "make_room", lambda c: c.room(FakeEngine(c, state=CHAT).view(), 100)),
+    (RamStore, "make_room", lambda c: c.segment_buffer(FakeEngine(c, state=CHAT).view(), 100)),
     (RamStore, "make_room", lambda c: setattr(c, "ram_bytes", 50_000)),
     (RamStore, "let_go", lambda c: c.release(planned(c))),
     (RamStore, "remove", lambda c: c.drop(next(c.ram.tree.oldest_entries()).checkpoint)),
@@ -215,7 +215,7 @@ def test_before_anything_is_changed_an_interrupt_costs_nothing(
             lambda: planned(cache),
             lambda: cache.missing(engine.view()),
             lambda: cache.unstored(engine.view()),
-            lambda: cache.room(engine.view(), 100),
+            lambda: cache.segment_buffer(engine.view(), 100),
             lambda: cache.remember("model", ids(CHAT)),
             engine.checkpoint,
         ):
@@ -236,7 +236,7 @@ def test_running_out_of_memory_costs_nothing(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(MemoryError):
             cache.buffer(3000)
         with pytest.raises(MemoryError):
-            cache.room(FakeEngine(cache, state=list(CHAT)).view(), 3000)
+            cache.segment_buffer(FakeEngine(cache, state=list(CHAT)).view(), 3000)
     assert (cache.stats().extra["restarts"], planned(cache).cached) == (0, len(CHAT))
 
 
@@ -327,12 +327,14 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
         seen.extend(
             [nothing.cached, nothing.total, cache.stats().entries, cache.peek(ids(CHAT), view, Costs())]
         )
-        seen.extend([cache.missing(view), cache.unstored(view), cache.room(view, 10), engine.checkpoint()])
-        seen.append(cache.keep(view, engine.attention_of([], CHAT)))
+        seen.extend(
+            [cache.missing(view), cache.unstored(view), cache.segment_buffer(view, 10), engine.checkpoint()]
+        )
+        seen.append(cache.store_segment(view, engine.attention_of([], CHAT)))
         seen.extend([cache.follow(engine.followed, ids(CHAT)), cache.forget(OTHER), cache.pin(CHAT[:50])])
         seen.append(cache.ram.attention("model", ids(CHAT), 0, 10))
         cache.remember("model", ids([1, 2, 3]))
-        cache.settle(view)
+        cache.queue_writes(view)
         cache.recycle(cache.buffer(100))
         cache.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))
         cache.check_integrity()

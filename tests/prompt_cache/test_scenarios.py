@@ -52,7 +52,7 @@ def store(cache: PromptCache, tokens: Sequence[int], position: int, logits: Logi
 
 def test_a_first_prompt_has_nothing_in_common_with_anything() -> None:
     plan = engine().prefill(HISTORY)
-    assert (plan.matched, plan.cached, plan.source, plan.left) == (0, 0, "none", 300)
+    assert (plan.matched, plan.cached, plan.source, plan.to_decode) == (0, 0, "none", 300)
     assert told(plan) == "nothing in common with anything known"
 
 
@@ -85,7 +85,7 @@ def test_a_regenerated_answer_samples_from_stored_logits() -> None:
     e.prefill(HISTORY)
     e.generate(DIFFERENT)
     plan = e.prefill(HISTORY)
-    assert (plan.cached, plan.left, plan.source) == (300, 0, "ram")
+    assert (plan.cached, plan.to_decode, plan.source) == (300, 0, "ram")
     assert plan.logits is not None
     assert np.array_equal(plan.logits, logits_of(HISTORY))
     assert told(plan) == "exact prompt repeated: sampling from stored logits"

@@ -40,7 +40,7 @@ def store(cache: PromptCache, path: Sequence[int], *positions: int) -> None:
     for position in positions:
         assert cache.admit(view(path[:position]), position, cache.buffer(SIZE))
     for start, end in cache.missing(view(path)):
-        assert cache.keep(view(path), piece(path, start, end))
+        assert cache.store_segment(view(path), piece(path, start, end))
 
 
 def plan_for(cache: PromptCache, prompt: Sequence[int], live: LiveView) -> Plan:
@@ -78,7 +78,7 @@ def test_where_live_attention_reaches_far_enough_nothing_is_loaded() -> None:
     cache = PromptCache(1 << 20)
     cache.remember("m", np.array(PATH, np.int32))
     assert cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
-    assert cache.keep(view(PATH), piece(PATH, 100, 300))
+    assert cache.store_segment(view(PATH), piece(PATH, 100, 300))
     plan = plan_for(cache, [*PATH[:250], 999], view([*PATH[:250], -1]))
     assert (plan.cached, plan.source, plan.segments) == (200, "ram", ())
 
@@ -102,9 +102,9 @@ def test_attention_is_wanted_up_to_the_deepest_checkpoint() -> None:
     cache.admit(view(PATH[:100]), 100, cache.buffer(SIZE))
     assert cache.missing(view(PATH)) == [(0, 100)]
     assert cache.missing(view(PATH, pages=False)) == []
-    assert cache.keep(view(PATH), piece(PATH, 20, 60))
+    assert cache.store_segment(view(PATH), piece(PATH, 20, 60))
     assert cache.missing(view(PATH)) == [(0, 20), (60, 100)]
-    assert cache.keep(view(PATH), piece(PATH, 0, 20))
+    assert cache.store_segment(view(PATH), piece(PATH, 0, 20))
     assert ranges(cache.ram.tree.match("m", np.array(PATH, np.int32)).segments()) == [(0, 20), (20, 60)]
 
 
@@ -115,15 +115,15 @@ def test_what_overlaps_or_leaves_its_edge_is_not_kept(start: int, end: int) -> N
     cache.remember("m", np.array(PATH[:100] + [-1] * 50, np.int32))
     cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
     longer = [*PATH, *range(300, 400)]
-    assert cache.keep(view(PATH), piece(PATH, 0, 50))
-    assert not cache.keep(view(longer), piece(longer, start, end))
+    assert cache.store_segment(view(PATH), piece(PATH, 0, 50))
+    assert not cache.store_segment(view(longer), piece(longer, start, end))
     cache.check_integrity()
 
 
 def test_a_segment_of_tokens_that_lie_elsewhere_is_not_kept() -> None:
     cache = PromptCache(1 << 20)
     cache.remember("m", np.array(PATH[:100] + [-1] * 200, np.int32))
-    assert not cache.keep(view(PATH), piece(PATH, 50, 150))
+    assert not cache.store_segment(view(PATH), piece(PATH, 50, 150))
 
 
 def test_segments_behind_a_match_are_not_its_own() -> None:
@@ -222,8 +222,8 @@ def test_no_segment_is_kept_at_the_price_of_a_checkpoint_of_its_path() -> None:
         for position in (100, 200, 300):
             cache.admit(view(PATH[:position]), position, cache.buffer(SIZE))
         plan_for(cache, [5], view(ELSEWHERE))  # another request came in between
-        assert (cache.room(view(PATH), need) is not None) is fits
-        assert cache.keep(view(PATH), piece(PATH, 0, 300)) is fits
+        assert (cache.segment_buffer(view(PATH), need) is not None) is fits
+        assert cache.store_segment(view(PATH), piece(PATH, 0, 300)) is fits
         stats = cache.stats()
         assert (stats.entries, stats.segments, stats.refused) == (3, fits, 0 if fits else 2)
         cache.check_integrity()
@@ -236,17 +236,17 @@ def test_room_for_a_segment_is_made_before_it_is_saved() -> None:
         assert cache.admit(view(path), 300, cache.buffer(SIZE))
         plan_for(cache, [5], view(ELSEWHERE))
     for start, end in cache.missing(view(other)):
-        assert cache.keep(view(other), piece(other, start, end))
+        assert cache.store_segment(view(other), piece(other, start, end))
     whole = piece(PATH, 0, 300)
     before = cache.stats()
-    room = cache.room(view(PATH), whole.nbytes)
+    room = cache.segment_buffer(view(PATH), whole.nbytes)
     assert room is not None
     assert room.nbytes == whole.nbytes
     assert cache.stats().evictions > before.evictions
     assert cache.stats().bytes_ram <= cache.ram_bytes
     held = cache.stats().bytes_ram
     room[:] = whole.record
-    assert cache.keep(view(PATH), Segment(0, 300, room))
+    assert cache.store_segment(view(PATH), Segment(0, 300, room))
     assert cache.stats().bytes_ram == held, "counted once"
     del room
     assert cache.stats().bytes_ram == held
@@ -257,7 +257,7 @@ def test_room_that_is_not_used_is_room_again() -> None:
     cache = PromptCache(1 << 20)
     cache.admit(view(PATH), 300, cache.buffer(SIZE))
     before = cache.stats().bytes_ram
-    room = cache.room(view(PATH), 5000)
+    room = cache.segment_buffer(view(PATH), 5000)
     assert cache.stats().bytes_ram == before + 5000
     del room
     assert cache.stats().bytes_ram == before
@@ -272,18 +272,18 @@ def test_there_is_no_room_at_the_price_of_the_path_itself(share: float) -> None:
     plan_for(cache, [5], view(ELSEWHERE))
     before = cache.stats()
     n_bytes = int(share * (20_000 - before.bytes_ram * (share < 1)))
-    assert (cache.room(view(PATH), n_bytes) is None) == (share > 1)
+    assert (cache.segment_buffer(view(PATH), n_bytes) is None) == (share > 1)
     if share > 1:
         assert cache.stats().refused == before.refused + 1
         assert cache.stats().entries == before.entries, "nothing went in vain"
-    assert cache.room(view(PATH), 19_000) is None
+    assert cache.segment_buffer(view(PATH), 19_000) is None
 
 
 def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
     cache = PromptCache(SIZE + 4 * 300 + bytes_of((0, 150)))
     cache.admit(view(PATH), 300, cache.buffer(SIZE))
-    assert cache.keep(view(PATH), piece(PATH, 0, 150))
-    assert not cache.keep(view(PATH), piece(PATH, 150, 300))
+    assert cache.store_segment(view(PATH), piece(PATH, 0, 150))
+    assert not cache.store_segment(view(PATH), piece(PATH, 150, 300))
     assert cache.missing(view(PATH)) == [(150, 300)]
 
 
@@ -311,7 +311,7 @@ def test_room_for_a_segment_is_not_made_from_its_own_path() -> None:
     cache.admit(view(PATH[:100]), 100, cache.buffer(SIZE))
     cache.remember("m", np.array(PATH, np.int32))
     cache.remember("m", np.full(11, -1, np.int32))  # younger, and one token too many
-    assert cache.keep(view(PATH), piece(PATH, 0, 100))
+    assert cache.store_segment(view(PATH), piece(PATH, 0, 100))
     assert plan_for(cache, PATH, view(ELSEWHERE)).matched == 300
 
 
@@ -319,7 +319,7 @@ def test_a_path_that_closes_up_while_room_is_made_gets_its_segment() -> None:
     cache = PromptCache(SIZE + bytes_of((100, 150)) + 4 * 200)
     cache.remember("m", np.array(PATH[:100] + [-1] * 50, np.int32))
     cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
-    assert cache.keep(view(PATH[:200]), piece(PATH, 100, 150))
+    assert cache.store_segment(view(PATH[:200]), piece(PATH, 100, 150))
     assert plan_for(cache, PATH[:100] + [-1] * 50, view(ELSEWHERE)).matched == 100
     cache.check_integrity()
 
@@ -380,7 +380,7 @@ def test_a_flipped_bit_is_a_miss_once_and_for_no_other_chat(how: str) -> None:
     assert plan_for(cache, [*other[:200], 999], view(ELSEWHERE)).cached == 150
     assert plan_for(cache, branch, view(PATH)).cached >= 150, "live attention serves as ever"
     for start, end in cache.missing(view(PATH)):
-        assert cache.keep(view(PATH), piece(PATH, start, end))
+        assert cache.store_segment(view(PATH), piece(PATH, start, end))
     assert plan_for(cache, [*PATH[:160], 999], view(ELSEWHERE)).cached == 150, "stored anew"
 
 
@@ -389,7 +389,7 @@ def test_one_damaged_piece_leaves_what_lies_before_it() -> None:
     for position in (100, 250):
         assert cache.admit(view(PATH[:position]), position, cache.buffer(SIZE))
         for start, end in cache.missing(view(PATH)):
-            assert cache.keep(view(PATH), piece(PATH, start, end))
+            assert cache.store_segment(view(PATH), piece(PATH, start, end))
     plan_for(cache, PATH, view(PATH))
     assert cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
     _, deeper = stored_pieces(cache)

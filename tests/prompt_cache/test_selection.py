@@ -53,7 +53,7 @@ def test_attention_reaches_as_far_as_it_has_no_gap(
     live: int, stored: Sequence[tuple[int, int]], kept: int, loaded: list[tuple[int, int]], reach: int
 ) -> None:
     found = reachable(live, [Segment(a, b, np.zeros(1, np.uint8)) for a, b in stored])
-    assert (found.kept, [(s.start, s.end) for s in found.segments], found.reach) == (kept, loaded, reach)
+    assert (found.live_kept, [(s.start, s.end) for s in found.segments], found.reach) == (kept, loaded, reach)
 
 
 def test_only_segments_before_the_restore_point_are_loaded() -> None:
