@@ -11,7 +11,7 @@ from pathlib import Path
 import xxhash
 
 from llamahybrid.engine.activation import loaded_from
-from llamahybrid.memory.content import Signature, digest
+from llamahybrid.engine.content import Signature, digest
 
 _OURS = re.compile(r"(lib)?(llama|ggml)[^/\\]*\.(so|dylib|dll)[.\d]*")
 _DELETED = " (deleted)"

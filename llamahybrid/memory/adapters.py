@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import xxhash
 from llama_cpp import llama_cpp as native
 
-from llamahybrid.memory.content import Nameless, Signature, digest
+from llamahybrid.engine.content import Nameless, Signature, digest
 
 if TYPE_CHECKING:
     from llamahybrid.memory.context import GuardedContext

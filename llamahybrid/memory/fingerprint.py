@@ -18,9 +18,9 @@ from typing import Any
 import llama_cpp
 import xxhash
 
+from llamahybrid.engine.content import Nameless
 from llamahybrid.engine.loaded import engine_digest
 from llamahybrid.memory.adapters import Adapters
-from llamahybrid.memory.content import Nameless
 from llamahybrid.memory.model_files import ModelFiles
 
 FORMAT = b"llamahybrid identity 2"

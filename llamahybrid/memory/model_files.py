@@ -2,7 +2,7 @@
 
 Within one process the file system's word is enough: device, inode, size and time stamps of every file, as
 they were before the model was loaded and are behind it. What leaves the process (a folder on disk, a pickled
-state) is named by content. See `llamahybrid.memory.content` for what that costs.
+state) is named by content. See `llamahybrid.engine.content` for what that costs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from llamahybrid.memory.content import SMALL, Abandoned, Nameless, Signature, digest
+from llamahybrid.engine.content import SMALL, Abandoned, Nameless, Signature, digest
 
 logger = logging.getLogger("llamahybrid")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp
 
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.llama import Llama
 from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.speculation.drafts import StepwiseDraft, Undo
+
+if TYPE_CHECKING:
+    from llamahybrid.llama import Llama
 
 
 class ModelDraft(StepwiseDraft):

@@ -11,9 +11,9 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
+from llamahybrid.engine.content import Nameless
 from llamahybrid.memory import fingerprint
 from llamahybrid.memory.adapters import Adapters
-from llamahybrid.memory.content import Nameless
 from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.model_files import ModelFiles
 

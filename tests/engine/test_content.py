@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from llamahybrid.memory import content
-from llamahybrid.memory.content import Signature, digest
+from llamahybrid.engine import content
+from llamahybrid.engine.content import Signature, digest
 
 SIZE = 300_000
 TICK = 0.02
