@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import saved_state as upstream_state
-from llamahybrid.memory import paging, sequence
+from llamahybrid.memory import paging
 from llamahybrid.memory.snapshot import HEADER_BYTES, SnapshotInfo, open_snapshot
 from tests.lab import blob_fuzz
 from tests.lab.blob_fuzz import Damage, at_the_library, batch, mutated, through_api
@@ -44,7 +44,7 @@ def test_a_missing_check_is_found(tiny_model, monkeypatch):
         n = len(tokens)
         return SnapshotInfo(n, n - 1 if kind == 0 else 0, n - 1, record[HEADER_BYTES:])
 
-    monkeypatch.setattr(sequence, "open_snapshot", trusting)
+    monkeypatch.setattr(restore, "open_snapshot", trusting)
     monkeypatch.setattr(paging, "open_snapshot", trusting)
     monkeypatch.setattr(
         blob_fuzz, "mutated_bytes", lambda blob, other, rng: np.concatenate([blob[:-4], blob[-4:] ^ 1])
@@ -58,7 +58,7 @@ def test_a_missing_look_at_the_owner_is_found(tiny_model, monkeypatch, name):
     def anybodys(record, *, fingerprint, tokens, kind=0):
         return open_snapshot(record, fingerprint=record[16:32].tobytes(), tokens=tokens, kind=kind)
 
-    monkeypatch.setattr(sequence, "open_snapshot", anybodys)
+    monkeypatch.setattr(restore, "open_snapshot", anybodys)
     monkeypatch.setattr(paging, "open_snapshot", anybodys)
     seed = list(blob_fuzz.VARIANTS).index(name)
     with pytest.raises(Damage, match=r"was taken|other logits"):
