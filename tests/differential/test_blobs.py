@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import saved_state as upstream_state
-from llamahybrid.memory import paging
+from llamahybrid.memory import paging, restore
 from llamahybrid.memory.snapshot import HEADER_BYTES, SnapshotInfo, open_snapshot
 from tests.lab import blob_fuzz
 from tests.lab.blob_fuzz import Damage, at_the_library, batch, mutated, through_api
