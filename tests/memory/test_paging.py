@@ -141,7 +141,7 @@ def test_two_chats_find_their_state_again(open_model):
 
 def test_attention_is_stored_only_where_the_cache_has_room(open_model, monkeypatch):
     llm = open_model()
-    monkeypatch.setattr(llm.prompt_cache, "room", lambda view, n_bytes: None)
+    monkeypatch.setattr(llm.prompt_cache, "segment_buffer", lambda view, n_bytes: None)
     greedy(llm, ONE)
     greedy(llm, TWO)
     assert llm.prompt_cache.stats().segments == 0
