@@ -11,7 +11,8 @@ import llama_cpp
 import pytest
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.engine import content, fingerprint, loaded, model_files
+from llamahybrid.engine import content, loaded
+from llamahybrid.memory import fingerprint, model_files
 from llamahybrid.memory.model_files import ModelFiles, shards
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
