@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.engine import content, model_files
+from llamahybrid.engine import content
 from llamahybrid.errors import SnapshotError
+from llamahybrid.memory import model_files
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 LONGER = [*PROMPT, 5]
