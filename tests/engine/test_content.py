@@ -203,7 +203,7 @@ def test_reading_ends_when_nobody_wants_it(file, monkeypatch):
 
 def test_two_processes_may_read_at_once(file, tmp_path, monkeypatch):
     code = (
-        "import sys; from pathlib import Path; from llamahybrid import content; content.SMALL = 0;"
+        "import sys; from pathlib import Path; from llamahybrid.engine import content; content.SMALL = 0;"
         "content.SETTLED_SECONDS = 0; print(content.digest(Path(sys.argv[1])).hex())"
     )
     run = [sys.executable, "-c", code, str(file)]
