@@ -3,7 +3,6 @@
 from llamahybrid.prompt_cache.base import BasePromptCache, CacheStats, Checkpoint, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.naive import NaivePromptCache
-from llamahybrid.prompt_cache.placement import final_due, next_decode_checkpoint
 
 __all__ = [
     "BasePromptCache",
@@ -14,6 +13,4 @@ __all__ = [
     "NaivePromptCache",
     "Plan",
     "PromptCache",
-    "final_due",
-    "next_decode_checkpoint",
 ]

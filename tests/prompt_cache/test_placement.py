@@ -13,10 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamahybrid.memory.costs import CostMeter
-from llamahybrid.prompt_cache import Costs, final_due, next_decode_checkpoint, placement
+from llamahybrid.prompt_cache import Costs, placement
 from llamahybrid.prompt_cache.base import Outline
 from llamahybrid.prompt_cache.ladder import GRAIN, MIN_SPACING, RATIOS, batch_ends, ladder, rungs
-from llamahybrid.prompt_cache.placement import SCARCE, cut_tokens, prefill_cuts, recut
+from llamahybrid.prompt_cache.placement import (
+    SCARCE,
+    SMALL_OF_ALONE,
+    cut_tokens,
+    final_due,
+    next_decode_checkpoint,
+    prefill_cuts,
+    recut,
+)
 
 UNMEASURED = Costs()
 CHEAP_CUTS = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-6)
@@ -279,6 +287,13 @@ def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:
     dear = Costs(token_seconds=1e-2, snapshot_seconds=1.0)
     assert (final_due(1, cheap), final_due(0, cheap)) == (True, False)
     assert (final_due(63, dear), final_due(64, dear)) == (False, True)
+
+
+def test_a_single_token_stands_in_for_a_cut_until_small_batches_were_measured() -> None:
+    costs = Costs(token_seconds=21e-3, prefill_seconds=1e-3)
+    assert cut_tokens(costs) == pytest.approx(SMALL_OF_ALONE * 20)
+    assert SMALL_OF_ALONE < 1, "it reads all weights, too, and has nothing else to do"
+    assert cut_tokens(replace(costs, batch_seconds=3e-3, snapshot_seconds=1e-3)) == pytest.approx(4)
 
 
 def test_where_room_is_scarce_only_message_starts_are_cut() -> None:
