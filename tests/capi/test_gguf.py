@@ -71,17 +71,21 @@ def test_an_architecture_nobody_knows_has_no_tensors_and_a_reason() -> None:
 def test_the_log_callback_of_before_comes_back() -> None:
     lines: list[bytes] = []
     callback = llama_cpp.llama_log_callback(lambda level, text, _: lines.append(text))
-    log_get = llama_cpp.llama_cpp._lib.llama_log_get
-    log_get.argtypes = [ctypes.POINTER(ctypes.c_void_p)] * 2
+    log_get = ctypes.CFUNCTYPE(None, *[ctypes.POINTER(ctypes.c_void_p)] * 2)(
+        (
+            "llama_log_get",
+            llama_cpp.llama_cpp._lib,
+        )  # a function object of our own: upstream's keeps its types
+    )
     before, data = ctypes.c_void_p(), ctypes.c_void_p()
-    log_get(before, data)
+    log_get(ctypes.byref(before), ctypes.byref(data))
     llama_cpp.llama_log_set(callback, None)
     try:
         with quiet(), Gguf() as gguf:
             gguf.set({"general.architecture": "nonsense"})
             gguf.tensors()
         now, _ = ctypes.c_void_p(), ctypes.c_void_p()
-        log_get(now, _)
+        log_get(ctypes.byref(now), ctypes.byref(_))
         assert now.value == ctypes.cast(callback, ctypes.c_void_p).value
     finally:
         llama_cpp.llama_log_set(ctypes.cast(before, llama_cpp.llama_log_callback), data)

@@ -29,6 +29,43 @@ def logits_of(tokens: Sequence[int], n: int = 2) -> Logits:
     return logits
 
 
+@dataclass(frozen=True)
+class FakeAttention:
+    """How attention is laid out in segments: each knows its tokens and what came before them."""
+
+    token_bytes: int
+
+    def of(self, before: Sequence[int], tokens: Sequence[int]) -> Segment:
+        """A segment of tokens behind others."""
+        words = np.zeros((len(tokens) + 1, self.token_bytes // 8), np.int64)
+        words[0, 0] = zlib.crc32(np.array(before, np.int32).tobytes())
+        words[1:, 0] = tokens
+        return Segment(len(before), len(before) + len(tokens), words.view(np.uint8).reshape(-1))
+
+    def tokens_in(self, segment: Segment, before: Sequence[int]) -> list[int]:
+        """The tokens of a segment, which must belong behind `before`."""
+        tokens: list[int] = segment.record.view(np.int64)[:: self.token_bytes // 8].tolist()
+        digest = tokens.pop(0)
+        assert len(tokens) == segment.end - segment.start, "a segment lies about its range"
+        assert segment.start == len(before), "a segment does not follow what is there"
+        assert digest == zlib.crc32(np.array(before, np.int32).tobytes()), "foreign attention"
+        return tokens
+
+    def split(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+        """Cut a segment of `path` in two. Raises ValueError where it is damaged."""
+        tokens = path.tolist()
+        try:
+            sound = tokens[segment.start :] == self.tokens_in(segment, tokens[: segment.start])
+        except AssertionError as error:
+            raise ValueError(str(error)) from error
+        if not sound:
+            raise ValueError("a segment of other tokens")
+        return (
+            self.of(tokens[: segment.start], tokens[segment.start : at]),
+            self.of(tokens[:at], tokens[at:]),
+        )
+
+
 @dataclass
 class FakeEngine:
     """One context: `state` is what its memory saw, `attention` the tokens whose KV it holds."""
@@ -67,7 +104,7 @@ class FakeEngine:
             needs_checkpoints=self.kind != "plain",
             needs_attention=self.kind in ("hybrid", "window"),
             tip_logits=self.logits is not None,
-            split=self.split if self.pages and self.kind in ("hybrid", "window") else None,
+            split=self.paging.split if self.pages and self.kind in ("hybrid", "window") else None,
             state=self.followed,
         )
 
@@ -229,34 +266,17 @@ class FakeEngine:
             self._schedule.stored(len(self.state))
 
     def attention_of(self, before: Sequence[int], tokens: Sequence[int]) -> Segment:
-        """A segment that knows its tokens and what came before them."""
-        words = np.zeros((len(tokens) + 1, self.token_bytes // 8), np.int64)
-        words[0, 0] = zlib.crc32(np.array(before, np.int32).tobytes())
-        words[1:, 0] = tokens
-        return Segment(len(before), len(before) + len(tokens), words.view(np.uint8).reshape(-1))
+        """See `FakeAttention.of`."""
+        return self.paging.of(before, tokens)
 
     def tokens_in(self, segment: Segment, before: Sequence[int]) -> list[int]:
-        """The tokens of a segment, which must belong behind `before`."""
-        tokens: list[int] = segment.record.view(np.int64)[:: self.token_bytes // 8].tolist()
-        digest = tokens.pop(0)
-        assert len(tokens) == segment.end - segment.start, "a segment lies about its range"
-        assert segment.start == len(before), "a segment does not follow what is there"
-        assert digest == zlib.crc32(np.array(before, np.int32).tobytes()), "foreign attention"
-        return tokens
+        """See `FakeAttention.tokens_in`."""
+        return self.paging.tokens_in(segment, before)
 
-    def split(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-        """Cut a segment of `path` in two. Raises ValueError where it is damaged."""
-        tokens = path.tolist()
-        try:
-            sound = tokens[segment.start :] == self.tokens_in(segment, tokens[: segment.start])
-        except AssertionError as error:
-            raise ValueError(str(error)) from error
-        if not sound:
-            raise ValueError("a segment of other tokens")
-        return (
-            self.attention_of(tokens[: segment.start], tokens[segment.start : at]),
-            self.attention_of(tokens[:at], tokens[at:]),
-        )
+    @property
+    def paging(self) -> FakeAttention:
+        """How its attention is laid out; knows no engine, so that a cache that keeps it keeps none alive."""
+        return FakeAttention(self.token_bytes)
 
 
 def tokens_of(*parts: Tokens | Sequence[int]) -> Tokens:

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_interrupts_at_random_moments(
         how(chance, outcome)
     assert not outcome.broken
     assert outcome.interrupted > 3, "the others hit the loop around the work, if any"
+
+
+def test_a_cache_keeps_no_engine_alive() -> None:
+    cache = PromptCache(AMPLE)
+    engine = FakeEngine(cache)
+    engine.prefill(CHAT)
+    cache.plan(ids(OTHER), engine.view(), (), Costs())
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
 
 
 # -- what it costs ---------------------------------------------------------------------------------
