@@ -61,10 +61,10 @@ def lose_cells() -> Callable[[Any, int, int], None]:
 _NATIVE = (
     "campaigns",
     "capi",
-    "cli/test_front.py",
+    "cli/test_chat.py",
     "differential",
+    "engine/test_loaded.py",
     "evaluate",
-    "hazards/test_verdicts.py",
     "memory",
     "patches",
     "request",

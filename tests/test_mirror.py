@@ -9,14 +9,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "llamahybrid"
 
 WITHOUT = {
-    "cli": "chat engine main",
     "": "errors",
-    "engine": "backends build doctor elf installed loaded lock process progress series server trust",
     "evaluate": "chats compare conversation crowds demo probe quiet speech tables",
-    "hazards": """
-        aborts bench catalogue child copies crashes devices nan probe report restores rollback runner
-        state_blobs windows
-    """,
     "memory": "model_files output_row planes restore state verification",
     "prompt_cache": """
         base cache disk_folder disk_store disk_trie disk_writer ladder naive nodes planning

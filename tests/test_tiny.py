@@ -13,11 +13,9 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import pytest
-from typer.testing import CliRunner
 
 from llamahybrid import UnknownArchitecture, tiny
 from llamahybrid.capi.gguf import Gguf, _native, quiet
-from llamahybrid.cli.main import app
 from llamahybrid.errors import EngineError
 
 TinyModel: TypeAlias = Callable[..., Path]
@@ -329,33 +327,6 @@ def test_metadata_survives_a_round_trip(tmp_path: Path) -> None:
 def test_importing_tiny_does_not_load_the_library() -> None:
     code = "import sys, llamahybrid.tiny, llamahybrid.cli.main; sys.exit('llama_cpp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_command_line(tmp_path: Path, tiny_model: TinyModel) -> None:
-    run = CliRunner().invoke
-    out = tmp_path / "m.gguf"
-    result = run(app, ["tiny", "qwen35", str(out), "--seed", "1"])
-    assert result.exit_code == 0, result.output
-    assert out.read_bytes() == tiny_model("qwen35", seed=1).read_bytes()
-    assert f"{out.stat().st_size:,}" in result.output
-    listed = run(app, ["tiny", "--list"])
-    assert listed.output.split() == list(tiny.architectures())
-    unknown = run(app, ["tiny", "gpt9", str(out)])
-    assert unknown.exit_code == 1
-    assert "gpt9" in unknown.output
-    for bad in (
-        ["tiny"],
-        ["tiny", "llama", str(out), "--vocab", "x"],
-        ["tiny", "llama", str(out), "--params", "x"],
-    ):
-        assert run(app, bad).exit_code == 2
-
-
-def test_command_line_takes_sizes(tmp_path: Path) -> None:
-    out = tmp_path / "m.gguf"
-    result = CliRunner().invoke(app, ["tiny", "llama", str(out), "--params", "5M", "--embd", "128"])
-    assert result.exit_code == 0, result.output
-    assert 4.8e6 < out.stat().st_size / 2 < 5.2e6
 
 
 class Dll:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import subprocess
+import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
-from llamahybrid.engine import activation, installed, series, storage
+from llamahybrid.engine import activation, choice, installed, recipe, sdist, series, storage
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
+from tests.engine.fake_pip import FILES, Index
 
 Build: TypeAlias = Callable[..., Engine]
+Wheel: TypeAlias = Callable[..., Path]
 OURS = ("LLAMAHYBRID_ENGINE", "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB", "CMAKE_ARGS")
+
+
+def mismatch(engine: Engine) -> str:
+    """Why it does not replace the llama-cpp-python of this test."""
+    return choice.mismatch(engine, choice.Site.here())
 
 
 @pytest.fixture
@@ -66,7 +77,7 @@ def built(cache: Path) -> Build:
 
 
 @pytest.fixture
-def wheel_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def wheel_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
     """`wheel_with("cpu", "cuda")`: the installed llama-cpp-python has these backends."""
 
     def install(*backends: str) -> Path:
@@ -78,3 +89,19 @@ def wheel_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         return folder
 
     return install
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in FILES.items():
+            info = tarfile.TarInfo(f"llama_cpp_python-9.9.9/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    index = Index(packed.getvalue())
+    monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(index.content).hexdigest()))
+    monkeypatch.setattr(subprocess, "run", index.run)
+    monkeypatch.setattr(recipe, "_identity", lambda command: command)
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
+    return index

@@ -5,24 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata, util
 from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import activation, choice, installed, sdist, storage
-from llamahybrid.engine.choice import Site
-from llamahybrid.engine.installed import Engine
+from llamahybrid.engine import activation
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
-
-Build = Callable[..., Engine]
-
-
-def mismatch(engine: Engine) -> str:
-    return choice.mismatch(engine, Site.here())
+from tests.engine.conftest import Build, mismatch
 
 
 def child(code: str) -> subprocess.CompletedProcess[str]:
@@ -39,11 +31,6 @@ def test_the_latest_one_is_taken(built: Build) -> None:
     assert activation.wanted("patched") == later.libraries
 
 
-def test_a_manifest_reads_as_it_was_written(built: Build) -> None:
-    engine = built()
-    assert installed.engines() == [engine]
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -58,47 +45,6 @@ def test_one_that_does_not_match_is_not_taken(built: Build, changes: dict[str, o
     engine = built(**changes)
     assert reason in mismatch(engine)
     assert activation.wanted("") is None
-
-
-@pytest.mark.parametrize("folder", [False, True])
-def test_one_without_its_libraries_is_not_taken(built: Build, folder: bool) -> None:
-    engine = replace(built(), files={})  # as an older version wrote it
-    library = next(engine.libraries.glob("*llama*"))
-    library.unlink()
-    if folder:
-        library.mkdir()
-    assert "gone" in mismatch(engine)
-
-
-def test_other_folders_in_the_cache_are_passed_over(built: Build) -> None:
-    built(".part-x")  # still being made
-    for name, text in {"broken": "{", "foreign": "[]", "empty": "{}"}.items():
-        (sdist.cache_dir() / "engines" / name).mkdir(parents=True)
-        (sdist.cache_dir() / "engines" / name / "manifest.json").write_text(text)
-    (sdist.cache_dir() / "engines" / "odd" / "manifest.json").mkdir(parents=True)
-    (sdist.cache_dir() / "engines" / "bare").mkdir()
-    assert installed.engines() == []
-    assert len(installed.unreadable()) == 5
-    assert all("no manifest that can be read" in problem for problem in installed.unreadable())
-
-
-def test_a_cache_that_cannot_be_read_holds_no_engines(cache: Path) -> None:
-    storage.folder(cache)
-    (cache / "engines").touch()
-    assert installed.engines() == []
-    assert activation.wanted("") is None
-
-
-def test_a_manifest_of_an_older_version_is_understood(built: Build) -> None:
-    engine = replace(built(), files={})
-    engine.write()
-    manifest = engine.folder / "manifest.json"
-    manifest.write_text(
-        manifest.read_text().replace('"compilers"', '"of_no_use"').replace(',\n  "files": {}', "")
-    )
-    assert installed.engines() == [], "a field that this version does not know"
-    manifest.write_text(manifest.read_text().replace('"of_no_use"', '"compilers"'))
-    assert installed.engines() == [engine]
 
 
 def test_any_folder_of_libraries_can_be_chosen(built: Build) -> None:

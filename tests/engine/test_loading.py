@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llamahybrid.engine import activation
-from llamahybrid.engine.installed import Engine
-
-Build = Callable[..., Engine]
+from tests.engine.conftest import Build
 
 SHOW = """
 from pathlib import Path

@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from llamahybrid.cli.main import app
-from llamahybrid.engine import activation, doctor, loading, patched
-from llamahybrid.engine.installed import Engine
-from llamahybrid.errors import EngineError
-
-Build = Callable[..., Engine]
+from llamahybrid.engine import activation, doctor, loading
+from tests.engine.conftest import Build, Wheel
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-@pytest.mark.parametrize(
-    ("end", "code", "said"),
-    [(EngineError("no compiler"), 1, "error: no compiler"), (KeyboardInterrupt(), 130, "nothing was kept")],
-)
-def test_a_build_that_ends_early_says_so_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int, said: str
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise end
-
-    monkeypatch.setattr(patched, "make", fail)
-    result = CliRunner().invoke(app, ["engine", "build"])
-    assert result.exit_code == code
-    assert said in result.output
-    assert "Traceback" not in result.output
-
-
-def test_the_list_marks_the_one_that_is_taken_and_says_why_others_are_not(built: Build) -> None:
-    assert "`llamahybrid engine build` makes" in CliRunner().invoke(app, ["engine", "list"]).output
-    other = built("1", version="0.3.0")
-    assert f"  {other.libraries}" in CliRunner().invoke(app, ["engine", "list"]).output
-    engine = built("2")
-    said = CliRunner().invoke(app, ["engine", "list"]).output
-    assert f"* {engine.libraries}" in said
-    assert said.count("not taken by itself") == 1
-    (engine.folder / "manifest.json").write_text("{")
-    assert "no manifest that can be read" in CliRunner().invoke(app, ["engine", "list"]).output
-
-
-def test_a_build_that_is_not_taken_says_why(
-    built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Callable[..., Path]
-) -> None:
-    engine = built()
-    monkeypatch.setattr(patched, "make", lambda *_, **__: engine)
-    assert "does not take it" not in CliRunner().invoke(app, ["engine", "build"]).output
-    wheel_with("cpu", "cuda")
-    result = CliRunner().invoke(app, ["engine", "build"])
-    assert "does not take it by itself: the installed llama-cpp-python has cuda" in result.output
-    assert "note: the installed llama-cpp-python has cuda, which no option asks for" in result.output
-    assert result.output.splitlines()[-1] == str(engine.libraries)
 
 
 def found(topic: str) -> doctor.Finding:
@@ -79,9 +31,7 @@ def test_the_doctor_finds_a_stock_engine_and_what_could_be_built(
     assert found("engine").text.startswith("another's")
 
 
-def test_the_doctor_says_how_to_keep_the_wheels_backends(
-    built: Build, wheel_with: Callable[..., Path]
-) -> None:
+def test_the_doctor_says_how_to_keep_the_wheels_backends(built: Build, wheel_with: Wheel) -> None:
     wheel_with("cpu", "cuda")
     built("1")
     assert "has cuda and this has not" in found("patched engine").text
@@ -89,7 +39,7 @@ def test_the_doctor_says_how_to_keep_the_wheels_backends(
 
 
 def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
-    built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Callable[..., Path]
+    built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Wheel
 ) -> None:
     def fail() -> None:
         raise RuntimeError("libcuda.so.1: cannot open shared object file")

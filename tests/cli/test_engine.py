@@ -1,0 +1,53 @@
+"""`llamahybrid engine`: what it says, and how it ends."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli.main import app
+from llamahybrid.engine import patched
+from llamahybrid.errors import EngineError
+from tests.engine.conftest import Build, Wheel
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [(EngineError("no compiler"), 1, "error: no compiler"), (KeyboardInterrupt(), 130, "nothing was kept")],
+)
+def test_a_build_that_ends_early_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int, said: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise end
+
+    monkeypatch.setattr(patched, "make", fail)
+    result = CliRunner().invoke(app, ["engine", "build"])
+    assert result.exit_code == code
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_list_marks_the_one_that_is_taken_and_says_why_others_are_not(built: Build) -> None:
+    assert "`llamahybrid engine build` makes" in CliRunner().invoke(app, ["engine", "list"]).output
+    other = built("1", version="0.3.0")
+    assert f"  {other.libraries}" in CliRunner().invoke(app, ["engine", "list"]).output
+    engine = built("2")
+    said = CliRunner().invoke(app, ["engine", "list"]).output
+    assert f"* {engine.libraries}" in said
+    assert said.count("not taken by itself") == 1
+    (engine.folder / "manifest.json").write_text("{")
+    assert "no manifest that can be read" in CliRunner().invoke(app, ["engine", "list"]).output
+
+
+def test_a_build_that_is_not_taken_says_why(
+    built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Wheel
+) -> None:
+    engine = built()
+    monkeypatch.setattr(patched, "make", lambda *_, **__: engine)
+    assert "does not take it" not in CliRunner().invoke(app, ["engine", "build"]).output
+    wheel_with("cpu", "cuda")
+    result = CliRunner().invoke(app, ["engine", "build"])
+    assert "does not take it by itself: the installed llama-cpp-python has cuda" in result.output
+    assert "note: the installed llama-cpp-python has cuda, which no option asks for" in result.output
+    assert result.output.splitlines()[-1] == str(engine.libraries)

@@ -1,0 +1,112 @@
+"""The commands: what their options mean, and how they end."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid import tiny
+from llamahybrid.cli import chat as terminal_chat
+from llamahybrid.cli.main import app
+from llamahybrid.engine.activation import stock
+from llamahybrid.hazards import report
+
+TinyModel = Callable[..., Path]
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_tiny_writes_the_model_that_make_writes(tmp_path: Path, tiny_model: TinyModel) -> None:
+    out = tmp_path / "m.gguf"
+    result = run("tiny", "qwen35", out, "--seed", "1")
+    assert result.exit_code == 0, result.output
+    assert out.read_bytes() == tiny_model("qwen35", seed=1).read_bytes()
+    assert f"{out.stat().st_size:,}" in result.output
+    assert run("tiny", "--list").output.split() == list(tiny.architectures())
+    unknown = run("tiny", "gpt9", out)
+    assert unknown.exit_code == 1
+    assert "gpt9" in unknown.output
+    for bad in ([], ["llama", out, "--vocab", "x"], ["llama", out, "--params", "x"]):
+        assert run("tiny", *bad).exit_code == 2
+
+
+@pytest.mark.parametrize(("said", "weights"), [("1e3", 1000), ("500k", 500_000), ("1.5G", 1_500_000_000)])
+def test_sizes_may_have_a_unit(monkeypatch: pytest.MonkeyPatch, said: str, weights: int) -> None:
+    asked: list[Any] = []
+
+    def make(*_: object, **options: object) -> Path:
+        asked.append(options["params"])
+        return Path(__file__)
+
+    monkeypatch.setattr(tiny, "make", make)
+    assert run("tiny", "llama", "x.gguf", "--params", said).exit_code == 0
+    assert asked == [weights]
+
+
+@pytest.mark.parametrize("command", ["chat", "probe"])
+def test_a_file_that_is_no_model_is_one_clear_line(tmp_path: Path, command: str) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(200))
+    result = run(command, tmp_path / "bad.gguf", "--threads", "1")
+    assert result.exit_code != 0
+    assert "Failed to load model" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("guess", [0, 6])
+def test_the_chat_drafts_when_told_to(monkeypatch: pytest.MonkeyPatch, guess: int) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(terminal_chat, "chat", lambda model, **options: given.update(options))
+    result = run("chat", __file__, "--draft", guess)
+    assert result.exit_code == 0, result.output
+    draft = given["options"].get("draft_model")
+    assert (draft.num_pred_tokens if draft else 0) == guess
+
+
+def test_a_scenario_that_is_not_known_is_refused_with_the_list(tiny_model: TinyModel) -> None:
+    result = run("probe", tiny_model("qwen35"), "--scenario", "nonsense")
+    assert result.exit_code == 2
+    assert "mid-generation" in result.output
+
+
+def test_hazards_fails_on_stock_and_writes_its_reports(tmp_path: Path) -> None:
+    files = tmp_path / "a.json", tmp_path / "a.xml"
+    chosen = ["--probe", "rollback-one-batch", "--probe", "rollback-twice"]
+    result = run("hazards", "--lib", stock(), "--json", files[0], "--junit", files[1], *chosen)
+    assert result.exit_code == 1
+    assert [probe["id"] for probe in json.loads(files[0].read_text())["probes"]] == chosen[1::2]
+    assert ET.fromstring(files[1].read_text()).get("failures") == "1"
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_hazards_hands_its_options_on_and_ends_as_they_say(
+    monkeypatch: pytest.MonkeyPatch, passed: bool
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def hazards(*arguments: object, **options: object) -> bool:
+        asked.append((*arguments, options["expect_stock"], options["jobs"], options["seconds"]))
+        return passed
+
+    monkeypatch.setattr(report, "hazards", hazards)
+    expect = ("--expect", "stock") if passed else ()
+    assert run("hazards", "--probe", "a", "--probe", "b", "--jobs", 5, *expect).exit_code == (not passed)
+    assert asked == [(None, None, ["a", "b"], passed, 5, 60.0)]
+
+
+def test_hazards_names_what_it_does_not_know(tmp_path: Path) -> None:
+    result = run("hazards", "--lib", tmp_path)
+    assert result.exit_code == 1
+    assert "no libllama" in result.output
+    result = run("hazards", "--probe", "nonsense")
+    assert result.exit_code == 1
+    assert "rollback-twice" in result.output
+    assert run("hazards", "--expect", "patched").exit_code == 2
+    assert run("hazards", "--expect", "stock", "--arch", "llama").exit_code == 2

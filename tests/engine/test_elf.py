@@ -1,0 +1,34 @@
+"""Which functions a library has, read from its file."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from llamahybrid.engine import activation, elf, installed
+from tests.engine.compiled import shared
+
+
+def test_the_file_names_what_the_loaded_library_has() -> None:
+    folder = activation.stock()
+    assert folder is not None
+    path = installed.library(folder, "llama")
+    assert path is not None
+    library, names = ctypes.CDLL(str(path)), elf.exported(path)
+    assert len(names) > 200
+    assert all(hasattr(library, name) for name in names if name.startswith("llama_"))
+    assert "ggml_init" not in names, "it is ggml-base's"
+
+
+def test_no_truncated_library_is_more_than_a_value_error(tmp_path: Path) -> None:
+    whole = shared(tmp_path / "lib" / "libx.so", "void one(void){} int two; extern void three(void);")
+    assert elf.exported(whole) >= {"one", "two"}
+    assert "three" not in elf.exported(whole)
+    content = whole.read_bytes()
+    cut = tmp_path / "libx.so"
+    for size in range(0, len(content), 97):
+        cut.write_bytes(content[:size])
+        with pytest.raises(ValueError, match=r"libx\.so"):
+            elf.exported(cut)

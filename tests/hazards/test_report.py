@@ -1,0 +1,87 @@
+"""What the probes found, as a table, as JSON and as JUnit; and when that is a pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from llamahybrid.hazards import report, runner
+from llamahybrid.hazards.catalogue import find
+from llamahybrid.hazards.probe import QWEN35, Outcome, Probe, Verdict
+
+MENDED = find("rollback-to-batch-start")
+LIBRARY = runner.Library("/some/libllama.so", "CPU", {})
+
+
+def made(verdict: Verdict, detail: str = "a\x1bb <&>", probe: Probe = MENDED) -> runner.Result:
+    return runner.Result(probe, QWEN35, Outcome(verdict, detail, 0.25), 0.5)
+
+
+def terminal() -> Console:
+    return Console(width=200, record=True, file=open(os.devnull, "w"))
+
+
+def test_json_and_junit_are_well_formed() -> None:
+    some = [made(verdict) for verdict in Verdict]
+    document = json.loads(json.dumps(report.as_json(some, LIBRARY), allow_nan=False))
+    assert [probe["verdict"] for probe in document["probes"]] == [verdict.value for verdict in Verdict]
+    assert not document["sound"]
+    assert {tuple(probe["patches"]) for probe in document["probes"]} == {MENDED.patches}
+    suite = ET.fromstring(report.as_junit(some, LIBRARY))
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "6",
+        "failures": "2",
+        "errors": "1",
+        "skipped": "1",
+    }
+    assert [len(case) for case in suite] == [1, 1, 2, 2, 2, 2]
+    for case in suite:
+        patches = [each.get("value") for each in case.findall("properties/property[@name='patch']")]
+        assert tuple(patches) == MENDED.patches
+
+
+def test_the_table_shows_text_as_it_is() -> None:
+    console = terminal()
+    console.print(report.table([made(Verdict.WRONG, "cells[head].pos [red]")], "title"))
+    shown = console.export_text()
+    assert "cells[head].pos [red]" in shown
+    assert " ".join(MENDED.patches) in shown
+
+
+def test_the_summary_counts_what_there_was() -> None:
+    some = [made(Verdict.DIED), made(Verdict.WRONG), made(Verdict.EXACT), made(Verdict.WRONG)]
+    assert report.summary(some) == "1 exact, 2 silently wrong, 1 process died"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expect_stock", "passed"),
+    [
+        (Verdict.WRONG, False, False),  # what stock does there
+        (Verdict.WRONG, True, True),
+        (Verdict.EXACT, False, True),
+        (Verdict.EXACT, True, False),
+        (Verdict.FAILED, False, False),
+    ],
+)
+def test_a_pass_is_a_sound_library_or_the_one_that_was_expected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: Verdict, expect_stock: bool, passed: bool
+) -> None:
+    def run(probes: Sequence[Probe], under_test: runner.Library, **_: object) -> list[runner.Result]:
+        assert under_test is LIBRARY
+        return [made(verdict, probe=probe) for probe in probes]
+
+    monkeypatch.setattr(report, "run", run)
+    monkeypatch.setattr(report, "library", lambda path: LIBRARY)
+    console, file = terminal(), tmp_path / "x.json"
+    names = (MENDED.id, "rollback-twice")
+    assert report.hazards(None, None, names, json=file, expect_stock=expect_stock, console=console) is passed
+    assert tuple(probe["id"] for probe in json.loads(file.read_text())["probes"]) == names
+    known = expect_stock and not passed
+    said = "rollback-twice: exact, stock is known as silently wrong"
+    assert (said in console.export_text()) is known

@@ -1,0 +1,91 @@
+"""A runner that survives what happens to its children, and says what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamahybrid.errors import EngineError, UnknownArchitecture
+from llamahybrid.hazards import runner
+from llamahybrid.hazards.catalogue import PROBES, find
+from llamahybrid.hazards.probe import QWEN35, Model, Outcome, Verdict
+
+
+def child(code: str, seconds: float = 20.0) -> Outcome:
+    """What the runner makes of a child that runs `code`."""
+    return runner.supervise([sys.executable, "-c", code], os.environ, seconds)
+
+
+def test_a_crashing_child_is_a_result() -> None:
+    outcome = child(
+        "import os, sys; sys.stderr.write('a/b.cpp:7: last words\\n'); sys.stderr.flush(); os.abort()"
+    )
+    assert outcome == Outcome(Verdict.DIED, "SIGABRT: b.cpp:7: last words")
+
+
+def test_a_hanging_child_is_killed() -> None:
+    outcome = child("import time; time.sleep(600)", seconds=0.5)
+    assert outcome.verdict is Verdict.DIED
+    assert outcome.detail.startswith("hung")
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('no setup')", "pass", "print('{}')", "print('7')"])
+def test_a_child_without_an_outcome_is_no_pass(code: str) -> None:
+    assert child(code).verdict is Verdict.FAILED
+
+
+def test_a_child_may_talk_before_its_outcome() -> None:
+    outcome = Outcome(Verdict.WRONG, "said yes", 0.5)
+    assert child(f"print('noise'); print({json.dumps(outcome.as_json())!r})") == outcome
+
+
+def test_no_library_is_a_typed_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "libllama.so"):
+        with pytest.raises(EngineError, match="no libllama"):
+            runner.library(path)
+
+
+def test_a_file_that_is_no_library_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "libllama.so").write_bytes(b"not a library")
+    with pytest.raises(EngineError, match="cannot be loaded"):
+        runner.library(tmp_path / "libllama.so")
+
+
+def test_an_unknown_architecture_is_a_typed_error(stock_library: runner.Library) -> None:
+    with pytest.raises(UnknownArchitecture):
+        runner.run(PROBES[:1], stock_library, arch="nonsense")
+
+
+def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Model] = []
+    told: list[runner.Result] = []
+
+    def make(model: Model, folder: Path) -> Path:
+        made.append(model)
+        return tmp_path / model.name
+
+    monkeypatch.setattr(runner, "_make", make)
+    # for a child, what says its arguments
+    script = (
+        "import json, sys; print(json.dumps({'verdict': 'exact', 'detail': sys.argv[1:], 'difference': 0}))"
+    )
+    monkeypatch.setattr(runner, "_CHILD", (sys.executable, "-c", script))
+    library = runner.Library("", "", os.environ)
+    probes = [find("nan-after-removal"), find("abort-at-once")]
+    found = runner.run(probes, library, known=True, gpu_layers=3, done=told.append)
+    models = [QWEN35, Model("mamba"), QWEN35]
+    ids = [probes[0].id, probes[0].id, probes[1].id]
+    assert [(each.probe.id, each.model) for each in found] == list(zip(ids, models, strict=True))
+    assert [each.outcome.detail for each in found] == [
+        [name, str(tmp_path / model.name), "3"] for name, model in zip(ids, models, strict=True)
+    ]
+    assert made == [QWEN35, Model("mamba")], "each model is made once"
+    assert sorted(each.probe.id for each in told) == sorted(ids)
+    (other,) = runner.run(probes[1:], library, arch="jamba")
+    assert other.model == Model("jamba")
