@@ -10,7 +10,6 @@ PACKAGE = ROOT / "llamahybrid"
 
 WITHOUT = {
     "": "errors",
-    "evaluate": "chats compare conversation crowds demo probe quiet speech tables",
     "memory": "model_files output_row planes restore state verification",
     "prompt_cache": """
         base cache disk_folder disk_store disk_trie disk_writer ladder naive nodes planning

@@ -21,7 +21,10 @@ class Speech:
     """
 
     def __init__(self, llm: llama_cpp.Llama, seed: int = 0, marked: bool = True) -> None:
-        """`marked` False: ordinary tokens stand for the marks, as in prompts made without a template."""
+        """`marked` False: ordinary tokens stand for the marks, as in prompts made without a template.
+
+        So they do in a vocabulary that has not got two (Llama 2's).
+        """
         vocab = llama_cpp.llama_model_get_vocab(llm.model)
         special = {llm.token_bos(), llm.token_eos(), llm.token_nl()}
         self._random = random.Random(seed)
@@ -36,9 +39,10 @@ class Speech:
             ) and not (token in special or llama_cpp.llama_vocab_is_eog(vocab, token)):
                 marks.append(token)
         self._ordinary = frozenset(self._words)
-        if marked:
-            opening = next(iter(_spelled(llm, "<|im_start|>") + marks))
-            self._think = next(mark for mark in _spelled(llm, "<think>") + marks if mark != opening)
+        openings = _spelled(llm, "<|im_start|>") + marks
+        thoughts = [mark for mark in _spelled(llm, "<think>") + marks if mark not in openings[:1]]
+        if marked and thoughts:
+            opening, self._think = openings[0], thoughts[0]
         else:
             opening, self._think = self._words[4:6]
         self._roles = {role: [opening, *self._words[i : i + 2]] for i, role in enumerate(("system", "user"))}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
 import llama_cpp
 import pytest
 
-from llamahybrid.evaluate.chats import agent_chat, stripped_chat
 from llamahybrid.evaluate.conversation import Conversation, Record, converse
 from llamahybrid.evaluate.oracle import common_prefix, least_decodes, oracle_ratio
 from llamahybrid.evaluate.speech import Speech
@@ -98,24 +96,3 @@ def test_the_long_prompt_is_exactly_as_long_as_ollamas(llm: llama_cpp.Llama) -> 
     assert [len(request.tokens) for request in requests] == [LONG_PROMPT] * 3
     assert requests[0].tokens == requests[1].tokens
     assert 24_000 < common_prefix(requests[0].tokens, requests[2].tokens) < 26_000
-
-
-def test_a_stripped_chat_diverges_where_the_template_started_the_thinking(
-    run: Run, llm: llama_cpp.Llama
-) -> None:
-    records = run(stripped_chat)
-    think = llm.tokenize(b"<think>", add_bos=False, special=True)
-    for before, after in pairwise(records):
-        kept = common_prefix(before.prompt, after.prompt)
-        assert list(before.prompt[kept : kept + 1]) == think
-        assert len(before.prompt) - kept == 2
-
-
-def test_an_agent_keeps_its_thinking_until_the_next_question(run: Run, llm: llama_cpp.Llama) -> None:
-    prompts = [llm.detokenize(list(r.prompt), special=True).decode() for r in run(agent_chat)]
-    assert [prompt.count("<think>") for prompt in prompts] == [1, 2, 3, 4, 1, 2, 3, 4]
-    assert [prompt.count("<tool_response>") for prompt in prompts] == [0, 1, 2, 3, 3, 4, 5, 6]
-
-
-def test_the_same_seed_speaks_the_same_words(llm: llama_cpp.Llama) -> None:
-    assert Speech(llm, 1).words(50) == Speech(llm, 1).words(50) != Speech(llm, 2).words(50)
