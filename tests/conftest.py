@@ -72,6 +72,7 @@ _NATIVE = (
     "test_examples.py",
     "test_llama.py",
     "test_tiny.py",
+    "tiny",
     "upstream",
 )
 

@@ -9,7 +9,10 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid.capi.gguf import Gguf, Shape, quiet
+from llamahybrid import tiny
+from llamahybrid.capi.gguf import Gguf, Shape, _native, quiet
+from llamahybrid.errors import EngineError
+from tests.tiny.loading import TinyModel
 
 VALUES = {
     "x.flag": True,
@@ -19,17 +22,22 @@ VALUES = {
     "x.texts": ["a", "", "ü"],
     "x.none": [],
 }
+ARRAYS = {"x.signed": np.array([1, -2, 3], np.int32), "x.wide": np.array([1, 1 << 40], np.uint64)}
 
 
 def test_values_come_back_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    numbers = np.array([1, -2, 3], dtype=np.int32)
     with Gguf() as gguf:
-        gguf.set({**VALUES, "x.numbers": numbers, "y.other": 1})
+        gguf.set({**VALUES, "y.other": 1})
+        gguf.set({**ARRAYS, "x.list": [3, 4]})
         gguf.write(path)
     with Gguf(path) as gguf:
         found = gguf.read("x.")
-    assert np.array_equal(found.pop("x.numbers"), numbers)
+    assert np.asarray(found.pop("x.list")).tolist() == [3, 4]
+    for name, array in ARRAYS.items():
+        read = np.asarray(found.pop(name))
+        assert read.dtype == array.dtype
+        assert np.array_equal(read, array)
     assert found == VALUES
 
 
@@ -89,3 +97,29 @@ def test_the_log_callback_of_before_comes_back() -> None:
         assert now.value == ctypes.cast(callback, ctypes.c_void_p).value
     finally:
         llama_cpp.llama_log_set(ctypes.cast(before, llama_cpp.llama_log_callback), data)
+
+
+class Dll:
+    """A library as Windows sees it: what it exports itself, nothing of what it depends on."""
+
+    def __init__(self, name: str, library: ctypes.CDLL) -> None:
+        self._name, self._library = name, library
+
+    def __getattr__(self, function: str) -> object:
+        if function.startswith(("ggml_", "gguf_")):
+            raise AttributeError(f"function '{function}' not found")
+        return getattr(self._library, function)
+
+
+def test_ggmls_own_functions_are_found_where_only_their_library_has_them(
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = tiny_model("qwen35").read_bytes()
+    loaded = llama_cpp.llama_cpp._lib
+    monkeypatch.setattr(llama_cpp.llama_cpp, "_lib", Dll(loaded._name, loaded))
+    assert tiny.make("qwen35", tmp_path / "x.gguf").read_bytes() == same
+
+
+def test_a_function_that_no_library_has_is_named() -> None:
+    with pytest.raises(EngineError, match="no gguf_of_tomorrow"):
+        _native("gguf_of_tomorrow", None)
