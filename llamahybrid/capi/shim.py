@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from llamahybrid.errors import EngineError
+from llamahybrid.upstream import OPTIONAL
 
 try:
     _shim: Any = import_module("llamahybrid._shim")
@@ -33,17 +34,6 @@ available: bool = _shim is not None
 """The compiled shim is there."""
 
 REQUIRED = ("llama_decode", "llama_state_seq_get_data_ext", "llama_state_seq_set_data_ext")
-OPTIONAL = (
-    "llama_n_rs_seq",
-    "llama_set_abort_callback",
-    "llama_set_n_rs_seq",
-    "llama_get_memory_buffer_size",
-    "llama_state_seq_get_data_range",
-    "llama_state_seq_write_ext",
-)
-"""What not every libllama has: rollback planes, stops inside a decode; and of the patched engine, planes
-resized at run time, the size of memory, attention of a range, states in pieces."""
-
 PIECES = ("llama_state_seq_write_ext", "llama_state_seq_write_range")
 HASHING = (
     ("XXH3_createState",),

@@ -80,10 +80,11 @@ def list_() -> None:
 @engine.command()
 def doctor() -> None:
     """Say which engine is loaded, whether it fits, what it can do, and what to do next."""
+    from llamahybrid.capi import shim
     from llamahybrid.engine.doctor import examine
 
     with _errors():
-        findings = examine()
+        findings = examine(lambda: shim.library().optional, shim.available)
     for finding in findings:
         typer.echo(f"{finding.topic:20}{finding.text}")
         if finding.advice:

@@ -76,12 +76,12 @@ def wanted(wish: str) -> Path | None:
     return folder
 
 
-def version() -> str | None:
-    """The installed llama-cpp-python's, read without importing it; None: there is none."""
+def version(package: str = "llama-cpp-python") -> str | None:
+    """The installed package's, read without importing it; None: there is none."""
     from importlib import metadata  # slow to import, and seldom needed
 
     try:
-        return metadata.version("llama-cpp-python")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from llamahybrid import upstream
-from llamahybrid.capi import shim as native
 from llamahybrid.engine import activation, backends, choice, installed, loading, sdist, symbols
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.installed import Engine
@@ -28,14 +28,19 @@ class Finding:
     """What to do next; empty: nothing."""
 
 
-def examine() -> list[Finding]:
-    """Load llama_cpp as any program would, and look at it; what cannot be loaded is told from its files."""
+def examine(load: Callable[[], Collection[str]], shim: bool) -> list[Finding]:
+    """Load llama_cpp as any program would, and look at it; what cannot be loaded is told from its files.
+
+    Args:
+        load: loads it, and gives those of `upstream.OPTIONAL` that its library has.
+        shim: the native shim was compiled.
+    """
     version = activation.version()
     if version is None:
         return [Finding("llama-cpp-python", "not installed", "pip install 'llama-cpp-python>=0.3.36,<0.4'")]
     site = Site.here()
     try:
-        library = native.library()  # imports llama_cpp
+        optional = load()
     except (OSError, RuntimeError) as error:  # EngineError is one
         folder = activation.loaded_from() or activation.stock()
         return [
@@ -43,7 +48,7 @@ def examine() -> list[Finding]:
             Finding("engine", f"cannot be loaded: {error}", _why_not(str(error))),
             _built(None, site),
             _functions(symbols.named(folder) if folder else ()),
-            _shim(),
+            _shim(shim),
             *_backends(folder, loaded=False),
         ]
     folder = activation.loaded_from()
@@ -54,9 +59,9 @@ def examine() -> list[Finding]:
         *_mixed(folder),
         _mtmd(folder),
         _built(engine, site),
-        _functions(library.optional),
+        _functions(optional),
         *_names(),
-        _shim(),
+        _shim(shim),
         *_backends(folder, loaded=True),
     ]
 
@@ -144,8 +149,8 @@ def _built(loaded: Engine | None, site: Site) -> Finding:
     )
 
 
-def _functions(names: tuple[str, ...] | frozenset[str]) -> Finding:
-    shown = (f"{name}: {'yes' if name in names else 'no'}" for name in native.OPTIONAL)
+def _functions(names: Collection[str]) -> Finding:
+    shown = (f"{name}: {'yes' if name in names else 'no'}" for name in upstream.OPTIONAL)
     return Finding("optional functions", ", ".join(shown))
 
 
@@ -158,8 +163,8 @@ def _names() -> list[Finding]:
     return [Finding("private names", str(difference), advice) for difference in found]
 
 
-def _shim() -> Finding:
-    if native.available:
+def _shim(present: bool) -> Finding:
+    if present:
         return Finding("native shim", "present")
     return Finding(
         "native shim",

@@ -33,7 +33,7 @@ class Engine:
     source: str
     """The checkout it was built from, as it was; empty: the pinned sdist with `patches`."""
     symbols: tuple[str, ...]
-    """Those of `native.OPTIONAL` that its libllama has."""
+    """Those of `upstream.OPTIONAL` that its libllama has."""
     built: str
     """UTC, ISO 8601."""
     seconds: float

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llamahybrid.engine import elf, installed
 from llamahybrid.errors import EngineError
+from llamahybrid.upstream import OPTIONAL
 
 # A process of its own: a library that cannot be loaded may take its process down, and one that is loaded
 # stays. On Windows the toolkits' folders are searched, as llama_cpp does it.
@@ -33,13 +34,11 @@ _DRIVERS = re.compile(
 
 
 def optional(folder: Path) -> tuple[str, ...]:
-    """Those of `native.OPTIONAL` that the libllama in a folder has.
+    """Those of `OPTIONAL` that the libllama in a folder has.
 
     Raises:
         EngineError: it cannot be loaded, and that is not for want of a GPU's driver.
     """
-    from llamahybrid.capi.shim import OPTIONAL
-
     path = str(installed.library(folder, "llama"))
     run = subprocess.run(
         [sys.executable, "-c", _LOAD, path, *OPTIONAL],
@@ -60,8 +59,6 @@ def optional(folder: Path) -> tuple[str, ...]:
 
 def named(folder: Path) -> tuple[str, ...]:
     """The same as the file says, which is not loaded; empty where that cannot be read."""
-    from llamahybrid.capi.shim import OPTIONAL
-
     path = installed.library(folder, "llama")
     try:
         names = elf.exported(path) if path else frozenset()

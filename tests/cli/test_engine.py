@@ -10,6 +10,8 @@ from llamahybrid.engine import patched
 from llamahybrid.errors import EngineError
 from tests.engine.conftest import Build, Wheel
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 
 @pytest.mark.parametrize(
     ("end", "code", "said"),
@@ -51,3 +53,13 @@ def test_a_build_that_is_not_taken_says_why(
     assert "does not take it by itself: the installed llama-cpp-python has cuda" in result.output
     assert "note: the installed llama-cpp-python has cuda, which no option asks for" in result.output
     assert result.output.splitlines()[-1] == str(engine.libraries)
+
+
+def test_the_doctor_is_told_of_the_shim_and_says_what_to_do_next() -> None:
+    result = CliRunner().invoke(app, ["engine", "doctor"])
+    assert result.exit_code == 0, result.output
+    topics = [line[:20].strip() for line in result.output.splitlines()]
+    assert topics[:2] == ["llama-cpp-python", "engine"]
+    assert "llama_n_rs_seq: yes" in result.output
+    assert "native shim         present" in result.output
+    assert "patched engine      none was built\n                    -> optional: " in result.output

@@ -1,19 +1,28 @@
-"""`llamahybrid engine`: what it says, and how it ends."""
+"""The doctor: which engine is loaded, what it lacks, and what to do next."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
+from llamahybrid.capi import shim as native
 from llamahybrid.engine import activation, doctor, loading
 from tests.engine.conftest import Build, Wheel
+
+Load: TypeAlias = Callable[[], Collection[str]]
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-def found(topic: str) -> doctor.Finding:
-    return next(finding for finding in doctor.examine() if finding.topic == topic)
+def load() -> Collection[str]:
+    return native.library().optional
+
+
+def found(topic: str, load: Load = load, shim: bool = True) -> doctor.Finding:
+    return next(finding for finding in doctor.examine(load, shim) if finding.topic == topic)
 
 
 def test_the_doctor_finds_a_stock_engine_and_what_could_be_built(
@@ -41,21 +50,20 @@ def test_the_doctor_says_how_to_keep_the_wheels_backends(built: Build, wheel_wit
 def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
     built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Wheel
 ) -> None:
-    def fail() -> None:
+    def fail() -> Collection[str]:
         raise RuntimeError("libcuda.so.1: cannot open shared object file")
 
     folder = wheel_with("cpu", "cuda")
-    monkeypatch.setattr(doctor.native, "library", fail)
     monkeypatch.setattr(activation, "loaded_from", lambda: None)
     engine = built("1", ("cpu", "cuda"))
-    assert "libcuda.so.1" in found("engine").text
-    assert "driver" in found("engine").advice
-    assert found("backends").text == "cpu, cuda; not loaded"
-    assert "llama_n_rs_seq: no" in found("optional functions").text
+    assert "libcuda.so.1" in found("engine", fail).text
+    assert "driver" in found("engine", fail).advice
+    assert found("backends", fail).text == "cpu, cuda; not loaded"
+    assert "llama_n_rs_seq: no" in found("optional functions", fail).text
     monkeypatch.setitem(loading._failures, engine.libraries, "it is of no use")
-    assert "cannot be loaded: it is of no use" in found("patched engine").text
+    assert "cannot be loaded: it is of no use" in found("patched engine", fail).text
     (folder / "libggml-cpu.so").unlink()
-    assert found("backends").text.startswith("cannot be told")
+    assert found("backends", fail).text.startswith("cannot be told")
 
 
 @pytest.mark.parametrize(
@@ -70,13 +78,13 @@ def test_the_doctor_knows_a_llama_cpp_python_that_is_too_old(
 
 def test_the_doctor_finds_a_ggml_of_another_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = activation.loaded_from()
-    assert "libggml" not in [finding.topic for finding in doctor.examine()]
+    assert "libggml" not in [finding.topic for finding in doctor.examine(load, True)]
     maps = f"7f-80 r--p 0000 00:1f 12   {here}/libggml.so\n7f-80 r--p 0000 00:1f 12   /usr/lib/libggml.so.0\n"
     (tmp_path / "maps").write_text(maps)
     monkeypatch.setattr(doctor, "_MAPS", tmp_path / "maps")
     assert found("libggml").text == "from another build, /usr/lib/libggml.so.0"
     (tmp_path / "maps").unlink()
-    assert "libggml" not in [finding.topic for finding in doctor.examine()]
+    assert "libggml" not in [finding.topic for finding in doctor.examine(load, True)]
 
 
 @pytest.mark.parametrize(("version", "advice"), [(None, ""), ("0.3.0", "engine build")])
@@ -100,11 +108,11 @@ def test_the_doctor_says_what_is_missing_and_what_was_never_tried(
     for name in ("libggml-base.so", "libggml-cpu.so", "libggml-cuda.so"):
         (tmp_path / name).touch()
     monkeypatch.setattr(activation, "loaded_from", lambda: tmp_path)
-    monkeypatch.setattr(doctor.native, "available", False)
-    assert found("native shim").text.startswith("missing")
+    assert found("native shim", shim=False).text.startswith("missing")
+    assert found("native shim").text == "present"
     assert found("backends").text.startswith("cpu, cuda")
     assert found("CUDA").text == "CUDA: built, not verified"
-    assert "Cpu" not in [finding.topic for finding in doctor.examine()]
+    assert "Cpu" not in [finding.topic for finding in doctor.examine(load, True)]
     monkeypatch.setattr(activation, "version", lambda: None)
-    (only,) = doctor.examine()
+    (only,) = doctor.examine(load, True)
     assert only.text == "not installed"

@@ -32,3 +32,17 @@ def test_no_truncated_library_is_more_than_a_value_error(tmp_path: Path) -> None
         cut.write_bytes(content[:size])
         with pytest.raises(ValueError, match=r"libx\.so"):
             elf.exported(cut)
+
+
+def test_no_damage_is_more_than_a_value_error(tmp_path: Path) -> None:
+    path = shared(tmp_path / "lib" / "libx.so", "void one(void){}")
+    content = path.read_bytes()
+    headers = int.from_bytes(content[40:48], "little")  # e_shoff of a 64-bit library
+    refused = 0
+    for at in range(headers, len(content), 4):
+        path.write_bytes(content[:at] + b"\xff" * 4 + content[at + 4 :])
+        try:
+            elf.exported(path)
+        except ValueError:
+            refused += 1
+    assert refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def test_an_end_reaches_the_children_too_and_by_force_if_it_must(
     with pytest.raises(KeyboardInterrupt):
         run(script, tmp_path / "log", interrupt)
     os.close(held)
+    assert select.select([seen], [], [], 20)[0], "the child lives on"
     assert os.read(seen, 1) == b"", "nobody holds it any more"
     os.close(seen)
     assert [each.poll() for each in started] == [-how]

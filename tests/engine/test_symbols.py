@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.capi import shim as native
 from llamahybrid.engine import activation, symbols
 from llamahybrid.errors import EngineError
+from llamahybrid.upstream import OPTIONAL
 from tests.engine.compiled import cuda_engine, shared
 
 
@@ -18,7 +18,7 @@ def test_a_gpu_build_needs_no_driver_to_be_looked_at(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="libcuda"):
         ctypes.CDLL(str(folder / "libllama.so"))
     assert symbols.optional(folder) == ("llama_n_rs_seq", "llama_set_n_rs_seq")
-    assert set(symbols.optional(folder)) < set(native.OPTIONAL)
+    assert set(symbols.optional(folder)) < set(OPTIONAL)
 
 
 def test_any_other_library_that_is_missing_is_an_error(tmp_path: Path) -> None:
