@@ -120,6 +120,8 @@ class Context:
         if not self.ctx:
             raise RuntimeError("llama_init_from_model made no context")
         self.memory = lib.llama_get_memory(self.ctx)
+        self.alone = 1
+        """Tokens that a clean run may decode one by one, where batches decide."""
         self.polls = 0
         """Polls of the abort callback so far."""
         self.stop_at: int | None = None
@@ -153,6 +155,8 @@ class Context:
         status = self.feed(0, length, seq, text=text, chunk=chunk)
         if status:
             raise RuntimeError(f"llama_decode returned {status} for {length} tokens in a clean context")
+        if chunk == 1:
+            self.alone = length
         return self
 
     def logits(self) -> Logits:
@@ -165,7 +169,8 @@ class Context:
         """Decode the token at position `length`: how far off a clean run, or the status of a refused decode.
 
         Where batches alone decide (experts, thresholds), one clean run may be as far from another: then the
-        nearer one counts, of the text at once and of the text with its last token decoded alone.
+        nearer one counts, of the text at once and of the text with its last token decoded alone, or all of
+        them where this context got them so.
         """
         if status := self.feed(length, length + 1, seq, text=text):
             return status
@@ -173,7 +178,8 @@ class Context:
         found = gap(row, self.bench.clean(length, text=text, **self.params))
         if found.exact or length < 2:
             return found
-        apart = gap(row, self.bench.clean(length, text=text, alone=1, **self.params))
+        alone = min(self.alone, length)
+        apart = gap(row, self.bench.clean(length, text=text, alone=alone, **self.params))
         return min(found, apart, key=lambda gap: gap.largest)
 
     def goes_on_after_refusal(self, length: int) -> Gap | int:

@@ -6,6 +6,7 @@ from llamahybrid.hazards.bench import PARTIAL, Bench, Context, load_range, save_
 from llamahybrid.hazards.probe import (
     GEMMA3,
     Model,
+    NotApplicable,
     Outcome,
     Verdict,
     all_sound,
@@ -226,6 +227,8 @@ def empty_window(bench: Bench) -> Outcome:
     nothing = context.save(flags=PARTIAL)
     context.grown(100, chunk=32)
     snapshot = context.save(flags=PARTIAL)
+    if len(snapshot) == len(context.save()):
+        raise NotApplicable("a PARTIAL state is the whole state: the sequence is empty then, and says so")
     context.feed(100, 400, chunk=32)
     if not context.load(nothing, flags=PARTIAL):
         return Outcome(Verdict.REFUSED, "the empty state was refused")
