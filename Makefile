@@ -29,7 +29,7 @@ test-stock: lint llama-server ## lint, types and the whole suite on the stock en
 	$(BIN)/pytest
 
 llama-server: venv ## llama-server of the pinned source, stock and patched
-	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m llamahybrid.engine server
+	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check .

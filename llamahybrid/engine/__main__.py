@@ -1,4 +1,4 @@
-"""``python -m llamahybrid.engine wheel|sdist|server``: make what is pinned, and print where it lies.
+"""``python -m llamahybrid.engine wheel|sdist``: make what is pinned, and print where it lies.
 
 Runs before anything else is installed: it needs the standard library, platformdirs and rich.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from llamahybrid.engine import build, sdist, server
+from llamahybrid.engine import build, sdist
 from llamahybrid.engine.progress import display
 from llamahybrid.errors import EngineError
 
@@ -16,19 +16,15 @@ from llamahybrid.errors import EngineError
 def main() -> int:
     """Print the path of what was asked for, built if need be; progress goes to stderr."""
     parser = argparse.ArgumentParser(prog="python -m llamahybrid.engine", description=__doc__)
-    parser.add_argument("what", choices=("wheel", "sdist", "server"))
+    parser.add_argument("what", choices=("wheel", "sdist"))
     what = parser.parse_args().what
     try:
         if what == "sdist":
             print(sdist.fetch())
         else:
             with display() as progress:
-                if what == "wheel":
-                    paths = [build.wheel(progress)]
-                else:
-                    servers = server.make(progress)
-                    paths = [servers.stock, servers.patched]
-            print(*paths, sep="\n")
+                wheel = build.wheel(progress)
+            print(wheel)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llamahybrid.engine import loading
@@ -44,7 +44,7 @@ def activate() -> None:
         chosen = wanted(wish)
         loading.install(loading.Plan(lambda: [chosen], wish))
     else:
-        loading.install(loading.Plan(_candidates))
+        loading.install(loading.Plan(lambda: _patched(_warn)))
 
 
 def wanted(wish: str) -> Path | None:
@@ -105,18 +105,12 @@ def loaded_from() -> Path | None:
     return None if handle is None else Path(handle._name).parent.resolve()
 
 
-def _patched() -> Sequence[Path]:
+def _patched(refused: Callable[[str], None] = lambda reason: None) -> Sequence[Path]:
     """The libraries of every engine that may replace stock, best first."""
     from llamahybrid.engine.choice import fitting
 
-    return [engine.libraries for engine in fitting()]
+    return [engine.libraries for engine in fitting(refused=refused)]
 
 
-def _candidates() -> Sequence[Path]:
-    """The same when they are about to be loaded, with a warning for what cannot be."""
-    from llamahybrid.engine.choice import fitting
-
-    def warn(reason: str) -> None:
-        logging.getLogger("llamahybrid").warning("a patched engine is not loaded: %s", reason)
-
-    return [engine.libraries for engine in fitting(refused=warn)]
+def _warn(reason: str) -> None:
+    logging.getLogger("llamahybrid").warning("a patched engine is not loaded: %s", reason)

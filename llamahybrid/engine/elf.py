@@ -27,7 +27,7 @@ def exported(path: Path) -> frozenset[str]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _exported(data)
-            except (struct.error, IndexError) as error:
+            except (struct.error, IndexError, OverflowError) as error:
                 raise ValueError(f"{path} is damaged: {error}") from error
 
 

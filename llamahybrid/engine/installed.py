@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -61,7 +60,7 @@ class Engine:
                 there = path.stat().st_size
                 if there != size:
                     return f"{path} is damaged: {there} bytes, not {size}"
-                if (thorough or size <= _QUICK) and sha256(path) != digest:
+                if (thorough or size <= _QUICK) and sdist.sha256(path) != digest:
                     return f"{path} is damaged: its content has changed"
             except OSError as error:
                 return f"{path} cannot be read: {error.strerror}"
@@ -82,7 +81,7 @@ def home() -> Path:
 def contents(libraries: Path) -> dict[str, tuple[int, str]]:
     """What `Engine.files` is to be for a folder of libraries."""
     return {
-        path.name: (path.stat().st_size, sha256(path))
+        path.name: (path.stat().st_size, sdist.sha256(path))
         for path in sorted(libraries.iterdir())
         if path.is_file() and not path.is_symlink()
     }
@@ -126,15 +125,6 @@ def library(folder: Path, name: str) -> Path | None:
     """The library that llama_cpp would load from a folder, e.g. for ``llama`` or ``mtmd``."""
     names = (f"{prefix}{name}{suffix}" for suffix in _SUFFIXES for prefix in dict.fromkeys((_PREFIX, "lib")))
     return next((folder / file for file in names if (folder / file).is_file()), None)
-
-
-def sha256(path: Path) -> str:
-    """The hash of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _read_all() -> Iterator[Engine | ValueError]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 import sys
@@ -16,7 +14,7 @@ from pathlib import Path
 from llamahybrid.engine import build, installed, sdist, series, storage, symbols
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.process import Progress
-from llamahybrid.engine.recipe import Recipe
+from llamahybrid.engine.recipe import Recipe, short_name
 from llamahybrid.errors import EngineError
 
 _LIBRARIES = "llama_cpp/lib/"
@@ -85,8 +83,7 @@ def _complete(home: Path) -> Engine | None:
 
 def key(recipe: Recipe, patches: dict[str, str], origin: str = "") -> str:
     """A short name for all that shapes an engine; a checkout is known by its path alone."""
-    text = json.dumps([asdict(recipe), patches, origin], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return short_name([asdict(recipe), patches, origin])
 
 
 def _kind(source: Path) -> str:

@@ -82,8 +82,7 @@ class Recipe:
     @property
     def key(self) -> str:
         """A short name for the recipe's content."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return short_name(asdict(self))
 
     def runs_here(self) -> bool:
         """What it builds can run on this machine: another CPU may lack its instructions."""
@@ -120,6 +119,11 @@ def cpu() -> str:
     # Arm's compilers go by the part; there may be several kinds of core
     parts = sorted(set(re.findall(r"^CPU (?:implementer|part)\s*: (.*)$", text, re.MULTILINE)))
     return _digest(" ".join([*sorted(features.group(1).split()), *parts]))
+
+
+def short_name(content: object) -> str:
+    """A name of 16 letters for plain data, by its content."""
+    return _digest(json.dumps(content, sort_keys=True))
 
 
 def _digest(text: str) -> str:

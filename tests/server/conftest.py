@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import server
+from tests.lab import server_build
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,5 +18,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def servers() -> server.Servers:
-    return server.make(lambda *_: None)
+def servers() -> server_build.Servers:
+    return server_build.make(lambda *_: None)

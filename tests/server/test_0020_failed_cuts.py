@@ -11,7 +11,7 @@ import random
 import pytest
 from llama_server import LlamaServer, ServerDied
 
-from llamahybrid.engine.server import Servers
+from tests.lab.server_build import Servers
 
 _DRAW = random.Random(1)
 TRUNK = [_DRAW.randrange(10, 90) for _ in range(200)]

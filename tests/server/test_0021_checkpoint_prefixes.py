@@ -9,7 +9,7 @@ from llama_server import LlamaServer
 from scripts import QUESTIONS, transcript, user
 from test_chats import play
 
-from llamahybrid.engine.server import Servers
+from tests.lab.server_build import Servers
 
 _DRAW = random.Random(1)
 

@@ -6,7 +6,7 @@ import random
 
 from llama_server import LlamaServer
 
-from llamahybrid.engine.server import Servers
+from tests.lab.server_build import Servers
 
 _DRAW = random.Random(2)
 ONE, OTHER = ([_DRAW.randrange(10, 90) for _ in range(300)] for _ in range(2))

@@ -6,7 +6,7 @@ import pytest
 from llama_server import LlamaServer
 from scripts import SCRIPTS, Messages
 
-from llamahybrid.engine.server import Servers
+from tests.lab.server_build import Servers
 
 MODELS = ("qwen35", "jamba", "mamba")
 

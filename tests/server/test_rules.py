@@ -11,10 +11,10 @@ import pytest
 from llama_server import LlamaServer
 
 from llamahybrid import Llama
-from llamahybrid.engine.server import Servers
 from llamahybrid.evaluate.compare import WORKLOADS
 from llamahybrid.evaluate.conversation import Answer, Conversation, Request
 from llamahybrid.evaluate.speech import Speech
+from tests.lab.server_build import Servers
 from tests.lab.server_rules import ServerRules, Sizes
 
 TOLD = ("thinking stripped", "edit a middle message", "tool calls and pages", "mid-generation")

@@ -2,13 +2,12 @@
 
 The stock wheel and the patched engine hold libllama; only the code above it (``common``, ``tools/server``) is
 compiled, once as it is, then, in the same folder, what the patches change. No web interface, no TLS, no
-network. ``CMAKE_ARGS`` shapes the libraries, and this build too.
+network. ``CMAKE_ARGS`` shapes the libraries, and this build too. ``python -m tests.lab.server_build`` makes
+both and prints where they lie.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shlex
 import shutil
@@ -20,7 +19,8 @@ from pathlib import Path
 
 from llamahybrid.engine import build, patched, process, sdist, series, storage
 from llamahybrid.engine.process import Progress
-from llamahybrid.engine.recipe import Recipe
+from llamahybrid.engine.progress import display
+from llamahybrid.engine.recipe import Recipe, short_name
 from llamahybrid.errors import EngineError
 
 _LLAMA_CPP = "vendor/llama.cpp"
@@ -108,8 +108,7 @@ def _make(wheel: Path, libraries: Path, home: Path, scratch: Path, progress: Pro
 
 def key(recipe: Recipe, patches: dict[str, str]) -> str:
     """A short name for all that shapes the servers."""
-    text = json.dumps([asdict(recipe), patches, _PROJECT, _OPTIONS], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return short_name([asdict(recipe), patches, _PROJECT, _OPTIONS])
 
 
 def _libraries(wheel: Path, dest: Path) -> None:
@@ -148,3 +147,9 @@ def _tool(name: str) -> str | None:
 def _run(command: Sequence[str], progress: Progress, log: Path) -> None:
     """One step of the build; its log is kept only if it fails."""
     process.run(command, progress, log, "llama-server did not build")
+
+
+if __name__ == "__main__":
+    with display() as progress:
+        servers = make(progress)
+    print(servers.stock, servers.patched, sep="\n")

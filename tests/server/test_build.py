@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from llamahybrid.engine import build, patched, sdist, series, server
+from llamahybrid.engine import build, patched, sdist, series
 from llamahybrid.engine.process import Progress
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
+from tests.lab import server_build as server
 
 
 class CMake:
