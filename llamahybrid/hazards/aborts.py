@@ -16,6 +16,7 @@ from llamahybrid.hazards.probe import (
     all_sound,
     on,
     probe,
+    probes_in,
     went_on,
     wrong,
 )
@@ -70,65 +71,57 @@ def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **
 
 
 @probe(
-    "abort-in-token",
     "A decode stopped inside its only ubatch",
     site=_SITE,
     sound="drops what it spoiled, or leaves the state as it was",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the decode returned 2, 0 tokens left; the next decode returned -2",
     patches=("0002",),
     also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
     # nothing is left of it: an empty sequence may start anywhere
     otherwise={Model("mamba"): (Verdict.EXACT, "the decode returned 2, 0 tokens left")},
 )
-def in_token(bench: Bench) -> Outcome:
+def abort_in_token(bench: Bench) -> Outcome:
     """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends."""
     return all_sound(_stopped(bench, 12, 1, part) for part in _PARTS)
 
 
 @probe(
-    "abort-in-token-planes",
     "A decode stopped inside its only ubatch, with rollback planes",
     site=_SITE,
     sound="drops what it spoiled, or leaves the state as it was",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the decode returned 2, 0 tokens left; the next decode returned -2",
     patches=("0002",),
 )
-def in_token_planes(bench: Bench) -> Outcome:
+def abort_in_token_planes(bench: Bench) -> Outcome:
     """Four planes; twelve tokens; stop after 10, 50 and 97 % of the next; go on where the context ends."""
     return all_sound(_stopped(bench, 12, 1, part, planes=4) for part in _PARTS)
 
 
 @probe(
-    "abort-second-ubatch",
     "A decode stopped in its second ubatch",
     site=_SITE,
     sound="keeps the first ubatch exactly, or drops what it spoiled",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the decode returned 2, 0 tokens left; the next decode returned -2",
     patches=("0002",),
 )
-def second_ubatch(bench: Bench) -> Outcome:
+def abort_second_ubatch(bench: Bench) -> Outcome:
     """48 tokens in ubatches of 16; stop in the middle of the second; go on where the context says it ends."""
     return _stopped(bench, 0, 48, 0.5, n_ubatch=16)
 
 
 @probe(
-    "abort-between-ubatches",
     "A decode stopped when its second ubatch is due",
     site=_SITE,
     sound="keeps the first ubatch exactly, and leaves no logits",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the decode returned 2, 16 tokens left",
     patches=("0002",),
     also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
 )
-def between_ubatches(bench: Bench) -> Outcome:
+def abort_between_ubatches(bench: Bench) -> Outcome:
     """48 tokens in ubatches of 16; stop at the first poll after the first ubatch; go on at its end."""
     bench.need_recurrent()
     twin = bench.context(n_ubatch=16)
@@ -146,16 +139,14 @@ def between_ubatches(bench: Bench) -> Outcome:
 
 
 @probe(
-    "abort-at-once",
     "A stop that is there before the decode begins",
     site=_SITE,
     sound="leaves the state as it was",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the decode returned 2, 12 tokens left",
     patches=("0002",),
 )
-def at_once(bench: Bench) -> Outcome:
+def abort_at_once(bench: Bench) -> Outcome:
     """Twelve tokens; the first poll of the next decode says stop; go on where the context says it ends."""
     bench.need_recurrent()
     context = bench.context().grown(12)
@@ -167,16 +158,14 @@ def at_once(bench: Bench) -> Outcome:
 
 
 @probe(
-    "abort-bystander",
     "A decode of two sequences stopped beside a third",
     site=_SITE,
     sound="leaves the third as it was, or drops it",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="stopped after 97%, 0 tokens left; the next decode returned -2",
     patches=("0002",),
 )
-def bystander(bench: Bench) -> Outcome:
+def abort_bystander(bench: Bench) -> Outcome:
     """Three sequences; stop after 10, 50 and 97 % of a decode of the outer two; go on with the middle one."""
     bench.need_recurrent()
 
@@ -200,17 +189,15 @@ def bystander(bench: Bench) -> Outcome:
 
 
 @probe(
-    "abort-shared-tokens",
     "A stopped decode of tokens that two sequences share",
     site=_SITE,
     sound="leaves both sequences alike, and what starts afresh is exact",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the decode returned 2, the sequences end at [-1, -1]",
     patches=("0002",),
     model=LLAMA,
 )
-def shared_tokens(bench: Bench) -> Outcome:
+def abort_shared_tokens(bench: Bench) -> Outcome:
     """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
     shape = {"n_seq_max": 2, "kv_unified": True}
     twin = bench.context(**shape)
@@ -231,30 +218,26 @@ def shared_tokens(bench: Bench) -> Outcome:
 
 
 @probe(
-    "abort-first-ubatch",
     "A decode stopped in the very first ubatch (control)",
     site=_SITE,
     sound="leaves nothing; the prompt starts again, exactly",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the decode returned 2, 0 tokens left",
 )
-def first_ubatch(bench: Bench) -> Outcome:
+def abort_first_ubatch(bench: Bench) -> Outcome:
     """An empty context; stop in the middle of twelve tokens; start again."""
     return _stopped(bench, 0, 12, 0.4)
 
 
 @probe(
-    "abort-restored",
     "A snapshot restored after a stopped decode (control)",
     site=_SITE,
     sound="exact",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="n_rs_seq = 4: the snapshot was restored",
     also=on(Verdict.EXACT, "jamba", "lfm2", "mamba"),
 )
-def restored(bench: Bench) -> Outcome:
+def abort_restored(bench: Bench) -> Outcome:
     """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on.
 
     Once without rollback planes, and once with four where the model has them.
@@ -273,17 +256,15 @@ def restored(bench: Bench) -> Outcome:
 
 
 @probe(
-    "eval-callback-stop",
     "The eval callback returns false in the middle of a graph",
     site="ggml-backend.cpp: ggml_backend_sched_compute_splits",
     sound="reports an abort and drops what it spoiled",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the decode returned 2, the snapshot was restored",
     patches=("0011",),
     also=on(Verdict.WRONG, "jamba", LLAMA),
 )
-def eval_callback(bench: Bench) -> Outcome:
+def eval_callback_stop(bench: Bench) -> Outcome:
     """Twelve tokens, snapshot; cb_eval returns false half-way through the next; go on at the reported end.
 
     Then restore the snapshot, cut at twelve and go on.
@@ -314,17 +295,15 @@ def eval_callback(bench: Bench) -> Outcome:
 
 
 @probe(
-    "abort-beside-free-cells",
     "A decode of two sequences stopped where a third was removed",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::find_slot",
     sound="keeps what is exact or drops it; what starts afresh is exact",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="stopped 9 times",
     patches=("0026",),
     also={**on(Verdict.WRONG, "jamba", "lfm2"), **on(Verdict.EXACT, "mamba", "rwkv7")},
 )
-def beside_free_cells(bench: Bench) -> Outcome:
+def abort_beside_free_cells(bench: Bench) -> Outcome:
     """Three sequences; remove the second, stop a decode of the others, remove those, start all three again.
 
     Stopped once after each tenth of the polls that the decode takes.
@@ -367,16 +346,4 @@ def _decode_around(context: Context) -> int:
     return context.decode([(5, 8, (0,)), (6, 8, (2,))])
 
 
-PROBES = (
-    in_token,
-    in_token_planes,
-    second_ubatch,
-    between_ubatches,
-    at_once,
-    bystander,
-    shared_tokens,
-    first_ubatch,
-    restored,
-    eval_callback,
-    beside_free_cells,
-)
+PROBES = probes_in(vars())

@@ -13,6 +13,7 @@ from llamahybrid.hazards.probe import (
     all_sound,
     on,
     probe,
+    probes_in,
     refused,
     went_on,
     wrong,
@@ -23,17 +24,15 @@ _SHARED = {"n_seq_max": 2, "kv_unified": True}
 
 
 @probe(
-    "pending-copy-saved",
     "Saving a sequence whose stream copy is pending",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="carries the copy out first",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="saved and restored",
     patches=("0010",),
     also=on(Verdict.WRONG, LLAMA),
 )
-def copy_saved(bench: Bench) -> Outcome:
+def pending_copy_saved(bench: Bench) -> Outcome:
     """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
     bench.need_attention()
     context = bench.context(**_SPLIT).grown(12)
@@ -45,17 +44,15 @@ def copy_saved(bench: Bench) -> Outcome:
 
 
 @probe(
-    "pending-copy-restored-into",
     "Restoring into a sequence whose stream copy is pending",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="carries the copy out first",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="restored",
     patches=("0010",),
     also=on(Verdict.WRONG, LLAMA),
 )
-def copy_restored_into(bench: Bench) -> Outcome:
+def pending_copy_restored_into(bench: Bench) -> Outcome:
     """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
     bench.need_attention()
     blob = bench.context(**_SPLIT).grown(12, 1, text=1).save(1)
@@ -68,18 +65,16 @@ def copy_restored_into(bench: Bench) -> Outcome:
 
 
 @probe(
-    "pending-shift-saved",
     "Saving while a K-shift is pending",
     site="llama-kv-cache.cpp: llama_kv_cache::update",
     sound="carries the shift out first",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="saved and restored",
     patches=("0010",),
     model=LLAMA,
     also=on(Verdict.WRONG, "qwen3"),
 )
-def shift_saved(bench: Bench) -> Outcome:
+def pending_shift_saved(bench: Bench) -> Outcome:
     """Shift twelve tokens by five positions, save, restore elsewhere, and go on with both at position 17."""
     bench.need_attention()
     bench.need_multi_rope(False)
@@ -96,12 +91,10 @@ def shift_saved(bench: Bench) -> Outcome:
 
 
 @probe(
-    "shift-under-m-rope",
     "seq_add and seq_div on a model with M-RoPE",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_add",
     sound="changes nothing",
-    stock=Verdict.DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the sequence ends at position 11",
     patches=("0007",),
 )
@@ -116,12 +109,10 @@ def shift_under_m_rope(bench: Bench) -> Outcome:
 
 
 @probe(
-    "partial-stream-copy",
     "Copying a range between streams",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="changes nothing",
-    stock=Verdict.DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the copy ends at position -1",
     patches=("0007",),
     also=on(Verdict.DIED, LLAMA),
@@ -136,17 +127,15 @@ def partial_stream_copy(bench: Bench) -> Outcome:
 
 
 @probe(
-    "remove-all-sequences",
     "seq_rm of all sequences by id -1",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
     sound="removes them (stock always returns false)",
-    stock=Verdict.REFUSED,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.REFUSED, Verdict.EXACT),
     says="seq_rm returned true, the sequences end at [-1, -1]",
     patches=("0005",),
     also=on(Verdict.REFUSED, "mamba"),
 )
-def remove_all(bench: Bench) -> Outcome:
+def remove_all_sequences(bench: Bench) -> Outcome:
     """Two sequences of twelve tokens; seq_rm(-1, -1, -1); a fresh prompt in the second one.
 
     Where that was refused, go on with both.
@@ -162,12 +151,10 @@ def remove_all(bench: Bench) -> Outcome:
 
 
 @probe(
-    "remove-part-of-all",
     "Removing a part of all sequences of a recurrent memory",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
     sound="refuses what it cannot forget, and changes nothing (stock refuses empty ranges too)",
-    stock=Verdict.REFUSED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.REFUSED, Verdict.REFUSED),
     says="seq_rm returned [1, 1, 0, 0]",
     patches=("0005",),
     also=on(Verdict.REFUSED, "mamba"),
@@ -185,18 +172,16 @@ def remove_part_of_all(bench: Bench) -> Outcome:
 
 
 @probe(
-    "remove-negative-sequence",
     "seq_rm of sequence -7",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_rm",
     sound="removes all sequences, as the header says of any negative id, or refuses",
-    stock=Verdict.DIED,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.DIED, Verdict.EXACT),
     says="seq_rm returned true, the sequence ends at position -1",
     patches=("0007",),
     model=LLAMA,
     also=on(Verdict.REFUSED, "qwen35"),
 )
-def remove_negative(bench: Bench) -> Outcome:
+def remove_negative_sequence(bench: Bench) -> Outcome:
     """Twelve tokens; seq_rm(-7, -1, -1); then another prompt, or the old one where it was refused."""
     context = bench.context().grown(12)
     if not context.rm(-7, -1, -1):
@@ -206,17 +191,15 @@ def remove_negative(bench: Bench) -> Outcome:
 
 
 @probe(
-    "remove-inner-range",
     "Removing a range out of the middle of a hybrid",
     site="llama-memory-hybrid.cpp: llama_memory_hybrid::seq_rm",
     sound="refuses: the recurrent state cannot forget it",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm returned [0, 0, 0, 1, 1, 1]",
     patches=("0013",),
     also=on(Verdict.WRONG, "jamba", "lfm2", LFM2),
 )
-def remove_inner(bench: Bench) -> Outcome:
+def remove_inner_range(bench: Bench) -> Outcome:
     """Twelve tokens; seq_rm(0, 2, 5); go on, compared with a context that never saw those three tokens.
 
     Where positions may not have gaps there is no such context: there it is compared with all twelve. Where
@@ -239,12 +222,10 @@ def remove_inner(bench: Bench) -> Outcome:
 
 
 @probe(
-    "append-before-cut",
     "Attention appended to a sequence before its old tail is cut",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="refuses the copy, the restore or the decode: every position would be there twice",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="all calls succeeded, the state is 0 bytes longer than a clean one",
     patches=("0017",),
     also=on(Verdict.WRONG, "jamba", "lfm2", LLAMA),
@@ -288,15 +269,4 @@ def append_before_cut(bench: Bench) -> Outcome:
     return wrong(said) if more and outcome.verdict is Verdict.EXACT else outcome
 
 
-PROBES = (
-    copy_saved,
-    copy_restored_into,
-    shift_saved,
-    shift_under_m_rope,
-    partial_stream_copy,
-    remove_all,
-    remove_part_of_all,
-    remove_negative,
-    remove_inner,
-    append_before_cut,
-)
+PROBES = probes_in(vars())

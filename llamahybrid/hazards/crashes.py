@@ -14,6 +14,7 @@ from llamahybrid.hazards.probe import (
     Verdict,
     on,
     probe,
+    probes_in,
     refused,
     went_on,
     wrong,
@@ -21,7 +22,6 @@ from llamahybrid.hazards.probe import (
 
 _DEVICE = PARTIAL | ON_DEVICE
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
-_DIED = Verdict.DIED
 
 
 def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -> Outcome:
@@ -33,16 +33,14 @@ def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -
 
 
 @probe(
-    "on-device-magic",
     "ON_DEVICE blob without the magic",
     site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="refuses",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
-def magic(bench: Bench) -> Outcome:
+def on_device_magic(bench: Bench) -> Outcome:
     """Save on the device, restore 64 zero bytes with ON_DEVICE."""
     bench.need_recurrent()
     context = bench.context().grown(12)
@@ -51,16 +49,14 @@ def magic(bench: Bench) -> Outcome:
 
 
 @probe(
-    "on-device-other-context",
     "ON_DEVICE blob of another context",
     site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="refuses",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
-def other_context(bench: Bench) -> Outcome:
+def on_device_other_context(bench: Bench) -> Outcome:
     """Save on the device in one context, restore in another that never saved, and again once it has."""
     bench.need_recurrent()
     blob = bench.context().grown(12).save(flags=_DEVICE)
@@ -72,16 +68,14 @@ def other_context(bench: Bench) -> Outcome:
 
 
 @probe(
-    "on-device-flags",
     "ON_DEVICE blobs, PARTIAL and full mixed",
     site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
     sound="refuses",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
-def flags(bench: Bench) -> Outcome:
+def on_device_flags(bench: Bench) -> Outcome:
     """Save PARTIAL, then full, on the device; restore the PARTIAL blob, then the full one as PARTIAL."""
     bench.need_hybrid()
     context = bench.context().grown(12)
@@ -93,16 +87,14 @@ def flags(bench: Bench) -> Outcome:
 
 
 @probe(
-    "on-device-trailing",
     "ON_DEVICE blob with trailing bytes",
     site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
     sound="refuses",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
-def trailing(bench: Bench) -> Outcome:
+def on_device_trailing(bench: Bench) -> Outcome:
     """Save on the device, restore the blob with four more bytes."""
     bench.need_recurrent()
     context = bench.context().grown(12)
@@ -110,16 +102,14 @@ def trailing(bench: Bench) -> Outcome:
 
 
 @probe(
-    "on-device-all",
     "Saving all sequences ON_DEVICE from several cell ranges",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_write",
     sound="returns 0",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="0 bytes were saved",
     patches=("0006",),
 )
-def all_on_device(bench: Bench) -> Outcome:
+def on_device_all(bench: Bench) -> Outcome:
     """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
     bench.need_recurrent()
     context = bench.context(n_seq_max=3, kv_unified=True)
@@ -131,16 +121,14 @@ def all_on_device(bench: Bench) -> Outcome:
 
 
 @probe(
-    "on-device-no-memory",
     "No memory for an ON_DEVICE save",
     site="llama-context.cpp: llama_io_write_device::~llama_io_write_device",
     sound="returns 0",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="0 bytes were saved",
     patches=("0006",),
 )
-def device_memory(bench: Bench) -> Outcome:
+def on_device_no_memory(bench: Bench) -> Outcome:
     """Save 4,000 tokens on the device with no memory left to the process; go on."""
     bench.need_attention()
     context = bench.context(n_ctx=4096, n_batch=4096).grown(4000, chunk=4000)
@@ -152,16 +140,14 @@ def device_memory(bench: Bench) -> Outcome:
 
 
 @probe(
-    "two-recurrent-cells",
     "A blob with two recurrent cells for one sequence",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     sound="refuses",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
-def two_cells(bench: Bench) -> Outcome:
+def two_recurrent_cells(bench: Bench) -> Outcome:
     """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""
     bench.need_recurrent()
     context = bench.context(n_seq_max=2).grown(12)
@@ -174,49 +160,43 @@ def two_cells(bench: Bench) -> Outcome:
 
 
 @probe(
-    "empty-state-far-sequence",
     "An empty snapshot for a sequence beyond n_seq_max, with planes",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::set_rs_idx",
     sound="refuses",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 0 tokens left",
     patches=("0006",),
 )
-def far_empty(bench: Bench) -> Outcome:
+def empty_state_far_sequence(bench: Bench) -> Outcome:
     """Two sequences, planes; restore the snapshot of an empty one into sequence 5; then decode."""
     context = bench.with_planes(2, n_seq_max=2, kv_unified=True)
     return _offered(context, context.save(flags=PARTIAL), 5, PARTIAL, 0)
 
 
 @probe(
-    "state-far-sequence",
     "A state for sequence 300",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="refuses",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0007",),
 )
-def far_state(bench: Bench) -> Outcome:
+def state_far_sequence(bench: Bench) -> Outcome:
     """Restore the state of twelve tokens into sequence 300; go on with the first."""
     context = bench.context().grown(12)
     return _offered(context, context.save(), 300, 0, 12)
 
 
 @probe(
-    "copy-far-sequence",
     "Copying to sequence 300",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="changes nothing",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the sequence ends at position 11",
     patches=("0007",),
     model=LLAMA,
 )
-def far_copy(bench: Bench) -> Outcome:
+def copy_far_sequence(bench: Bench) -> Outcome:
     """Twelve tokens; seq_cp to sequence 300; seq_keep of sequence -3; go on with the first."""
     context = bench.context().grown(12)
     context.cp(0, 300)
@@ -226,17 +206,15 @@ def far_copy(bench: Bench) -> Outcome:
 
 
 @probe(
-    "position-of-no-sequence",
     "seq_pos_min and seq_pos_max of sequence -1",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_pos_max",
     sound="returns -1",
-    stock=_DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="it returned (-1, -1)",
     patches=("0007",),
     also=on(Verdict.DIED, LLAMA),
 )
-def no_sequence(bench: Bench) -> Outcome:
+def position_of_no_sequence(bench: Bench) -> Outcome:
     """Twelve tokens; ask for the first and last position of sequence -1; go on."""
     context = bench.context().grown(12)
     ends = context.first(-1), context.last(-1)
@@ -245,12 +223,10 @@ def no_sequence(bench: Bench) -> Outcome:
 
 
 @probe(
-    "small-ubatch",
     "Ubatches no larger than the rollback planes",
     site="llama-batch.cpp: llama_batch_allocr::split_equal",
     sound="makes no context, or decodes",
-    stock=_DIED,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.DIED, Verdict.EXACT),
     says="n_ubatch = 9: llama_init_from_model made no context; 10: decoded",
     patches=("0008",),
 )
@@ -264,17 +240,4 @@ def small_ubatch(bench: Bench) -> Outcome:
     return went_on(context.grown(12).goes_on(12), said)
 
 
-PROBES = (
-    magic,
-    other_context,
-    flags,
-    trailing,
-    all_on_device,
-    device_memory,
-    two_cells,
-    far_empty,
-    far_state,
-    far_copy,
-    no_sequence,
-    small_ubatch,
-)
+PROBES = probes_in(vars())

@@ -25,6 +25,7 @@ from llamahybrid.hazards.probe import (
     all_sound,
     on,
     probe,
+    probes_in,
     refused,
     wrong,
 )
@@ -92,17 +93,15 @@ def _in_pieces(context: Context, begin: int, end: int) -> Outcome:
 
 
 @probe(
-    "state-in-pieces",
     "A state and a range handed out in pieces",
     site=_WRITE,
     sound="hands out the bytes of the state in one",
-    stock=Verdict.NOT_APPLICABLE,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
     says="the same bytes in pieces",
     patches=("0018",),
     also=on(Verdict.NOT_APPLICABLE, "jamba", "mamba", "gemma3", LLAMA),
 )
-def in_pieces(bench: Bench) -> Outcome:
+def state_in_pieces(bench: Bench) -> Outcome:
     """Forty tokens; compare their full and PARTIAL states and the range [10, 30) with the same in pieces."""
     outcome = _in_pieces(bench.context().grown(40), 10, 30)
     exact = outcome.verdict is Verdict.EXACT  # how long the pieces are depends on the model
@@ -110,17 +109,15 @@ def in_pieces(bench: Bench) -> Outcome:
 
 
 @probe(
-    "pieces-ended",
     "A state in pieces whose taker says stop, and one that cannot be",
     site=_WRITE,
     sound="returns 0 and changes nothing",
-    stock=Verdict.NOT_APPLICABLE,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.NOT_APPLICABLE, Verdict.REFUSED),
     says="the calls returned [0, 0, 0, 0, 0, 0, 0, 0], 40 tokens left with the same bytes",
     patches=("0018",),
     also=on(Verdict.NOT_APPLICABLE, "mamba", LLAMA),
 )
-def ended(bench: Bench) -> Outcome:
+def pieces_ended(bench: Bench) -> Outcome:
     """Forty tokens; stop at once, early, half-way, before the last byte; ask for impossible ones; go on.
 
     Impossible are the sequences -7 and 300, a state ON_DEVICE and the range [30, 10).
@@ -145,18 +142,16 @@ def _split(bench: Bench, length: int, **params: Any) -> tuple[Context, bytes]:
 
 
 @probe(
-    "split-tensors-in-pieces",
     "A state of split tensors handed out in pieces",
     site=_WRITE,
     sound="asks the devices for whole rows, the only parts that can be had",
-    stock=Verdict.NOT_APPLICABLE,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
     says="the same bytes in pieces of at most 1048320",
     patches=("0018", "0029"),
     model=Model("qwen35", embd=_WIDE),
     also=on(Verdict.NOT_APPLICABLE, Model("llama", embd=_WIDE), Model("lfm2", embd=_WIDE)),
 )
-def split_in_pieces(bench: Bench) -> Outcome:
+def split_tensors_in_pieces(bench: Bench) -> Outcome:
     """Tensors split over two devices; 3,000 tokens, so that a tensor is longer than the buffer of 1 MiB.
 
     Compare full and PARTIAL states and the range [10, 2900) with the same in pieces.
@@ -166,16 +161,14 @@ def split_in_pieces(bench: Bench) -> Outcome:
 
 
 @probe(
-    "split-tensors-restored",
     "States and ranges of split tensors (control)",
     site=_READ,
     sound="restores what was saved, byte for byte",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the bytes are those that were restored",
     also=on(Verdict.EXACT, LLAMA, GEMMA3),
 )
-def split_restored(bench: Bench) -> Outcome:
+def split_tensors_restored(bench: Bench) -> Outcome:
     """Tensors split over two devices; restore 40 tokens, their PARTIAL state and a range; remove; restore."""
     context, blob = _split(bench, 40)
     if context.save() != blob:
@@ -194,17 +187,15 @@ def split_restored(bench: Bench) -> Outcome:
 
 
 @probe(
-    "split-tensors-failed-restore",
     "A truncated state over live split tensors",
     site=_READ,
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.REFUSED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.REFUSED, Verdict.REFUSED),
     says="the restores returned [0, 0, 0, 0, 0], 40 tokens left with the same bytes",
     patches=("0009",),
     also=on(Verdict.REFUSED, LLAMA),
 )
-def split_failed(bench: Bench) -> Outcome:
+def split_tensors_failed_restore(bench: Bench) -> Outcome:
     """Tensors split over two devices, 40 live tokens; restore states of 30 others that end too early."""
     context, blob = _split(bench, 40)
 
@@ -221,4 +212,4 @@ def split_failed(bench: Bench) -> Outcome:
     return all_sound(offered(flags) for flags in (FULL, PARTIAL))
 
 
-PROBES = (in_pieces, ended, split_in_pieces, split_restored, split_failed)
+PROBES = probes_in(vars())

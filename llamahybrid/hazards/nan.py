@@ -6,7 +6,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.hazards.bench import PARTIAL, Bench, Context
-from llamahybrid.hazards.probe import LLAMA, NotApplicable, Outcome, Verdict, on, probe, went_on
+from llamahybrid.hazards.probe import LLAMA, NotApplicable, Outcome, Verdict, on, probe, probes_in, went_on
 
 
 def _poisoned(bench: Bench, flash: int = 1) -> Context:
@@ -27,12 +27,10 @@ _NAN = "llama-graph.cpp: llm_graph_context::build_rs"
 
 
 @probe(
-    "nan-after-removal",
     "NaN in a recurrent row after seq_rm",
     site=_NAN,
     sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_rm returned true",
     patches=("0004",),
     also=on(Verdict.WRONG, "mamba"),
@@ -47,12 +45,10 @@ def nan_after_removal(bench: Bench) -> Outcome:
 
 
 @probe(
-    "nan-after-clear",
     "NaN in a recurrent row after clear without data",
     site=_NAN,
     sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="cleared",
     patches=("0004",),
     also=on(Verdict.WRONG, "mamba"),
@@ -66,12 +62,10 @@ def nan_after_clear(bench: Bench) -> Outcome:
 
 
 @probe(
-    "nan-after-clear-data",
     "NaN in a recurrent row after clear with data (control)",
     site=_NAN,
     sound="starts the next prompt clean",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="cleared with data",
 )
 def nan_after_clear_data(bench: Bench) -> Outcome:
@@ -101,12 +95,10 @@ def _poisoned_attention(bench: Bench) -> Context:
 
 
 @probe(
-    "nan-in-attention",
     "NaN in attention KV after seq_rm",
     site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv",
     sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_rm returned true",
     patches=("0028",),
     also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
@@ -121,12 +113,10 @@ def nan_in_attention(bench: Bench) -> Outcome:
 
 
 @probe(
-    "nan-in-attention-cleared",
     "NaN in attention KV after clear without data",
     site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv",
     sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="cleared",
     patches=("0028",),
     also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
@@ -139,10 +129,4 @@ def nan_in_attention_cleared(bench: Bench) -> Outcome:
     return went_on(context.goes_on(8, text=1), "cleared")
 
 
-PROBES = (
-    nan_after_removal,
-    nan_after_clear,
-    nan_after_clear_data,
-    nan_in_attention,
-    nan_in_attention_cleared,
-)
+PROBES = probes_in(vars())

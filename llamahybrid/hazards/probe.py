@@ -170,31 +170,32 @@ def on(verdict: Verdict, *models: Model | str) -> dict[Model, Verdict]:
 
 
 def probe(
-    id: str,
     title: str,
     *,
     site: str,
     sound: str,
-    stock: Verdict,
-    patched: Verdict,
+    verdicts: tuple[Verdict, Verdict],
     says: str,
     patches: tuple[str, ...] = (),
     model: Model = QWEN35,
     also: Mapping[Model, Verdict] | None = None,
     otherwise: Mapping[Model, tuple[Verdict, str]] | None = None,
 ) -> Callable[[Run], Probe]:
-    """Make a probe of a function; its docstring says what is done."""
+    """Make a probe of a function: its name is the id, its docstring says what is done.
+
+    `verdicts`: stock's, and the patched library's.
+    """
 
     def make(run: Run) -> Probe:
+        done = " ".join((run.__doc__ or "").split())
         return Probe(
-            id,
+            run.__name__.replace("_", "-"),
             title,
-            " ".join((run.__doc__ or "").split()),
+            done,
             site,
             sound,
             patches,
-            stock,
-            patched,
+            *verdicts,
             says,
             run,
             model,
@@ -203,3 +204,8 @@ def probe(
         )
 
     return make
+
+
+def probes_in(module: Mapping[str, object]) -> tuple[Probe, ...]:
+    """The probes among a module's names, in their order."""
+    return tuple(value for value in module.values() if isinstance(value, Probe))

@@ -24,6 +24,7 @@ from llamahybrid.hazards.probe import (
     all_sound,
     on,
     probe,
+    probes_in,
     refused,
     went_on,
     wrong,
@@ -67,17 +68,15 @@ def _file(whole: bool) -> Iterator[_File]:
 
 
 @probe(
-    "failed-file-restore",
     "A damaged state file over a live sequence",
     site=_FILE,
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.DIED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="8 restores returned 0, 20 tokens left with the same bytes",
     patches=("0009", "0029"),
     also=on(Verdict.DIED, LLAMA, Model("lfm2")),
 )
-def failed_file(bench: Bench) -> Outcome:
+def failed_file_restore(bench: Bench) -> Outcome:
     """Twenty live tokens; files of thirty others, of a sequence and whole; go on at twenty.
 
     They lack 8 bytes, 2,000 bytes, all but 60, or have eight more. A sound file is restored first.
@@ -137,12 +136,10 @@ def _shrinking(bench: Bench, whole: bool) -> Outcome:
 
 
 @probe(
-    "file-shrinks",
     "A state file that loses its end while its data is read",
     site=_FILE,
     sound="drops what is half replaced, and leaves other sequences alone",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, the sequences end at [-1, 14]",
     patches=("0009",),
     model=GEMMA3,
@@ -154,12 +151,10 @@ def file_shrinks(bench: Bench) -> Outcome:
 
 
 @probe(
-    "file-shrinks-whole",
     "A whole-context state file that loses its end while its data is read",
     site="llama-context.cpp: llama_context::state_load_file",
     sound="drops what is half replaced",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, the sequences end at [-1, -1]",
     patches=("0009",),
     model=GEMMA3,
@@ -181,17 +176,15 @@ def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) ->
 
 
 @probe(
-    "restore-too-long",
     "A state with more cells than the context has",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_meta",
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="a state of 400 tokens was refused, 20 tokens left with the same bytes",
     patches=("0009",),
     also={**on(Verdict.REFUSED, LLAMA), **on(Verdict.WRONG, "jamba")},
 )
-def too_long(bench: Bench) -> Outcome:
+def restore_too_long(bench: Bench) -> Outcome:
     """n_ctx = 256; twenty live tokens; restore the state of 400 others; go on at twenty."""
     bench.need_attention()
     blob = bench.context().grown(400, text=3).save()
@@ -199,17 +192,15 @@ def too_long(bench: Bench) -> Outcome:
 
 
 @probe(
-    "restore-other-type",
     "A state whose attention has another number type",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_data",
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="a state in F32 was refused, 20 tokens left with the same bytes",
     patches=("0009",),
     also={**on(Verdict.REFUSED, LLAMA), **on(Verdict.WRONG, "jamba")},
 )
-def other_type(bench: Bench) -> Outcome:
+def restore_other_type(bench: Bench) -> Outcome:
     """Twenty live tokens in F16; restore the state of thirty others that were computed in F32; go on."""
     bench.need_attention()
     blob = bench.context(type_k=0, type_v=0).grown(30, text=3).save()
@@ -217,17 +208,15 @@ def other_type(bench: Bench) -> Outcome:
 
 
 @probe(
-    "restore-other-flags",
     "A full state restored as PARTIAL, and the other way round",
     site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="PARTIAL as full was refused, 20 tokens left with the same bytes",
     patches=("0009",),
     also=on(Verdict.WRONG, "jamba"),
 )
-def other_flags(bench: Bench) -> Outcome:
+def restore_other_flags(bench: Bench) -> Outcome:
     """Twenty live tokens; offer states of thirty others under the wrong flags; go on at twenty."""
     bench.need_hybrid()
     donor = bench.context().grown(30, text=3)
@@ -252,47 +241,41 @@ def _beside(bench: Bench, cut: int | None) -> Outcome:
 
 
 @probe(
-    "restore-beside-copy",
     "A state restored over a sequence that shares its cells",
     site=_READ,
     sound="leaves the other sequence as it was",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the restore returned success, both go on",
     also=on(Verdict.EXACT, LLAMA, "jamba", "lfm2", "mamba"),
 )
-def beside_copy(bench: Bench) -> Outcome:
+def restore_beside_copy(bench: Bench) -> Outcome:
     """Twenty tokens, copied to a second sequence; restore thirty others over the first; go on with both."""
     return _beside(bench, None)
 
 
 @probe(
-    "failed-restore-beside-copy",
     "A truncated state over a sequence that shares its cells",
     site=_READ,
     sound="refuses, and leaves the other sequence as it was",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the restore returned 0, both go on",
     patches=("0009",),
     also=on(Verdict.EXACT, LLAMA, "jamba", "lfm2", "mamba"),
 )
-def failed_beside_copy(bench: Bench) -> Outcome:
+def failed_restore_beside_copy(bench: Bench) -> Outcome:
     """Twenty tokens, copied to a second sequence; restore a state without its last eight bytes; go on."""
     return _beside(bench, -8)
 
 
 @probe(
-    "restore-over-rollback",
     "A state restored over a pending rollback",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read",
     sound="goes on from what was restored",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the restore returned success",
     also=on(Verdict.EXACT, "lfm2"),
 )
-def over_rollback(bench: Bench) -> Outcome:
+def restore_over_rollback(bench: Bench) -> Outcome:
     """Four planes; twelve tokens, of which two are rolled back; restore twenty of another text; go on."""
     blob = bench.with_planes().grown(20, text=3).save()
     context = bench.with_planes().grown(12)
@@ -303,16 +286,14 @@ def over_rollback(bench: Bench) -> Outcome:
 
 
 @probe(
-    "restore-no-memory",
     "No memory for a restore",
     site=_READ,
     sound="restores, or refuses and the live state stays (or is dropped whole)",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="each restore succeeded, or was refused without damage",
     also=on(Verdict.EXACT, LLAMA),
 )
-def no_memory(bench: Bench) -> Outcome:
+def restore_no_memory(bench: Bench) -> Outcome:
     """2,000 live tokens; restore as many others with 0 and with 256 KiB left to the process; go on."""
     shape: dict[str, Any] = {"n_ctx": 2048, "n_batch": 2048}
     blob = bench.context(**shape).grown(2000, text=1, chunk=2000).save()
@@ -334,15 +315,4 @@ def no_memory(bench: Bench) -> Outcome:
     return Outcome(Verdict.EXACT, "each restore succeeded, or was refused without damage", outcome.difference)
 
 
-PROBES = (
-    failed_file,
-    file_shrinks,
-    file_shrinks_whole,
-    too_long,
-    other_type,
-    other_flags,
-    beside_copy,
-    failed_beside_copy,
-    over_rollback,
-    no_memory,
-)
+PROBES = probes_in(vars())

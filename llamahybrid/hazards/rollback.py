@@ -7,7 +7,17 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.hazards.bench import PARTIAL, Bench, Context, gap
-from llamahybrid.hazards.probe import Outcome, Verdict, all_sound, on, probe, refused, went_on, wrong
+from llamahybrid.hazards.probe import (
+    Outcome,
+    Verdict,
+    all_sound,
+    on,
+    probe,
+    probes_in,
+    refused,
+    went_on,
+    wrong,
+)
 
 _SITE = "llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm"
 _TWO = {"n_seq_max": 2, "kv_unified": True}
@@ -32,16 +42,14 @@ def _pending(bench: Bench, **params: Any) -> Context:
 
 
 @probe(
-    "rollback-one-batch",
     "Rollback within one batch (control)",
     site=_SITE,
     sound="grants it, exactly",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="seq_rm to 8 of 12 tokens returned true",
     also=on(Verdict.EXACT, "lfm2", "nemotron_h"),
 )
-def one_batch(bench: Bench) -> Outcome:
+def rollback_one_batch(bench: Bench) -> Outcome:
     """Four planes; twelve tokens in one batch; roll back five, which is refused; roll back four."""
     context = bench.with_planes().grown(12)
     if context.rm(0, 7, -1):
@@ -50,32 +58,28 @@ def one_batch(bench: Bench) -> Outcome:
 
 
 @probe(
-    "rollback-single-tokens",
     "Rollback across single-token decodes",
     site=_SITE,
     sound="refuses: a one-token batch leaves one valid plane",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 8 of 12 tokens returned false",
     patches=("0001",),
     also=on(Verdict.WRONG, "lfm2", "nemotron_h"),
 )
-def single_tokens(bench: Bench) -> Outcome:
+def rollback_single_tokens(bench: Bench) -> Outcome:
     """Four planes; twelve one-token decodes; roll back four."""
     return _rolled_back(bench.with_planes().grown(12, chunk=1), 8, 12)
 
 
 @probe(
-    "rollback-last-token",
     "Rollback of one token decoded after a batch",
     site=_SITE,
     sound="refuses, or keeps the plane before the batch",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 11 of 12 tokens returned false",
     patches=("0001",),
 )
-def last_token(bench: Bench) -> Outcome:
+def rollback_last_token(bench: Bench) -> Outcome:
     """Four planes; eleven tokens in one batch, then one; roll back that one."""
     context = bench.with_planes().grown(11)
     context.feed(11, 12)
@@ -83,16 +87,14 @@ def last_token(bench: Bench) -> Outcome:
 
 
 @probe(
-    "rollback-twice",
     "Rollback, decode, rollback",
     site=_SITE,
     sound="refuses the second rollback",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 9 of 11 tokens returned false",
     patches=("0001",),
 )
-def twice(bench: Bench) -> Outcome:
+def rollback_twice(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, decode one, roll back two."""
     context = _pending(bench)
     context.feed(10, 11)
@@ -100,16 +102,14 @@ def twice(bench: Bench) -> Outcome:
 
 
 @probe(
-    "rollback-after-restore",
     "Rollback right after a state restore",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     sound="refuses: a restore fills the first plane only",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 10 of 12 tokens returned false",
     patches=("0001",),
 )
-def after_restore(bench: Bench) -> Outcome:
+def rollback_after_restore(bench: Bench) -> Outcome:
     """Restore twelve tokens over twenty others of another text; roll back two."""
     blob = bench.with_planes().grown(12).save()
     context = bench.with_planes().grown(20, text=1)
@@ -119,16 +119,14 @@ def after_restore(bench: Bench) -> Outcome:
 
 
 @probe(
-    "rollback-embeddings",
     "Rollback with embeddings on",
     site=_SITE,
     sound="refuses: every ubatch is split to where few planes are filled",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 7 of 10 tokens returned false",
     patches=("0001",),
 )
-def embeddings(bench: Bench) -> Outcome:
+def rollback_embeddings(bench: Bench) -> Outcome:
     """embeddings=True, ubatches of eight; ten tokens in one batch; roll back three."""
     return _rolled_back(
         bench.with_planes(n_ubatch=8, embeddings=True, pooling_type=0).grown(10),
@@ -138,16 +136,14 @@ def embeddings(bench: Bench) -> Outcome:
 
 
 @probe(
-    "rollback-bystander",
     "Rollback of a sequence while others decoded",
     site=_SITE,
     sound="refuses: the others' batch moved its row",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 6 of 8 tokens returned false",
     patches=("0001",),
 )
-def bystander(bench: Bench) -> Outcome:
+def rollback_bystander(bench: Bench) -> Outcome:
     """Three unified sequences of eight tokens; decode one more of the outer two; roll the middle one back."""
     context = bench.with_planes(**_THREE)
     for seq in range(3):
@@ -157,16 +153,87 @@ def bystander(bench: Bench) -> Outcome:
 
 
 @probe(
-    "stale-rollback-finite-removal",
+    "Rollback of one of two sequences that share their state",
+    site=_SITE,
+    sound="refuses (both share a row), or moves that sequence alone",
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
+    says="seq_rm returned false, sequence 0 goes on",
+    patches=("0001",),
+)
+def rollback_shared(bench: Bench) -> Outcome:
+    """Twelve tokens; copy the sequence; roll the original back by two; go on with both."""
+    context = bench.with_planes(**_TWO).grown(12)
+    context.cp(0, 1)
+    if context.rm(0, 10, -1):
+        said = f"seq_rm returned true, the copy ends at position {context.last(1)}"
+        if context.last(1) != 11:
+            return wrong(said)
+        return all_sound(went_on(context.goes_on(end, seq), said) for end, seq in ((12, 1), (10, 0)))
+    return all_sound(
+        refused(context.goes_on(12, seq), f"seq_rm returned false, sequence {seq} goes on") for seq in (1, 0)
+    )
+
+
+@probe(
+    "A draft rejected whole: rollback to before its batch",
+    site=_SITE,
+    sound="refuses, and goes on from the snapshot that was taken before the draft",
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    says="the rollback was refused, snapshot and cut were granted",
+    patches=("0001", "0020"),
+)
+def rollback_to_batch_start(bench: Bench) -> Outcome:
+    """Four planes, twelve tokens, snapshot; decode a draft of four in one batch; roll back those four.
+
+    Where that is refused, restore the snapshot, cut to twelve and go on. llama-server relies on this when a
+    draft model with a recurrent memory takes its target back to before the batch.
+    """
+    context = bench.with_planes().grown(12)
+    snapshot = context.save(flags=PARTIAL)
+    context.feed(12, 16)
+    if context.rm(0, 12, -1):
+        return went_on(context.goes_on(12), "seq_rm to 12 of 16 tokens returned true")
+    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
+        return wrong("the rollback was refused, and so were the snapshot or its cut")
+    return went_on(context.goes_on(12), "the rollback was refused, snapshot and cut were granted")
+
+
+@probe(
+    "A draft rejected in part by a memory without planes",
+    site=_SITE,
+    sound="refuses the cut, and goes on from the snapshot that was taken before the draft",
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    says="the cut was refused, 17 tokens left, snapshot and cut were granted",
+    also=on(Verdict.EXACT, "jamba", "mamba", "rwkv7"),
+)
+def draft_rejected_recurrent(bench: Bench) -> Outcome:
+    """Twelve tokens, snapshot; decode a draft of five; cut to 14, which is refused, and not in half.
+
+    Then restore the snapshot, cut to twelve, decode the two accepted tokens again and go on.
+    """
+    bench.need_recurrent()
+    context = bench.context().grown(12)
+    snapshot = context.save(flags=PARTIAL)
+    context.feed(12, 17)
+    if context.rm(0, 14, -1):
+        return went_on(context.goes_on(14), "seq_rm to 14 of 17 tokens returned true")
+    left = context.last() + 1
+    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
+        return wrong("the cut was refused, and so were the snapshot or its cut")
+    status = context.feed(12, 14)
+    said = f"the cut was refused, {left} tokens left, snapshot and cut were granted"
+    return went_on(status or context.goes_on(14), said)
+
+
+@probe(
     "A pending rollback outlives seq_rm with a finite end",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
     sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_rm(0, 0, 100) returned true",
     patches=("0001",),
 )
-def finite_removal(bench: Bench) -> Outcome:
+def stale_rollback_finite_removal(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, remove [0, 100), decode a fresh prompt."""
     context = _pending(bench)
     said = f"seq_rm(0, 0, 100) returned {context.rm(0, 0, 100)}".lower()
@@ -174,16 +241,14 @@ def finite_removal(bench: Bench) -> Outcome:
 
 
 @probe(
-    "stale-rollback-keep",
     "A pending rollback outlives seq_keep of another sequence",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_keep",
     sound="starts the next prompt clean",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_keep, 3 tokens decoded",
     patches=("0001",),
 )
-def keep(bench: Bench) -> Outcome:
+def stale_rollback_keep(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, keep only the empty second sequence, decode a fresh prompt."""
     context = _pending(bench, **_TWO)
     lib.llama_memory_seq_keep(context.memory, 1)
@@ -192,16 +257,14 @@ def keep(bench: Bench) -> Outcome:
 
 
 @probe(
-    "stale-rollback-copy",
     "Copying a sequence while its rollback is pending",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
     sound="copies the rolled-back state",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_cp, sequence 0 from position 10",
     patches=("0001",),
 )
-def copy(bench: Bench) -> Outcome:
+def stale_rollback_copy(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, go on with the copy, then with the original."""
     context = _pending(bench, **_TWO)
     context.cp(0, 1)
@@ -211,16 +274,14 @@ def copy(bench: Bench) -> Outcome:
 
 
 @probe(
-    "stale-rollback-copy-saved",
     "Saving a copy made while a rollback was pending",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
     sound="saves what the original would save",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the copy saved other bytes than the original",
     patches=("0001",),
 )
-def copy_saved(bench: Bench) -> Outcome:
+def stale_rollback_copy_saved(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the copy, restore it elsewhere, go on."""
     context = _pending(bench, **_TWO)
     context.cp(0, 1)
@@ -233,16 +294,14 @@ def copy_saved(bench: Bench) -> Outcome:
 
 
 @probe(
-    "stale-rollback-whole-state",
     "Whole-state size while a shared cell has differing rollbacks",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_write",
     sound="saves it, or returns 0",
-    stock=Verdict.DIED,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.DIED, Verdict.EXACT),
     says="saved and restored, from the live state",
     patches=("0001",),
 )
-def whole_state(bench: Bench) -> Outcome:
+def stale_rollback_whole_state(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the whole state, restore it, go on."""
     context = _pending(bench, **_TWO)
     context.cp(0, 1)
@@ -263,99 +322,4 @@ def whole_state(bench: Bench) -> Outcome:
     )
 
 
-@probe(
-    "rollback-shared",
-    "Rollback of one of two sequences that share their state",
-    site=_SITE,
-    sound="refuses (both share a row), or moves that sequence alone",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
-    says="seq_rm returned false, sequence 0 goes on",
-    patches=("0001",),
-)
-def shared(bench: Bench) -> Outcome:
-    """Twelve tokens; copy the sequence; roll the original back by two; go on with both."""
-    context = bench.with_planes(**_TWO).grown(12)
-    context.cp(0, 1)
-    if context.rm(0, 10, -1):
-        said = f"seq_rm returned true, the copy ends at position {context.last(1)}"
-        if context.last(1) != 11:
-            return wrong(said)
-        return all_sound(went_on(context.goes_on(end, seq), said) for end, seq in ((12, 1), (10, 0)))
-    return all_sound(
-        refused(context.goes_on(12, seq), f"seq_rm returned false, sequence {seq} goes on") for seq in (1, 0)
-    )
-
-
-@probe(
-    "rollback-to-batch-start",
-    "A draft rejected whole: rollback to before its batch",
-    site=_SITE,
-    sound="refuses, and goes on from the snapshot that was taken before the draft",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
-    says="the rollback was refused, snapshot and cut were granted",
-    patches=("0001", "0020"),
-)
-def to_batch_start(bench: Bench) -> Outcome:
-    """Four planes, twelve tokens, snapshot; decode a draft of four in one batch; roll back those four.
-
-    Where that is refused, restore the snapshot, cut to twelve and go on. llama-server relies on this when a
-    draft model with a recurrent memory takes its target back to before the batch.
-    """
-    context = bench.with_planes().grown(12)
-    snapshot = context.save(flags=PARTIAL)
-    context.feed(12, 16)
-    if context.rm(0, 12, -1):
-        return went_on(context.goes_on(12), "seq_rm to 12 of 16 tokens returned true")
-    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
-        return wrong("the rollback was refused, and so were the snapshot or its cut")
-    return went_on(context.goes_on(12), "the rollback was refused, snapshot and cut were granted")
-
-
-@probe(
-    "draft-rejected-recurrent",
-    "A draft rejected in part by a memory without planes",
-    site=_SITE,
-    sound="refuses the cut, and goes on from the snapshot that was taken before the draft",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
-    says="the cut was refused, 17 tokens left, snapshot and cut were granted",
-    also=on(Verdict.EXACT, "jamba", "mamba", "rwkv7"),
-)
-def rejected_recurrent(bench: Bench) -> Outcome:
-    """Twelve tokens, snapshot; decode a draft of five; cut to 14, which is refused, and not in half.
-
-    Then restore the snapshot, cut to twelve, decode the two accepted tokens again and go on.
-    """
-    bench.need_recurrent()
-    context = bench.context().grown(12)
-    snapshot = context.save(flags=PARTIAL)
-    context.feed(12, 17)
-    if context.rm(0, 14, -1):
-        return went_on(context.goes_on(14), "seq_rm to 14 of 17 tokens returned true")
-    left = context.last() + 1
-    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
-        return wrong("the cut was refused, and so were the snapshot or its cut")
-    status = context.feed(12, 14)
-    said = f"the cut was refused, {left} tokens left, snapshot and cut were granted"
-    return went_on(status or context.goes_on(14), said)
-
-
-PROBES = (
-    one_batch,
-    single_tokens,
-    last_token,
-    twice,
-    after_restore,
-    embeddings,
-    bystander,
-    shared,
-    to_batch_start,
-    rejected_recurrent,
-    finite_removal,
-    keep,
-    copy,
-    copy_saved,
-    whole_state,
-)
+PROBES = probes_in(vars())

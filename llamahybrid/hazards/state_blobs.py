@@ -16,6 +16,7 @@ from llamahybrid.hazards.probe import (
     all_sound,
     on,
     probe,
+    probes_in,
     refused,
     went_on,
     wrong,
@@ -66,44 +67,38 @@ def _next_prompt(bench: Bench, flags: int) -> Outcome:
 
 
 @probe(
-    "failed-full-restore",
     "A truncated state over a live sequence",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_meta",
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.REFUSED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.REFUSED, Verdict.REFUSED),
     says="10 restores returned 0, 20 tokens left with the same bytes",
     patches=("0009",),
     also={**on(Verdict.REFUSED, "jamba", "mamba", LLAMA), **on(Verdict.WRONG, "gemma3", LFM2)},
 )
-def failed_full(bench: Bench) -> Outcome:
+def failed_full_restore(bench: Bench) -> Outcome:
     """Twenty live tokens; restore a full state of others that ends early, in ten places; go on at twenty."""
     return _truncated(bench, FULL)
 
 
 @probe(
-    "failed-partial-restore",
     "A truncated PARTIAL snapshot over a live hybrid",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="10 restores returned 0, 20 tokens left with the same bytes",
     patches=("0009",),
     also=on(Verdict.WRONG, "jamba", LFM2),
 )
-def failed_partial(bench: Bench) -> Outcome:
+def failed_partial_restore(bench: Bench) -> Outcome:
     """Twenty live tokens; restore a PARTIAL one of others that ends early, in ten places; go on at twenty."""
     return _truncated(bench, PARTIAL)
 
 
 @probe(
-    "failed-restore-next-prompt",
     "The next prompt after a failed restore with a window",
     site="llama-memory-hybrid-iswa.cpp: llama_memory_hybrid_iswa::state_read",
     sound="leaves no attention of the old prompt behind",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, the next prompt -1 until the sequence was removed",
     patches=(
         "0003",
@@ -111,18 +106,16 @@ def failed_partial(bench: Bench) -> Outcome:
     ),
     model=LFM2,
 )
-def failed_next(bench: Bench) -> Outcome:
+def failed_restore_next_prompt(bench: Bench) -> Outcome:
     """Twelve live tokens; a truncated full state; then another prompt from position 0, nothing removed."""
     return _next_prompt(bench, FULL)
 
 
 @probe(
-    "failed-partial-next-prompt",
     "The next prompt after a failed PARTIAL restore",
     site="llama-memory-hybrid.cpp: llama_memory_hybrid::state_read",
     sound="leaves no attention of the old prompt behind",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, the next prompt -1 until the sequence was removed",
     patches=(
         "0003",
@@ -130,23 +123,21 @@ def failed_next(bench: Bench) -> Outcome:
     ),
     also=on(Verdict.WRONG, LFM2),
 )
-def failed_partial_next(bench: Bench) -> Outcome:
+def failed_partial_next_prompt(bench: Bench) -> Outcome:
     """Twelve live tokens; a truncated PARTIAL snapshot; then another prompt from position 0."""
     return _next_prompt(bench, PARTIAL)
 
 
 @probe(
-    "failed-whole-restore",
     "A truncated whole-context state over a live one",
     site="llama-context.cpp: llama_context::state_set_data",
     sound="refuses, and the live state stays (or is dropped whole)",
-    stock=Verdict.REFUSED,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.REFUSED, Verdict.REFUSED),
     says="10 restores returned 0, the sequences end at [19, 14] with the same bytes",
     patches=("0009",),
     also=on(Verdict.REFUSED, LLAMA),
 )
-def failed_whole(bench: Bench) -> Outcome:
+def failed_whole_restore(bench: Bench) -> Outcome:
     """Two sequences; restore a whole state of others that ends early, in ten places; go on with both."""
     blob = bench.context(**_SHARED).grown(30, text=3).save_whole()
     context = bench.context(**_SHARED).grown(20).grown(15, 1, text=1)
@@ -163,16 +154,14 @@ def failed_whole(bench: Bench) -> Outcome:
 
 
 @probe(
-    "snapshot-without-attention",
     "A PARTIAL snapshot restored into empty attention",
     site="llama-batch.cpp: llama_batch_allocr::init",
     sound="refuses to decode with a gap in the attention",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the snapshot was accepted; the next decode returned -2",
     patches=("0003",),
 )
-def without_attention(bench: Bench) -> Outcome:
+def snapshot_without_attention(bench: Bench) -> Outcome:
     """Restore the PARTIAL snapshot of twelve tokens into an empty context; go on at twelve."""
     bench.need_hybrid()
     blob = bench.context().grown(12).save(flags=PARTIAL)
@@ -183,12 +172,10 @@ def without_attention(bench: Bench) -> Outcome:
 
 
 @probe(
-    "state-lost",
     "The PARTIAL state of an empty sequence restored over a live hybrid",
     site="llama-memory-hybrid.cpp: llama_memory_hybrid::init_batch",
     sound="refuses to decode with attention alone until the sequence is removed",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the next prompt returned -2 until the sequence was removed",
     patches=("0003",),
     also=on(Verdict.WRONG, "jamba", "falcon-h1", "lfm2"),
@@ -212,16 +199,14 @@ def state_lost(bench: Bench) -> Outcome:
 
 
 @probe(
-    "on-device-older-blob",
     "An ON_DEVICE blob older than the sequence's last save",
     site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="refuses: the device buffer holds newer data",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, 20 tokens left",
     patches=("0006",),
 )
-def on_device_older(bench: Bench) -> Outcome:
+def on_device_older_blob(bench: Bench) -> Outcome:
     """Save on the device at twelve and at twenty tokens; restore the first blob, cut at twelve, go on."""
     bench.need_recurrent()
     context = bench.context().grown(12)
@@ -235,16 +220,14 @@ def on_device_older(bench: Bench) -> Outcome:
 
 
 @probe(
-    "on-device-restore",
     "The newest ON_DEVICE blob (control)",
     site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="exact",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the restore returned success",
     also=on(Verdict.EXACT, "mamba"),
 )
-def on_device_newest(bench: Bench) -> Outcome:
+def on_device_restore(bench: Bench) -> Outcome:
     """Save on the device at twelve tokens, grow to twenty, restore, cut at twelve, go on."""
     bench.need_recurrent()
     context = bench.context().grown(12)
@@ -256,12 +239,10 @@ def on_device_newest(bench: Bench) -> Outcome:
 
 
 @probe(
-    "negative-position",
     "A recurrent cell with a negative position in a blob",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     sound="refuses",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
@@ -289,12 +270,10 @@ def negative_position(bench: Bench) -> Outcome:
 
 
 @probe(
-    "damaged-length",
     "A damaged length in a whole-context state",
     site="llama-io.cpp: llama_io_read_i::read_string",
     sound="refuses without allocating what the length says",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
@@ -328,12 +307,10 @@ def _emptied(bench: Bench, shape: dict[str, Any]) -> Outcome:
 
 
 @probe(
-    "empty-state",
     "The state of an empty sequence restored over a live one",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="leaves that sequence empty, and others as they are",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the restore returned success, the sequence ends at position -1",
     patches=("0027",),
     model=LLAMA,
@@ -345,12 +322,10 @@ def empty_state(bench: Bench) -> Outcome:
 
 
 @probe(
-    "empty-state-stream",
     "The state of an empty sequence restored, with a stream per sequence",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="leaves that sequence empty, and others as they are",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the restore returned success, the sequence ends at position -1",
     patches=("0027",),
     model=LLAMA,
@@ -361,18 +336,4 @@ def empty_state_stream(bench: Bench) -> Outcome:
     return _emptied(bench, _SPLIT)
 
 
-PROBES = (
-    failed_full,
-    failed_partial,
-    failed_next,
-    failed_partial_next,
-    failed_whole,
-    without_attention,
-    state_lost,
-    on_device_older,
-    on_device_newest,
-    negative_position,
-    damaged_length,
-    empty_state,
-    empty_state_stream,
-)
+PROBES = probes_in(vars())

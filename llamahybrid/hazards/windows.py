@@ -12,6 +12,7 @@ from llamahybrid.hazards.probe import (
     all_sound,
     on,
     probe,
+    probes_in,
     refused,
     went_on,
     wrong,
@@ -37,17 +38,15 @@ def _cut(context: Context, to: int) -> Outcome:
 
 
 @probe(
-    "cut-behind-window",
     "A cut behind the sliding window",
     site=_SITE,
     sound="refuses: the window before the cut is gone",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 100 of 400 tokens returned false",
     patches=("0012",),
     model=GEMMA3,
 )
-def behind(bench: Bench) -> Outcome:
+def cut_behind_window(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 100, of all sequences and of the first; go on."""
     context = _grown(bench)
     if context.rm(-1, 100, -1):
@@ -56,33 +55,29 @@ def behind(bench: Bench) -> Outcome:
 
 
 @probe(
-    "cut-inside-window",
     "A cut inside the sliding window (control)",
     site=_SITE,
     sound="grants it, exactly (a hybrid: refuses)",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="seq_rm to 398 of 400 tokens returned true",
     model=GEMMA3,
     also=on(Verdict.EXACT, _GEMMA2),
 )
-def inside(bench: Bench) -> Outcome:
+def cut_inside_window(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 398; go on."""
     return _cut(_grown(bench), 398)
 
 
 @probe(
-    "window-restored",
     "A window restored from a snapshot (control)",
     site=_SITE,
     sound="exact",
-    stock=Verdict.EXACT,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="snapshot and cut were granted",
     model=GEMMA3,
     also=on(Verdict.EXACT, _GEMMA2),
 )
-def restored(bench: Bench) -> Outcome:
+def window_restored(bench: Bench) -> Outcome:
     """Snapshot at 100 tokens, grow to 400, restore the snapshot, cut at 100, go on."""
     bench.need_window()
     context = bench.context(**_SMALL).grown(100, chunk=32)
@@ -104,44 +99,38 @@ def _window_onto(bench: Bench, held: int) -> Outcome:
 
 
 @probe(
-    "window-without-attention",
     "A window restored into empty attention",
     site=_DECODE,
     sound="refuses to decode: the layers without a window have nothing",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the snapshot was restored beside 0 tokens of attention; the next decode returned -2",
     patches=("0025",),
     model=GEMMA3,
 )
-def without_attention(bench: Bench) -> Outcome:
+def window_without_attention(bench: Bench) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100."""
     return _window_onto(bench, 0)
 
 
 @probe(
-    "window-ahead-of-attention",
     "A window restored beside attention that ends earlier",
     site=_DECODE,
     sound="refuses to decode: the layers without a window lack tokens",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the snapshot was restored beside 50 tokens of attention; the next decode returned -2",
     patches=("0025",),
     model=GEMMA3,
 )
-def ahead_of_attention(bench: Bench) -> Outcome:
+def window_ahead_of_attention(bench: Bench) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens where 50 are live; go on at 100."""
     return _window_onto(bench, 50)
 
 
 @probe(
-    "range-without-window",
     "Attention of a range restored without its window",
     site=_DECODE,
     sound="refuses to decode until the window is restored, then exact",
-    stock=Verdict.NOT_APPLICABLE,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
     says="the range was restored, decodes returned [-2, -2] before its window was; removed, it starts again",
     patches=(
         "0015",
@@ -176,17 +165,15 @@ def range_without_window(bench: Bench) -> Outcome:
 
 
 @probe(
-    "copy-behind-window",
     "A copy that ends behind the sliding window",
     site="llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_cp",
     sound="refuses to decode: the window before the copy's end is gone",
-    stock=Verdict.WRONG,
-    patched=Verdict.REFUSED,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="both copies were refused, the original goes on",
     patches=("0025",),
     model=GEMMA3,
 )
-def copy_behind(bench: Bench) -> Outcome:
+def copy_behind_window(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; copy their first 100 to another sequence; go on there.
 
     Then the same with 150; then go on with the original. The window cache holds the last 256.
@@ -206,18 +193,16 @@ def copy_behind(bench: Bench) -> Outcome:
 
 
 @probe(
-    "empty-window-restored",
     "The PARTIAL state of an empty sequence restored over a window",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="drops the window: a cut is granted, and nothing is decoded before a snapshot is restored",
-    stock=Verdict.WRONG,
-    patched=Verdict.EXACT,
+    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="empty state and cut were granted, the decode returned -2 before the snapshot was restored",
     patches=("0027",),
     model=GEMMA3,
     also=on(Verdict.WRONG, _GEMMA2, Model("deepseek4", 16)),
 )
-def empty_window(bench: Bench) -> Outcome:
+def empty_window_restored(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens; restore an empty sequence's PARTIAL state, cut to 100, go on.
 
     Where that is refused, restore the PARTIAL snapshot of 100 tokens and go on.
@@ -243,13 +228,4 @@ def empty_window(bench: Bench) -> Outcome:
     return went_on(context.goes_on(100), said)
 
 
-PROBES = (
-    behind,
-    inside,
-    restored,
-    without_attention,
-    ahead_of_attention,
-    range_without_window,
-    copy_behind,
-    empty_window,
-)
+PROBES = probes_in(vars())

@@ -18,6 +18,7 @@ from llamahybrid.hazards.probe import (
     all_sound,
     on,
     probe,
+    probes_in,
     refused,
     went_on,
     wrong,
@@ -77,23 +78,24 @@ def test_an_outcome_survives_the_way_to_its_parent(verdict: Verdict) -> None:
 
 
 def test_a_probe_knows_its_models_and_says_what_is_done() -> None:
-    def run(bench: object) -> Outcome:
+    @probe(
+        "title",
+        site="x.cpp: f",
+        sound="refuses",
+        verdicts=(Verdict.DIED, Verdict.REFUSED),
+        says="no",
+        also=on(Verdict.WRONG, "jamba", LLAMA),
+        otherwise={LLAMA: (Verdict.EXACT, "yes")},
+    )
+    def what_is_done(bench: object) -> Outcome:
         """Do this,
         then that.
         """
         return wrong("")
 
-    made = probe(
-        "id",
-        "title",
-        site="x.cpp: f",
-        sound="refuses",
-        stock=Verdict.DIED,
-        patched=Verdict.REFUSED,
-        says="no",
-        also=on(Verdict.WRONG, "jamba", LLAMA),
-        otherwise={LLAMA: (Verdict.EXACT, "yes")},
-    )(run)
+    made = what_is_done
+    assert (made.id, made.stock, made.patched) == ("what-is-done", Verdict.DIED, Verdict.REFUSED)
+    assert probes_in(locals()) == (made, made)
     assert made.done == "Do this, then that."
     assert made.known == {QWEN35: Verdict.DIED, Model("jamba"): Verdict.WRONG, LLAMA: Verdict.WRONG}
     assert [made.mended(model) for model in (QWEN35, LLAMA)] == [
