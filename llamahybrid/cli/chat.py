@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -29,15 +26,6 @@ def turn_line(report: RequestReport) -> str:
     return f"{line}; {report.reason}" if report.reason else line
 
 
-def typed_lines(console: Console) -> Iterator[str]:
-    """What is typed, line by line, to the end of the input."""
-    while True:
-        try:
-            yield console.input("[bold]> [/]")
-        except EOFError:
-            return
-
-
 @dataclass
 class TerminalChat:
     """The messages of one chat, and what the lines typed do to them."""
@@ -47,15 +35,17 @@ class TerminalChat:
     system: str = ""
     max_tokens: int = 512
     keep_thinking: bool = False
-    sampling: dict[str, Any] = field(default_factory=dict)
     turns: list[tuple[str, str]] = field(default_factory=list)
     """(what the user said, what was answered), thinking already left out."""
 
-    def run(self, lines: Iterator[str]) -> None:
-        """Answer each line until `/exit` or the end."""
+    def run(self) -> None:
+        """Answer what is typed, line by line, until `/exit` or the end of the input."""
         self.console.print(_HELP, style="dim")
-        for line in lines:
-            text = line.strip()
+        while True:
+            try:
+                text = self.console.input("[bold]> [/]").strip()
+            except EOFError:
+                return
             if text == "/exit":
                 return
             if text:
@@ -84,7 +74,7 @@ class TerminalChat:
         """Stream the answer to `said`, keep the turn, and print its line."""
         pieces: list[str] = []
         stream = self.llm.create_chat_completion(
-            messages=self._messages(said), max_tokens=self.max_tokens, stream=True, **self.sampling
+            messages=self._messages(said), max_tokens=self.max_tokens, stream=True
         )
         try:
             for chunk in stream:
@@ -104,22 +94,3 @@ class TerminalChat:
         for user, assistant in self.turns:
             messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return [*messages, {"role": "user", "content": said}]
-
-
-def chat(
-    model: Path,
-    *,
-    system: str = "",
-    n_ctx: int = 8192,
-    max_tokens: int = 512,
-    keep_thinking: bool = False,
-    options: Mapping[str, Any] | None = None,
-    console: Console | None = None,
-) -> None:
-    """Chat with `model`, one typed line a turn; `options` go to `Llama`."""
-    console = console or Console()
-    llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, **(options or {}))
-    try:
-        TerminalChat(llm, console, system, max_tokens, keep_thinking).run(typed_lines(console))
-    finally:
-        llm.close()

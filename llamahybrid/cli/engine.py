@@ -15,17 +15,16 @@ engine = typer.Typer(
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
-    from llamahybrid.errors import EngineError
+def errors_shown(*more: type[Exception]) -> Iterator[None]:
+    """Our errors, and `more` kinds, as one line on stderr and exit status 1."""
+    from llamahybrid.errors import LlamaHybridError
 
+    kinds: tuple[type[Exception], ...] = (LlamaHybridError, *more)
     try:
         yield
-    except EngineError as error:
+    except kinds as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        typer.echo("interrupted: nothing was kept of the build; start it again any time", err=True)
-        raise typer.Exit(130) from None
 
 
 @engine.command()
@@ -45,9 +44,13 @@ def build(
     site = choice.Site.here()
     if source is None and (reason := choice.forecast(site)):
         typer.echo(f"note: {reason}", err=True)
-    with _errors(), display() as progress:
-        built = patched.make(progress, force=force, source=source)
-    with _errors():
+    with errors_shown():
+        try:
+            with display() as progress:
+                built = patched.make(progress, force=force, source=source)
+        except KeyboardInterrupt:
+            typer.echo("interrupted: nothing was kept of the build; start it again any time", err=True)
+            raise typer.Exit(130) from None
         reason = choice.mismatch(built, site)
     if reason:
         typer.echo(f"`import llamahybrid` does not take it by itself: {reason}", err=True)
@@ -62,7 +65,7 @@ def list_() -> None:
     engines = installed.engines()
     if not engines:
         typer.echo("no engine was built; `llamahybrid engine build` makes the patched one")
-    with _errors():
+    with errors_shown():
         site = choice.Site.here()
         reasons = [choice.mismatch(built, site) for built in engines]
         best = next(iter(choice.fitting(site)), None)
@@ -83,7 +86,7 @@ def doctor() -> None:
     from llamahybrid.capi import shim
     from llamahybrid.engine.doctor import examine
 
-    with _errors():
+    with errors_shown():
         findings = examine(lambda: shim.library().optional, shim.available)
     for finding in findings:
         typer.echo(f"{finding.topic:20}{finding.text}")

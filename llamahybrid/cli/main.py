@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from llamahybrid.cli.cache import cache
-from llamahybrid.cli.engine import engine
+from llamahybrid.cli.engine import engine, errors_shown
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.split(".")[0] + ".")
 
@@ -48,7 +49,6 @@ def tiny(
 ) -> None:
     """Write a random-weight model of any architecture; the same arguments give the same bytes."""
     from llamahybrid import tiny as models
-    from llamahybrid.errors import LlamaHybridError
 
     if list_:
         typer.echo("\n".join(models.architectures()))
@@ -59,22 +59,15 @@ def tiny(
         raise typer.BadParameter("give an architecture and a file to write, or --list")
     if vocab not in models.VOCABULARIES:
         raise typer.BadParameter(f"--vocab is one of {', '.join(models.VOCABULARIES)}")
-    try:
-        path = models.make(
-            arch,
-            out,
-            vocab=vocab,
-            layers=layers,
-            embd=embd,
-            heads=heads,
-            params=_count(params),
-            window=window,
-            context=context,
-            seed=seed,
-        )
-    except (LlamaHybridError, ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+    sizes: dict[str, Any] = {
+        "layers": layers,
+        "embd": embd,
+        "heads": heads,
+        "params": _count(params),
+        "window": window,
+    }
+    with errors_shown(ValueError, OSError):
+        path = models.make(arch, out, vocab=vocab, **sizes, window=window, context=context, seed=seed)
     typer.echo(f"{path}: {path.stat().st_size:,} bytes")
 
 
@@ -92,30 +85,24 @@ def chat(
 ) -> None:
     """Chat in the terminal; a line after each turn says what had to be decoded."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    from rich.console import Console
 
-    from llamahybrid.cli import chat as terminal_chat
     from llamahybrid.cli.cache import default_folder
-    from llamahybrid.errors import LlamaHybridError
+    from llamahybrid.cli.chat import TerminalChat
+    from llamahybrid.llama import Llama
     from llamahybrid.prompt_cache import PromptCache
 
-    drafts = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=draft)} if draft else {}
-    counts = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
-    try:
-        terminal_chat.chat(
-            model,
-            system=system,
-            n_ctx=n_ctx,
-            max_tokens=max_tokens,
-            keep_thinking=keep_thinking,
-            options={
-                **counts,
-                **drafts,
-                "prompt_cache": PromptCache(disk_dir=default_folder() if keep else None),
-            },
-        )
-    except (LlamaHybridError, ValueError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+    options: dict[str, Any] = {
+        "n_gpu_layers": n_gpu_layers,
+        "n_threads": threads,
+        "n_threads_batch": threads,
+        "draft_model": LlamaPromptLookupDecoding(num_pred_tokens=draft) if draft else None,
+    }
+    with errors_shown(ValueError):
+        cache = PromptCache(disk_dir=default_folder() if keep else None)
+        llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, prompt_cache=cache, **options)
+        with closing(llm):
+            TerminalChat(llm, Console(), system, max_tokens, keep_thinking).run()
 
 
 @app.command()
@@ -151,12 +138,11 @@ def hazards(
     timeout: Annotated[float, typer.Option(min=1, help="seconds a probe may take")] = 60,
 ) -> None:
     """Show where a libllama goes silently wrong or dies, one process a probe; exit status 1 if it does."""
-    from llamahybrid.errors import LlamaHybridError
     from llamahybrid.hazards import report
 
     if expect not in (None, "stock") or (expect and arch):
         raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
-    try:
+    with errors_shown(ValueError, OSError):
         passed = report.hazards(
             lib,
             arch,
@@ -168,8 +154,5 @@ def hazards(
             jobs=jobs,
             seconds=timeout,
         )
-    except (LlamaHybridError, ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
     if not passed:
         raise typer.Exit(1)

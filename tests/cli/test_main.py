@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid import tiny
-from llamahybrid.cli import chat as terminal_chat
+from llamahybrid import llama, tiny
 from llamahybrid.cli.main import app
 from llamahybrid.engine.activation import stock
 from llamahybrid.hazards import report
@@ -63,10 +62,16 @@ def test_a_file_that_is_no_model_is_one_clear_line(tmp_path: Path, command: str)
 @pytest.mark.parametrize("guess", [0, 6])
 def test_the_chat_drafts_when_told_to(monkeypatch: pytest.MonkeyPatch, guess: int) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(terminal_chat, "chat", lambda model, **options: given.update(options))
+
+    def made(model: str, **options: object) -> None:
+        given.update(options)
+        raise ValueError("no model")
+
+    monkeypatch.setattr(llama, "Llama", made)
     result = run("chat", __file__, "--draft", guess)
-    assert result.exit_code == 0, result.output
-    draft = given["options"].get("draft_model")
+    assert result.exit_code == 1
+    assert result.output == "error: no model\n"
+    draft = given["draft_model"]
     assert (draft.num_pred_tokens if draft else 0) == guess
 
 
