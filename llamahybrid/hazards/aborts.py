@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import ABORTED, PARTIAL, Bench, Context
+from llamahybrid.hazards.bench import ABORTED, PARTIAL, THREE, TWO, Bench, Context, three
 from llamahybrid.hazards.probe import (
     LLAMA,
     Model,
@@ -23,7 +24,6 @@ from llamahybrid.hazards.probe import (
 
 _SITE = "llama-context.cpp: llama_context::decode"
 _PARTS = (0.1, 0.5, 0.97)
-_THREE = {"n_seq_max": 3, "kv_unified": True}
 _Evaluate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
@@ -36,14 +36,10 @@ def _stop(context: Context, fed: int, part: float) -> None:
     """Decode `fed` more tokens and stop after `part` of the polls that this takes."""
     held = context.last() + 1
     twin = _context(context.bench, held, 0, **context.params)
-    twin.count_polls()
-    twin.feed(held, held + fed)
-    if not twin.polls:
+    polls = twin.polls_of(lambda: twin.feed(held, held + fed))
+    if not polls:
         raise NotApplicable("the backend does not poll the abort callback")
-    context.count_polls()
-    context.stop_at = max(1, int(twin.polls * part))
-    status = context.feed(held, held + fed)
-    context.stop_at = None
+    status = context.stopped(max(1, int(polls * part)), lambda: context.feed(held, held + fed))
     if status != ABORTED:
         raise RuntimeError(f"the decode was not stopped: it returned {status}")
 
@@ -70,15 +66,20 @@ def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **
     return outcome if again.verdict is Verdict.EXACT else wrong(f"{outcome.detail}; {again.detail}")
 
 
-@probe(
-    "A decode stopped inside its only ubatch",
+_abort = partial(
+    probe,
     site=_SITE,
-    sound="drops what it spoiled, or leaves the state as it was",
     verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the decode returned 2, 0 tokens left; the next decode returned -2",
     patches=("0002",),
+)
+"""What stands for a stopped decode where its probe says nothing else."""
+
+
+@_abort(
+    "A decode stopped inside its only ubatch",
+    sound="drops what it spoiled, or leaves the state as it was",
     also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
-    # nothing is left of it: an empty sequence may start anywhere
     otherwise={Model("mamba"): (Verdict.EXACT, "the decode returned 2, 0 tokens left")},
 )
 def abort_in_token(bench: Bench) -> Outcome:
@@ -86,100 +87,69 @@ def abort_in_token(bench: Bench) -> Outcome:
     return all_sound(_stopped(bench, 12, 1, part) for part in _PARTS)
 
 
-@probe(
+@_abort(
     "A decode stopped inside its only ubatch, with rollback planes",
-    site=_SITE,
     sound="drops what it spoiled, or leaves the state as it was",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
-    says="the decode returned 2, 0 tokens left; the next decode returned -2",
-    patches=("0002",),
 )
 def abort_in_token_planes(bench: Bench) -> Outcome:
     """Four planes; twelve tokens; stop after 10, 50 and 97 % of the next; go on where the context ends."""
     return all_sound(_stopped(bench, 12, 1, part, planes=4) for part in _PARTS)
 
 
-@probe(
-    "A decode stopped in its second ubatch",
-    site=_SITE,
-    sound="keeps the first ubatch exactly, or drops what it spoiled",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
-    says="the decode returned 2, 0 tokens left; the next decode returned -2",
-    patches=("0002",),
+@_abort(
+    "A decode stopped in its second ubatch", sound="keeps the first ubatch exactly, or drops what it spoiled"
 )
 def abort_second_ubatch(bench: Bench) -> Outcome:
     """48 tokens in ubatches of 16; stop in the middle of the second; go on where the context says it ends."""
     return _stopped(bench, 0, 48, 0.5, n_ubatch=16)
 
 
-@probe(
+@_abort(
     "A decode stopped when its second ubatch is due",
-    site=_SITE,
     sound="keeps the first ubatch exactly, and leaves no logits",
     verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the decode returned 2, 16 tokens left",
-    patches=("0002",),
     also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
 )
 def abort_between_ubatches(bench: Bench) -> Outcome:
     """48 tokens in ubatches of 16; stop at the first poll after the first ubatch; go on at its end."""
     bench.need_recurrent()
-    twin = bench.context(n_ubatch=16)
-    twin.count_polls()
-    twin.feed(0, 16)
-    context = bench.context(n_ubatch=16)
-    context.count_polls()
-    context.stop_at = twin.polls + 1
-    status = context.feed(0, 48)
-    context.stop_at = None
+    twin, context = bench.context(n_ubatch=16), bench.context(n_ubatch=16)
+    polls = twin.polls_of(lambda: twin.feed(0, 16))
+    status = context.stopped(polls + 1, lambda: context.feed(0, 48))
     readable = context.has_logits()
     outcome = _after(context, f"the decode returned {status}")
     exact = outcome.verdict is Verdict.EXACT
     return wrong(f"{outcome.detail}, and logits to sample from") if exact and readable else outcome
 
 
-@probe(
+@_abort(
     "A stop that is there before the decode begins",
-    site=_SITE,
     sound="leaves the state as it was",
     verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the decode returned 2, 12 tokens left",
-    patches=("0002",),
 )
 def abort_at_once(bench: Bench) -> Outcome:
     """Twelve tokens; the first poll of the next decode says stop; go on where the context says it ends."""
     bench.need_recurrent()
     context = bench.context().grown(12)
-    context.count_polls()
-    context.stop_at = 1
-    status = context.feed(12, 20)
-    context.stop_at = None
+    status = context.stopped(1, lambda: context.feed(12, 20))
     return _after(context, f"the decode returned {status}")
 
 
-@probe(
+@_abort(
     "A decode of two sequences stopped beside a third",
-    site=_SITE,
     sound="leaves the third as it was, or drops it",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="stopped after 97%, 0 tokens left; the next decode returned -2",
-    patches=("0002",),
 )
 def abort_bystander(bench: Bench) -> Outcome:
     """Three sequences; stop after 10, 50 and 97 % of a decode of the outer two; go on with the middle one."""
     bench.need_recurrent()
 
     def stopped(part: float) -> Outcome:
-        twin = bench.context().grown(0)
-        twin.count_polls()
-        twin.feed(0, 1)
-        context = bench.context(**_THREE)
-        for seq in range(3):
-            context.grown(8, seq, text=seq)
-        context.count_polls()
-        context.stop_at = max(1, int(twin.polls * part))
-        status = _decode_around(context)
-        context.stop_at = None
+        twin, context = bench.context(), three(bench.context(**THREE))
+        polls = twin.polls_of(lambda: twin.feed(0, 1))
+        status = context.stopped(max(1, int(polls * part)), lambda: _decode_around(context))
         if status != ABORTED:
             raise RuntimeError(f"the decode was not stopped: it returned {status}")
         end = context.last(1) + 1
@@ -188,26 +158,19 @@ def abort_bystander(bench: Bench) -> Outcome:
     return all_sound(stopped(part) for part in _PARTS)
 
 
-@probe(
+@_abort(
     "A stopped decode of tokens that two sequences share",
-    site=_SITE,
     sound="leaves both sequences alike, and what starts afresh is exact",
     verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the decode returned 2, the sequences end at [-1, -1]",
-    patches=("0002",),
     model=LLAMA,
 )
 def abort_shared_tokens(bench: Bench) -> Outcome:
     """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
-    shape = {"n_seq_max": 2, "kv_unified": True}
-    twin = bench.context(**shape)
-    twin.count_polls()
-    twin.feed(0, 8)
-    context = bench.context(**shape)
-    context.count_polls()
-    context.stop_at = max(1, twin.polls // 2)
-    status = context.decode([(bench.token(position), position, (0, 1)) for position in range(8)])
-    context.stop_at = None
+    twin, context = bench.context(**TWO), bench.context(**TWO)
+    polls = twin.polls_of(lambda: twin.feed(0, 8))
+    both = [(bench.token(position), position, (0, 1)) for position in range(8)]
+    status = context.stopped(max(1, polls // 2), lambda: context.decode(both))
     if status != ABORTED:
         raise NotApplicable("the backend does not poll the abort callback")
     ends = [context.last(seq) for seq in (0, 1)]
@@ -217,25 +180,25 @@ def abort_shared_tokens(bench: Bench) -> Outcome:
     return all_sound(went_on(context.goes_on(0, seq), said) for seq in (0, 1))
 
 
-@probe(
+@_abort(
     "A decode stopped in the very first ubatch (control)",
-    site=_SITE,
     sound="leaves nothing; the prompt starts again, exactly",
     verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the decode returned 2, 0 tokens left",
+    patches=(),
 )
 def abort_first_ubatch(bench: Bench) -> Outcome:
     """An empty context; stop in the middle of twelve tokens; start again."""
     return _stopped(bench, 0, 12, 0.4)
 
 
-@probe(
+@_abort(
     "A snapshot restored after a stopped decode (control)",
-    site=_SITE,
     sound="exact",
     verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="n_rs_seq = 4: the snapshot was restored",
     also=on(Verdict.EXACT, "jamba", "lfm2", "mamba"),
+    patches=(),
 )
 def abort_restored(bench: Bench) -> Outcome:
     """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on.
@@ -255,7 +218,7 @@ def abort_restored(bench: Bench) -> Outcome:
     return all_sound(after(planes) for planes in (0, 4))
 
 
-@probe(
+@_abort(
     "The eval callback returns false in the middle of a graph",
     site="ggml-backend.cpp: ggml_backend_sched_compute_splits",
     sound="reports an abort and drops what it spoiled",
@@ -294,7 +257,7 @@ def eval_callback_stop(bench: Bench) -> Outcome:
     return went_on(context.goes_on(12), f"{said}, the snapshot was restored")
 
 
-@probe(
+@_abort(
     "A decode of two sequences stopped where a third was removed",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::find_slot",
     sound="keeps what is exact or drops it; what starts afresh is exact",
@@ -309,16 +272,12 @@ def abort_beside_free_cells(bench: Bench) -> Outcome:
     Stopped once after each tenth of the polls that the decode takes.
     """
     bench.need_recurrent()
-    context = _hole(bench)
-    _decode_around(context)
-    polls, stopped = context.polls, 0
+    context, stopped = _hole(bench), 0
+    polls = context.polls_of(lambda: _decode_around(context))
     outcome = Outcome(Verdict.FAILED, "the decode was never stopped")
     for part in range(1, 10):
         context = _hole(bench)
-        context.stop_at = max(2, polls * part // 10)
-        status = _decode_around(context)
-        context.stop_at = None
-        if status != ABORTED:
+        if context.stopped(max(2, polls * part // 10), partial(_decode_around, context)) != ABORTED:
             continue
         stopped += 1
         for seq in (0, 2):
@@ -334,11 +293,8 @@ def abort_beside_free_cells(bench: Bench) -> Outcome:
 
 def _hole(bench: Bench) -> Context:
     """Two sequences of eight tokens, and room between them for another."""
-    context = bench.context(**_THREE)
-    for seq in range(3):
-        context.grown(8, seq, text=seq)
+    context = three(bench.context(**THREE))
     context.rm(1, -1, -1)
-    context.count_polls()
     return context
 
 

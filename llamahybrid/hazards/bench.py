@@ -24,6 +24,10 @@ from llamahybrid.hazards.probe import NotApplicable
 
 FULL, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*
 ABORTED = 2  # llama_decode: the abort callback said stop
+SPLIT = {"n_seq_max": 2, "kv_unified": False}
+"""Two sequences, a stream of attention for each."""
+TWO, THREE = ({"n_seq_max": n, "kv_unified": True} for n in (2, 3))
+"""So many sequences in one stream."""
 _ERROR = 4  # ggml_log_level
 _MULTI_ROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE
 
@@ -234,6 +238,21 @@ class Context:
         buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
         return bool(lib.llama_state_set_data(self.ctx, buffer, len(blob)))
 
+    def polls_of(self, decode: Callable[[], int]) -> int:
+        """How often a decode polls the abort callback."""
+        self.count_polls()
+        before = self.polls
+        decode()
+        return self.polls - before
+
+    def stopped(self, poll: int, decode: Callable[[], int]) -> int:
+        """The status of a decode whose poll of this number says stop."""
+        self.count_polls()
+        self.stop_at = self.polls + poll
+        status = decode()
+        self.stop_at = None
+        return status
+
     def count_polls(self) -> None:
         """Install an abort callback that counts in `polls` and says stop from poll `stop_at` on."""
 
@@ -243,6 +262,13 @@ class Context:
 
         self._poll: Callable[..., bool] = lib.ggml_abort_callback(poll)
         lib.llama_set_abort_callback(self.ctx, self._poll, None)
+
+
+def three(context: Context) -> Context:
+    """A context for `THREE` with eight tokens in each sequence, the text of its number."""
+    for seq in range(3):
+        context.grown(8, seq, text=seq)
+    return context
 
 
 def _range(name: str, *buffer: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import PARTIAL, Bench, gap
+from llamahybrid.hazards.bench import PARTIAL, SPLIT, TWO, Bench, gap
 from llamahybrid.hazards.probe import (
     LFM2,
     LLAMA,
@@ -19,9 +19,6 @@ from llamahybrid.hazards.probe import (
     wrong,
 )
 
-_SPLIT = {"n_seq_max": 2, "kv_unified": False}
-_SHARED = {"n_seq_max": 2, "kv_unified": True}
-
 
 @probe(
     "Saving a sequence whose stream copy is pending",
@@ -35,9 +32,9 @@ _SHARED = {"n_seq_max": 2, "kv_unified": True}
 def pending_copy_saved(bench: Bench) -> Outcome:
     """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
     bench.need_attention()
-    context = bench.context(**_SPLIT).grown(12)
+    context = bench.context(**SPLIT).grown(12)
     context.cp(0, 1)
-    other = bench.context(**_SPLIT)
+    other = bench.context(**SPLIT)
     if not other.load(context.save(1), 1):
         return Outcome(Verdict.REFUSED, "the copy was not saved and restored")
     return went_on(other.goes_on(12, 1), "saved and restored")
@@ -55,8 +52,8 @@ def pending_copy_saved(bench: Bench) -> Outcome:
 def pending_copy_restored_into(bench: Bench) -> Outcome:
     """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
     bench.need_attention()
-    blob = bench.context(**_SPLIT).grown(12, 1, text=1).save(1)
-    context = bench.context(**_SPLIT).grown(12)
+    blob = bench.context(**SPLIT).grown(12, 1, text=1).save(1)
+    context = bench.context(**SPLIT).grown(12)
     context.cp(0, 1)
     context.rm(1, -1, -1)
     if not context.load(blob, 1):
@@ -120,7 +117,7 @@ def shift_under_m_rope(bench: Bench) -> Outcome:
 def partial_stream_copy(bench: Bench) -> Outcome:
     """Not unified: copy positions [2, 5) of twelve tokens to the second sequence; go on with the first."""
     bench.need_attention()
-    context = bench.context(**_SPLIT).grown(12)
+    context = bench.context(**SPLIT).grown(12)
     context.cp(0, 1, 2, 5)
     said = f"the copy ends at position {context.last(1)}"
     return refused(context.goes_on(12), said)
@@ -140,7 +137,7 @@ def remove_all_sequences(bench: Bench) -> Outcome:
 
     Where that was refused, go on with both.
     """
-    context = bench.context(**_SHARED).grown(12).grown(12, 1, text=1)
+    context = bench.context(**TWO).grown(12).grown(12, 1, text=1)
     if context.rm(-1, -1, -1):
         ends = [context.last(seq) for seq in (0, 1)]
         said = f"seq_rm returned true, the sequences end at {ends}"
@@ -162,7 +159,7 @@ def remove_all_sequences(bench: Bench) -> Outcome:
 def remove_part_of_all(bench: Bench) -> Outcome:
     """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
     bench.need_recurrent()
-    context = bench.context(**_SHARED).grown(12).grown(12, 1, text=1)
+    context = bench.context(**TWO).grown(12).grown(12, 1, text=1)
     parts = ((12, -1), (5, 5), (6, -1), (0, 6))
     answers = [int(context.rm(-1, *part)) for part in parts]
     said = f"seq_rm returned {answers}"
@@ -243,7 +240,7 @@ def append_before_cut(bench: Bench) -> Outcome:
     def feed(begin: int, end: int) -> bool:
         return not donor.decode([(wanted(position), position, (0,)) for position in range(begin, end)])
 
-    donor = bench.context(**_SHARED)
+    donor = bench.context(**TWO)
     if not (feed(0, 10) and feed(10, 20)):
         raise RuntimeError("a clean context refused a batch")
     snapshot = donor.save(flags=PARTIAL)
@@ -253,7 +250,7 @@ def append_before_cut(bench: Bench) -> Outcome:
     size = len(donor.save())
     feed(20, 21)
 
-    context = bench.context(**_SHARED).grown(24)
+    context = bench.context(**TWO).grown(24)
     if not context.load(segment, 1):
         return Outcome(Verdict.REFUSED, "the segment was not restored")
     context.cp(1, 0)

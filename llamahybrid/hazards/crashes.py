@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 from llama_cpp import llama_cpp as lib
 
@@ -32,14 +33,17 @@ def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -
     return refused(context.goes_on_after_refusal(length), said)
 
 
-@probe(
-    "ON_DEVICE blob without the magic",
-    site="llama-context.cpp: llama_context::state_seq_set_data",
+_ends = partial(
+    probe,
     sound="refuses",
     verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
+"""What stands for a blob or an argument where its probe says nothing else."""
+
+
+@_ends("ON_DEVICE blob without the magic", site="llama-context.cpp: llama_context::state_seq_set_data")
 def on_device_magic(bench: Bench) -> Outcome:
     """Save on the device, restore 64 zero bytes with ON_DEVICE."""
     bench.need_recurrent()
@@ -48,14 +52,7 @@ def on_device_magic(bench: Bench) -> Outcome:
     return _offered(context, b"\0" * 64, 0, _DEVICE, 12)
 
 
-@probe(
-    "ON_DEVICE blob of another context",
-    site="llama-context.cpp: llama_context::state_seq_set_data",
-    sound="refuses",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
-    says="the restore returned 0, 12 tokens left",
-    patches=("0006",),
-)
+@_ends("ON_DEVICE blob of another context", site="llama-context.cpp: llama_context::state_seq_set_data")
 def on_device_other_context(bench: Bench) -> Outcome:
     """Save on the device in one context, restore in another that never saved, and again once it has."""
     bench.need_recurrent()
@@ -67,32 +64,24 @@ def on_device_other_context(bench: Bench) -> Outcome:
     return _offered(context, blob, 0, _DEVICE, 12)
 
 
-@probe(
+@_ends(
     "ON_DEVICE blobs, PARTIAL and full mixed",
     site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
-    sound="refuses",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
-    says="the restore returned 0, 12 tokens left",
-    patches=("0006",),
 )
 def on_device_flags(bench: Bench) -> Outcome:
     """Save PARTIAL, then full, on the device; restore the PARTIAL blob, then the full one as PARTIAL."""
     bench.need_hybrid()
     context = bench.context().grown(12)
-    partial = context.save(flags=_DEVICE)
+    part = context.save(flags=_DEVICE)
     full = context.save(flags=ON_DEVICE)
-    if context.load(partial, flags=_DEVICE):
+    if context.load(part, flags=_DEVICE):
         return wrong("the restore returned success")
     return _offered(context, full, 0, _DEVICE, 12)
 
 
-@probe(
+@_ends(
     "ON_DEVICE blob with trailing bytes",
     site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
-    sound="refuses",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
-    says="the restore returned 0, 12 tokens left",
-    patches=("0006",),
 )
 def on_device_trailing(bench: Bench) -> Outcome:
     """Save on the device, restore the blob with four more bytes."""
@@ -101,13 +90,11 @@ def on_device_trailing(bench: Bench) -> Outcome:
     return _offered(context, context.save(flags=_DEVICE) + b"\0" * 4, 0, _DEVICE, 12)
 
 
-@probe(
+@_ends(
     "Saving all sequences ON_DEVICE from several cell ranges",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_write",
     sound="returns 0",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="0 bytes were saved",
-    patches=("0006",),
 )
 def on_device_all(bench: Bench) -> Outcome:
     """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
@@ -120,13 +107,11 @@ def on_device_all(bench: Bench) -> Outcome:
     return refused(context.goes_on(8), f"{size} bytes were saved")
 
 
-@probe(
+@_ends(
     "No memory for an ON_DEVICE save",
     site="llama-context.cpp: llama_io_write_device::~llama_io_write_device",
     sound="returns 0",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="0 bytes were saved",
-    patches=("0006",),
 )
 def on_device_no_memory(bench: Bench) -> Outcome:
     """Save 4,000 tokens on the device with no memory left to the process; go on."""
@@ -139,13 +124,9 @@ def on_device_no_memory(bench: Bench) -> Outcome:
     return refused(context.goes_on(4000), "0 bytes were saved")
 
 
-@probe(
+@_ends(
     "A blob with two recurrent cells for one sequence",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
-    sound="refuses",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
-    says="the restore returned 0, 12 tokens left",
-    patches=("0006",),
 )
 def two_recurrent_cells(bench: Bench) -> Outcome:
     """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""
@@ -159,13 +140,10 @@ def two_recurrent_cells(bench: Bench) -> Outcome:
     return _offered(context, bytes(blob), 0, PARTIAL, 12)
 
 
-@probe(
+@_ends(
     "An empty snapshot for a sequence beyond n_seq_max, with planes",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::set_rs_idx",
-    sound="refuses",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the restore returned 0, 0 tokens left",
-    patches=("0006",),
 )
 def empty_state_far_sequence(bench: Bench) -> Outcome:
     """Two sequences, planes; restore the snapshot of an empty one into sequence 5; then decode."""
@@ -173,13 +151,8 @@ def empty_state_far_sequence(bench: Bench) -> Outcome:
     return _offered(context, context.save(flags=PARTIAL), 5, PARTIAL, 0)
 
 
-@probe(
-    "A state for sequence 300",
-    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
-    sound="refuses",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
-    says="the restore returned 0, 12 tokens left",
-    patches=("0007",),
+@_ends(
+    "A state for sequence 300", site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo", patches=("0007",)
 )
 def state_far_sequence(bench: Bench) -> Outcome:
     """Restore the state of twelve tokens into sequence 300; go on with the first."""
@@ -187,11 +160,10 @@ def state_far_sequence(bench: Bench) -> Outcome:
     return _offered(context, context.save(), 300, 0, 12)
 
 
-@probe(
+@_ends(
     "Copying to sequence 300",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="changes nothing",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the sequence ends at position 11",
     patches=("0007",),
     model=LLAMA,
@@ -205,11 +177,10 @@ def copy_far_sequence(bench: Bench) -> Outcome:
     return refused(context.goes_on(12), said)
 
 
-@probe(
+@_ends(
     "seq_pos_min and seq_pos_max of sequence -1",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_pos_max",
     sound="returns -1",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="it returned (-1, -1)",
     patches=("0007",),
     also=on(Verdict.DIED, LLAMA),
@@ -222,7 +193,7 @@ def position_of_no_sequence(bench: Bench) -> Outcome:
     return refused(context.goes_on(12), said) if ends == (-1, -1) else wrong(said)
 
 
-@probe(
+@_ends(
     "Ubatches no larger than the rollback planes",
     site="llama-batch.cpp: llama_batch_allocr::split_equal",
     sound="makes no context, or decodes",

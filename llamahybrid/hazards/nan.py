@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
@@ -26,11 +28,13 @@ def _poisoned(bench: Bench, flash: int = 1) -> Context:
 _NAN = "llama-graph.cpp: llm_graph_context::build_rs"
 
 
-@probe(
+_nan = partial(probe, sound="starts the next prompt clean", verdicts=(Verdict.WRONG, Verdict.EXACT))
+"""What stands for each probe but the control."""
+
+
+@_nan(
     "NaN in a recurrent row after seq_rm",
     site=_NAN,
-    sound="starts the next prompt clean",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_rm returned true",
     patches=("0004",),
     also=on(Verdict.WRONG, "mamba"),
@@ -44,11 +48,9 @@ def nan_after_removal(bench: Bench) -> Outcome:
     return went_on(context.goes_on(12), "seq_rm returned true")
 
 
-@probe(
+@_nan(
     "NaN in a recurrent row after clear without data",
     site=_NAN,
-    sound="starts the next prompt clean",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="cleared",
     patches=("0004",),
     also=on(Verdict.WRONG, "mamba"),
@@ -61,10 +63,9 @@ def nan_after_clear(bench: Bench) -> Outcome:
     return went_on(context.goes_on(12), "cleared")
 
 
-@probe(
+@_nan(
     "NaN in a recurrent row after clear with data (control)",
     site=_NAN,
-    sound="starts the next prompt clean",
     verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="cleared with data",
 )
@@ -94,11 +95,9 @@ def _poisoned_attention(bench: Bench) -> Context:
     return _poisoned(bench, flash=0)
 
 
-@probe(
+@_nan(
     "NaN in attention KV after seq_rm",
     site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv",
-    sound="starts the next prompt clean",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_rm returned true",
     patches=("0028",),
     also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
@@ -112,11 +111,9 @@ def nan_in_attention(bench: Bench) -> Outcome:
     return went_on(context.goes_on(8, text=1), "seq_rm returned true")
 
 
-@probe(
+@_nan(
     "NaN in attention KV after clear without data",
     site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv",
-    sound="starts the next prompt clean",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="cleared",
     patches=("0028",),
     also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import FULL, PARTIAL, Bench, Context, memory_left
+from llamahybrid.hazards.bench import FULL, PARTIAL, TWO, Bench, Context, memory_left
 from llamahybrid.hazards.probe import (
     GEMMA3,
     LLAMA,
@@ -30,7 +30,6 @@ from llamahybrid.hazards.probe import (
     wrong,
 )
 
-_SHARED = {"n_seq_max": 2, "kv_unified": True}
 _FILE = "llama-context.cpp: llama_context::state_seq_load_file"
 _READ = "llama-kv-cache.cpp: llama_kv_cache::state_read"
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -107,8 +106,8 @@ def _shrinking(bench: Bench, whole: bool) -> Outcome:
     """
     if sys.platform == "win32":
         raise NotApplicable("a file that is open cannot be cut here")
-    donor = bench.context(**_SHARED).grown(200, text=3)
-    context = bench.context(**_SHARED).grown(20).grown(15, 1, text=1)
+    donor = bench.context(**TWO).grown(200, text=3)
+    context = bench.context(**TWO).grown(20).grown(15, 1, text=1)
     beside = context.save(1)
     with _file(whole) as file:
         file.save(donor)
@@ -228,8 +227,8 @@ def restore_other_flags(bench: Bench) -> Outcome:
 
 def _beside(bench: Bench, cut: int | None) -> Outcome:
     """Restore thirty tokens of another text over a sequence whose cells a copy shares; go on with both."""
-    blob = bench.context(**_SHARED).grown(30, text=3).save()
-    context = bench.context(**_SHARED).grown(20)
+    blob = bench.context(**TWO).grown(30, text=3).save()
+    context = bench.context(**TWO).grown(20)
     context.cp(0, 1)
     read = context.load(blob[:cut])
     said = f"the restore returned {'success' if read else 0}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import PARTIAL, Bench, Context, gap
+from llamahybrid.hazards.bench import PARTIAL, THREE, TWO, Bench, Context, gap, three
 from llamahybrid.hazards.probe import (
     Outcome,
     Verdict,
@@ -20,8 +21,6 @@ from llamahybrid.hazards.probe import (
 )
 
 _SITE = "llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm"
-_TWO = {"n_seq_max": 2, "kv_unified": True}
-_THREE = {"n_seq_max": 3, "kv_unified": True}
 
 
 def _rolled_back(context: Context, to: int, length: int, seq: int = 0) -> Outcome:
@@ -41,13 +40,17 @@ def _pending(bench: Bench, **params: Any) -> Context:
     return context
 
 
-@probe(
+_rollback = partial(probe, site=_SITE, verdicts=(Verdict.WRONG, Verdict.REFUSED), patches=("0001",))
+"""What stands for a cut where its probe says nothing else: stock grants what cannot be right."""
+
+
+@_rollback(
     "Rollback within one batch (control)",
-    site=_SITE,
     sound="grants it, exactly",
     verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="seq_rm to 8 of 12 tokens returned true",
     also=on(Verdict.EXACT, "lfm2", "nemotron_h"),
+    patches=(),
 )
 def rollback_one_batch(bench: Bench) -> Outcome:
     """Four planes; twelve tokens in one batch; roll back five, which is refused; roll back four."""
@@ -57,13 +60,10 @@ def rollback_one_batch(bench: Bench) -> Outcome:
     return _rolled_back(context, 8, 12)
 
 
-@probe(
+@_rollback(
     "Rollback across single-token decodes",
-    site=_SITE,
     sound="refuses: a one-token batch leaves one valid plane",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 8 of 12 tokens returned false",
-    patches=("0001",),
     also=on(Verdict.WRONG, "lfm2", "nemotron_h"),
 )
 def rollback_single_tokens(bench: Bench) -> Outcome:
@@ -71,13 +71,10 @@ def rollback_single_tokens(bench: Bench) -> Outcome:
     return _rolled_back(bench.with_planes().grown(12, chunk=1), 8, 12)
 
 
-@probe(
+@_rollback(
     "Rollback of one token decoded after a batch",
-    site=_SITE,
     sound="refuses, or keeps the plane before the batch",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 11 of 12 tokens returned false",
-    patches=("0001",),
 )
 def rollback_last_token(bench: Bench) -> Outcome:
     """Four planes; eleven tokens in one batch, then one; roll back that one."""
@@ -86,13 +83,10 @@ def rollback_last_token(bench: Bench) -> Outcome:
     return _rolled_back(context, 11, 12)
 
 
-@probe(
+@_rollback(
     "Rollback, decode, rollback",
-    site=_SITE,
     sound="refuses the second rollback",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 9 of 11 tokens returned false",
-    patches=("0001",),
 )
 def rollback_twice(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, decode one, roll back two."""
@@ -101,13 +95,11 @@ def rollback_twice(bench: Bench) -> Outcome:
     return _rolled_back(context, 9, 11)
 
 
-@probe(
+@_rollback(
     "Rollback right after a state restore",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     sound="refuses: a restore fills the first plane only",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 10 of 12 tokens returned false",
-    patches=("0001",),
 )
 def rollback_after_restore(bench: Bench) -> Outcome:
     """Restore twelve tokens over twenty others of another text; roll back two."""
@@ -118,13 +110,10 @@ def rollback_after_restore(bench: Bench) -> Outcome:
     return _rolled_back(context, 10, 12)
 
 
-@probe(
+@_rollback(
     "Rollback with embeddings on",
-    site=_SITE,
     sound="refuses: every ubatch is split to where few planes are filled",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 7 of 10 tokens returned false",
-    patches=("0001",),
 )
 def rollback_embeddings(bench: Bench) -> Outcome:
     """embeddings=True, ubatches of eight; ten tokens in one batch; roll back three."""
@@ -135,34 +124,26 @@ def rollback_embeddings(bench: Bench) -> Outcome:
     )
 
 
-@probe(
+@_rollback(
     "Rollback of a sequence while others decoded",
-    site=_SITE,
     sound="refuses: the others' batch moved its row",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 6 of 8 tokens returned false",
-    patches=("0001",),
 )
 def rollback_bystander(bench: Bench) -> Outcome:
     """Three unified sequences of eight tokens; decode one more of the outer two; roll the middle one back."""
-    context = bench.with_planes(**_THREE)
-    for seq in range(3):
-        context.grown(8, seq, text=seq)
+    context = three(bench.with_planes(**THREE))
     context.decode([(5, 8, (0,)), (6, 8, (2,))])
     return _rolled_back(context, 6, 8, 1)
 
 
-@probe(
+@_rollback(
     "Rollback of one of two sequences that share their state",
-    site=_SITE,
     sound="refuses (both share a row), or moves that sequence alone",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm returned false, sequence 0 goes on",
-    patches=("0001",),
 )
 def rollback_shared(bench: Bench) -> Outcome:
     """Twelve tokens; copy the sequence; roll the original back by two; go on with both."""
-    context = bench.with_planes(**_TWO).grown(12)
+    context = bench.with_planes(**TWO).grown(12)
     context.cp(0, 1)
     if context.rm(0, 10, -1):
         said = f"seq_rm returned true, the copy ends at position {context.last(1)}"
@@ -174,9 +155,8 @@ def rollback_shared(bench: Bench) -> Outcome:
     )
 
 
-@probe(
+@_rollback(
     "A draft rejected whole: rollback to before its batch",
-    site=_SITE,
     sound="refuses, and goes on from the snapshot that was taken before the draft",
     verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the rollback was refused, snapshot and cut were granted",
@@ -198,13 +178,13 @@ def rollback_to_batch_start(bench: Bench) -> Outcome:
     return went_on(context.goes_on(12), "the rollback was refused, snapshot and cut were granted")
 
 
-@probe(
+@_rollback(
     "A draft rejected in part by a memory without planes",
-    site=_SITE,
     sound="refuses the cut, and goes on from the snapshot that was taken before the draft",
     verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the cut was refused, 17 tokens left, snapshot and cut were granted",
     also=on(Verdict.EXACT, "jamba", "mamba", "rwkv7"),
+    patches=(),
 )
 def draft_rejected_recurrent(bench: Bench) -> Outcome:
     """Twelve tokens, snapshot; decode a draft of five; cut to 14, which is refused, and not in half.
@@ -225,13 +205,12 @@ def draft_rejected_recurrent(bench: Bench) -> Outcome:
     return went_on(status or context.goes_on(14), said)
 
 
-@probe(
+@_rollback(
     "A pending rollback outlives seq_rm with a finite end",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
     sound="starts the next prompt clean",
     verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_rm(0, 0, 100) returned true",
-    patches=("0001",),
 )
 def stale_rollback_finite_removal(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, remove [0, 100), decode a fresh prompt."""
@@ -240,50 +219,47 @@ def stale_rollback_finite_removal(bench: Bench) -> Outcome:
     return went_on(context.goes_on(0), said)
 
 
-@probe(
+@_rollback(
     "A pending rollback outlives seq_keep of another sequence",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_keep",
     sound="starts the next prompt clean",
     verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_keep, 3 tokens decoded",
-    patches=("0001",),
 )
 def stale_rollback_keep(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, keep only the empty second sequence, decode a fresh prompt."""
-    context = _pending(bench, **_TWO)
+    context = _pending(bench, **TWO)
     lib.llama_memory_seq_keep(context.memory, 1)
     status = context.feed(0, 2)
     return went_on(status or context.goes_on(2), f"seq_keep, {context.last() + 1} tokens decoded")
 
 
-@probe(
+@_rollback(
     "Copying a sequence while its rollback is pending",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
     sound="copies the rolled-back state",
     verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_cp, sequence 0 from position 10",
-    patches=("0001",),
 )
 def stale_rollback_copy(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, go on with the copy, then with the original."""
-    context = _pending(bench, **_TWO)
+    context = _pending(bench, **TWO)
     context.cp(0, 1)
     return all_sound(
         went_on(context.goes_on(10, seq), f"seq_cp, sequence {seq} from position 10") for seq in (1, 0)
     )
 
 
-@probe(
+@_rollback(
     "Saving a copy made while a rollback was pending",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
     sound="saves what the original would save",
     verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the copy saved other bytes than the original",
-    patches=("0001",),
 )
 def stale_rollback_copy_saved(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the copy, restore it elsewhere, go on."""
-    context = _pending(bench, **_TWO)
+    context = _pending(bench, **TWO)
     context.cp(0, 1)
     blob = context.save(1)
     other = bench.context()
@@ -293,22 +269,21 @@ def stale_rollback_copy_saved(bench: Bench) -> Outcome:
     return went_on(other.goes_on(10), f"the copy saved {same}")
 
 
-@probe(
+@_rollback(
     "Whole-state size while a shared cell has differing rollbacks",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_write",
     sound="saves it, or returns 0",
     verdicts=(Verdict.DIED, Verdict.EXACT),
     says="saved and restored, from the live state",
-    patches=("0001",),
 )
 def stale_rollback_whole_state(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the whole state, restore it, go on."""
-    context = _pending(bench, **_TWO)
+    context = _pending(bench, **TWO)
     context.cp(0, 1)
     blob = context.save_whole()
     if not blob:
         return refused(context.goes_on(10), "the whole state was not saved")
-    other = bench.with_planes(**_TWO)
+    other = bench.with_planes(**TWO)
     if not other.load_whole(blob):
         return Outcome(Verdict.REFUSED, "the whole state was not restored")
     if status := other.feed(10, 11):

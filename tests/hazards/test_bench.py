@@ -95,13 +95,12 @@ def test_what_goes_on_is_compared_with_a_run_that_saw_nothing_else(bench: Callab
 
 def test_a_decode_stops_at_the_poll_that_is_named(bench: Callable[[str], Bench]) -> None:
     context = bench("llama").context()
-    context.count_polls()
-    assert context.feed(0, 8) == 0
-    once = context.polls
+    once = context.polls_of(lambda: context.feed(0, 8))
     assert once > 1
-    context.stop_at = once + 1
-    assert context.feed(8, 16) == ABORTED
+    assert context.stopped(1, lambda: context.feed(8, 16)) == ABORTED
     assert context.polls == once + 1
+    end = context.last() + 1
+    assert context.stopped(once + 1, lambda: context.feed(end, end + 8)) == 0, "there is no such poll"
     freed(context)
 
 
