@@ -78,16 +78,10 @@ def logits(ctx: int, row: int) -> list[float]:
     return list(llama_cpp.llama_get_logits_ith(ctx, row)[: llama_cpp.llama_vocab_n_tokens(vocab)])
 
 
-def batch(tokens: np.ndarray) -> llama_cpp.llama_batch:
-    """Tokens at the positions behind those of sequence 0, logits for the last one."""
-    ids = (ctypes.c_int32 * len(tokens))(*tokens)
-    made = llama_cpp.llama_batch_get_one(ids, len(tokens))
-    made.ids = ids  # for as long as the batch lives
-    return made
-
-
 def decode(ctx: int, tokens: np.ndarray) -> int:
-    return int(llama_cpp.llama_decode(ctx, batch(tokens)))
+    """`llama_decode` of tokens behind those that are there; its result."""
+    ids = (ctypes.c_int32 * len(tokens))(*tokens)
+    return int(llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(ids, len(tokens))))
 
 
 def test_the_development_environment_has_the_shim() -> None:
@@ -102,9 +96,11 @@ def test_a_call_decodes_as_upstream_does_and_keeps_the_result(context: Callable[
     ours, theirs, call = context(), context(), native.library().call()
     assert call is not None
     assert call.result == native.NOT_RUN
-    assert call.decode(ours, batch(TOKENS)) == call.result == decode(theirs, TOKENS) == 0
-    assert logits(ours, -1) == logits(theirs, -1)
-    assert call.decode(ours, batch(np.array([1 << 30], np.int32))) == call.result == -1
+    for tokens, result in ((TOKENS, 0), (np.array([1 << 30], np.int32), -1)):
+        ids = (ctypes.c_int32 * len(tokens))(*tokens)
+        assert call.decode(ours, llama_cpp.llama_batch_get_one(ids, len(tokens))) == result
+        assert call.result == decode(theirs, tokens) == result
+        assert logits(ours, -1) == logits(theirs, -1)
     call.forget()
     assert call.result == native.NOT_RUN
 
@@ -112,7 +108,7 @@ def test_a_call_decodes_as_upstream_does_and_keeps_the_result(context: Callable[
 @pytest.mark.usefixtures("way")
 def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
     library, source, target = native.library(), context(), context()
-    decode(source, TOKENS)
+    assert decode(source, TOKENS) == 0
     state = np.empty(llama_cpp.llama_state_seq_get_size_ext(source, 0, 0), np.uint8)
     assert library.save_state(source, state, 0, 0) == xxhash.xxh3_64_intdigest(state.data)
     assert library.load_state(target, state, 0, 0)
@@ -245,9 +241,9 @@ def throwing() -> Iterator[native.Library]:
 
 def test_what_libllama_throws_is_not_called_harmless(throwing: native.Library) -> None:
     """After an allocation failed inside, the context may hold anything; nor may an exception reach Python."""
-    call = throwing.call()
+    call, tokens = throwing.call(), (ctypes.c_int32 * len(TOKENS))(*TOKENS)
     assert call is not None
-    assert call.decode(0, batch(TOKENS)) == native.THREW
+    assert call.decode(0, llama_cpp.llama_batch_get_one(tokens, len(tokens))) == native.THREW
     assert call.result == native.THREW
     assert native.THREW not in UNCHANGED_BY_FAILURE
     state = np.empty(64, np.uint8)

@@ -130,6 +130,13 @@ def test_an_overridden_model_answers_for_itself(tiny_model):
 # -- the engine ------------------------------------------------------------------------------------
 
 
+def test_the_engine_is_what_is_loaded():
+    names = {path.name.split(".")[0] for path in loaded.libraries()}
+    assert {"libllama", "libggml", "libggml-base"} <= names
+    assert any(name.startswith("libggml-cpu") for name in names)
+    assert loaded.engine_digest() == loaded.engine_digest()
+
+
 def test_an_engine_of_the_same_size_is_another(tiny_model, tmp_path, monkeypatch):
     before = named(tiny_model("llama"))
     copies = [shutil.copy(path, tmp_path) for path in loaded.libraries()]
@@ -147,6 +154,8 @@ def test_an_engine_of_the_same_size_is_another(tiny_model, tmp_path, monkeypatch
 def test_an_engine_that_was_replaced_has_no_name(tiny_model, monkeypatch):
     mapped = list(loaded._mapped())
     monkeypatch.setattr(loaded, "_mapped", lambda: [*mapped, "/gone/libggml-cpu.so (deleted)"])
+    with pytest.raises(OSError, match="replaced"):
+        loaded.libraries()
     assert named(tiny_model("llama")) != named(tiny_model("llama"))
 
 
