@@ -92,19 +92,6 @@ def test_docstrings_hold() -> None:
     assert doctest.testmod(native).failed == 0
 
 
-def test_a_call_decodes_as_upstream_does_and_keeps_the_result(context: Callable[[], int]) -> None:
-    ours, theirs, call = context(), context(), native.library().call()
-    assert call is not None
-    assert call.result == native.NOT_RUN
-    for tokens, result in ((TOKENS, 0), (np.array([1 << 30], np.int32), -1)):
-        ids = (ctypes.c_int32 * len(tokens))(*tokens)
-        assert call.decode(ours, llama_cpp.llama_batch_get_one(ids, len(tokens))) == result
-        assert call.result == decode(theirs, tokens) == result
-        assert logits(ours, -1) == logits(theirs, -1)
-    call.forget()
-    assert call.result == native.NOT_RUN
-
-
 @pytest.mark.usefixtures("way")
 def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
     library, source, target = native.library(), context(), context()
@@ -342,3 +329,16 @@ def test_without_the_shim_a_stop_cannot_reach_into_a_decode(
     stop = native.Stop()
     assert stop.address is None
     assert not native.library().set_stop(context(), stop)
+
+
+def test_a_call_decodes_as_upstream_does_and_keeps_the_result(context: Callable[[], int]) -> None:
+    ours, theirs, call = context(), context(), native.library().call()
+    assert call is not None
+    assert call.result == native.NOT_RUN
+    for tokens, result in ((TOKENS, 0), (np.array([1 << 30], np.int32), -1)):
+        ids = (ctypes.c_int32 * len(tokens))(*tokens)
+        assert call.decode(ours, llama_cpp.llama_batch_get_one(ids, len(tokens))) == result
+        assert call.result == decode(theirs, tokens) == result
+        assert logits(ours, -1) == logits(theirs, -1)
+    call.forget()
+    assert call.result == native.NOT_RUN
