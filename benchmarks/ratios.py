@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from llamahybrid.engine.activation import loaded_from, stock
+from llamahybrid.engine.bindings import loaded_from, stock
 from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Stock, with_real_costs
 from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.tables import machine

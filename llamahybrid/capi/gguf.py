@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.engine import installed
-from llamahybrid.engine.activation import loaded_from
+from llamahybrid.engine.bindings import loaded_from
 from llamahybrid.errors import EngineError
 
 Value: TypeAlias = "bool | int | float | str | list[int] | list[str] | npt.NDArray[Any]"

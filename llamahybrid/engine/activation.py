@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llamahybrid.engine import loading
+from llamahybrid.engine import bindings, loading
 from llamahybrid.errors import EngineError
 
 _LLAMA, _MTMD = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
@@ -28,8 +27,8 @@ def activate() -> None:
     wish = os.environ.get("LLAMAHYBRID_ENGINE", "").strip()
     if not wish and _LLAMA in os.environ:
         loading.install(None)
-    elif (loaded := loaded_from()) is not None:
-        folder = wanted(wish) or stock()
+    elif (loaded := bindings.loaded_from()) is not None:
+        folder = wanted(wish) or bindings.stock()
         if loaded != folder:
             logging.getLogger("llamahybrid").warning(
                 "llama_cpp was imported before llamahybrid, so the engine in %s stays loaded instead of %s; "
@@ -39,7 +38,7 @@ def activate() -> None:
             )
     elif wish == "stock":
         by_itself = not {_LLAMA, _MTMD} & os.environ.keys()
-        loading.install(None if by_itself else loading.Plan(lambda: [stock()], wish))
+        loading.install(None if by_itself else loading.Plan(lambda: [bindings.stock()], wish))
     elif wish:
         chosen = wanted(wish)
         loading.install(loading.Plan(lambda: [chosen], wish))
@@ -74,35 +73,6 @@ def wanted(wish: str) -> Path | None:
             "a folder of libraries (`llamahybrid engine list` shows those that were built)"
         )
     return folder
-
-
-def version(package: str = "llama-cpp-python") -> str | None:
-    """The installed package's, read without importing it; None: there is none."""
-    from importlib import metadata  # slow to import, and seldom needed
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def stock() -> Path | None:
-    """The folder of the libraries that llama-cpp-python brought along; None when it is not installed."""
-    from importlib.util import find_spec
-
-    try:
-        spec = find_spec("llama_cpp")
-    except (ImportError, ValueError):
-        return None
-    places = spec.submodule_search_locations if spec else None
-    return Path(next(iter(places))).resolve() / "lib" if places else None
-
-
-def loaded_from() -> Path | None:
-    """The folder that the llama_cpp of this process loaded libllama from; None: not loaded."""
-    module = sys.modules.get("llama_cpp.llama_cpp")
-    handle = getattr(module, "_lib", None)
-    return None if handle is None else Path(handle._name).parent.resolve()
 
 
 def _patched(refused: Callable[[str], None] = lambda reason: None) -> Sequence[Path]:

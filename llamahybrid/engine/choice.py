@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamahybrid.engine import activation, backends, installed, sdist, series
+from llamahybrid.engine import backends, bindings, installed, sdist, series
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.engine.trust import untrusted
@@ -24,7 +24,7 @@ class Site:
     @classmethod
     def here(cls) -> Site:
         """The one that `import llama_cpp` finds."""
-        return cls(activation.version(), backends.of(activation.stock()))
+        return cls(bindings.version(), backends.of(bindings.stock()))
 
 
 def mismatch(engine: Engine, site: Site) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamahybrid import upstream
-from llamahybrid.engine import activation, backends, choice, installed, loading, sdist, symbols
+from llamahybrid.engine import backends, bindings, choice, installed, loading, sdist, symbols
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.installed import Engine
 
@@ -35,14 +35,14 @@ def examine(load: Callable[[], Collection[str]], shim: bool) -> list[Finding]:
         load: loads it, and gives those of `upstream.OPTIONAL` that its library has.
         shim: the native shim was compiled.
     """
-    version = activation.version()
+    version = bindings.version()
     if version is None:
         return [Finding("llama-cpp-python", "not installed", "pip install 'llama-cpp-python>=0.3.36,<0.4'")]
     site = Site.here()
     try:
         optional = load()
     except (OSError, RuntimeError) as error:  # EngineError is one
-        folder = activation.loaded_from() or activation.stock()
+        folder = bindings.loaded_from() or bindings.stock()
         return [
             _version(version),
             Finding("engine", f"cannot be loaded: {error}", _why_not(str(error))),
@@ -51,7 +51,7 @@ def examine(load: Callable[[], Collection[str]], shim: bool) -> list[Finding]:
             _shim(shim),
             *_backends(folder, loaded=False),
         ]
-    folder = activation.loaded_from()
+    folder = bindings.loaded_from()
     engine = next((e for e in installed.engines() if e.libraries.resolve() == folder), None)
     return [
         _version(version),
@@ -92,7 +92,7 @@ def _library(folder: Path | None, engine: Engine | None, site: Site) -> Finding:
         elif damage := engine.damage(thorough=True):
             advice = f"{damage}: run `llamahybrid engine build`"
         return Finding("engine", f"{kind}, {folder}", advice)
-    if folder == activation.stock():
+    if folder == bindings.stock():
         return Finding("engine", f"stock, {folder}")
     return Finding("engine", f"another's, {folder}", "make sure it fits this llama-cpp-python")
 

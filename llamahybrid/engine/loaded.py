@@ -10,7 +10,7 @@ from pathlib import Path
 
 import xxhash
 
-from llamahybrid.engine.activation import loaded_from
+from llamahybrid.engine.bindings import loaded_from
 from llamahybrid.engine.content import Signature, digest
 
 _OURS = re.compile(r"(lib)?(llama|ggml)[^/\\]*\.(so|dylib|dll)[.\d]*")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import llama_cpp
 from rich.table import Table
 
-from llamahybrid.engine import activation
+from llamahybrid.engine import bindings
 from llamahybrid.evaluate.compare import Comparison
 from llamahybrid.evaluate.oracle import least_decodes
 
@@ -22,7 +22,7 @@ OLLAMA_15914 = "ollama PR 15914: cached 30 before, 94 after"
 def machine() -> str:
     """The machine and the versions a measurement belongs to, in one line."""
     host = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    versions = f"llama-cpp-python {llama_cpp.__version__}, llamahybrid {activation.version('llamahybrid')}"
+    versions = f"llama-cpp-python {llama_cpp.__version__}, llamahybrid {bindings.version('llamahybrid')}"
     return f"{host}, Python {platform.python_version()}, {versions}"
 
 

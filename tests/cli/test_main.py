@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from llamahybrid import llama, tiny
 from llamahybrid.cli.main import app
-from llamahybrid.engine.activation import stock
+from llamahybrid.engine.bindings import stock
 from llamahybrid.hazards import report
 
 TinyModel = Callable[..., Path]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pytest
 
-from llamahybrid.engine import activation, choice, installed, recipe, sdist, series, storage
+from llamahybrid.engine import bindings, choice, installed, recipe, sdist, series, storage
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
 from tests.engine.fake_pip import FILES, Index
@@ -46,7 +46,7 @@ def built(cache: Path) -> Build:
         libraries = storage.folder(installed.home() / name / "lib")
         suffix = installed._SUFFIXES[0]
         if real:
-            stock = activation.stock()
+            stock = bindings.stock()
             assert stock is not None
             known: dict[bytes, str] = {}
             for file in sorted(stock.iterdir()):
@@ -60,7 +60,7 @@ def built(cache: Path) -> Build:
             for library in ("llama", "mtmd", *(f"ggml-{backend}" for backend in backends)):
                 (libraries / f"lib{library}{suffix}").touch()
         facts = {
-            "version": activation.version(),
+            "version": bindings.version(),
             "recipe": Recipe.here(),
             "patches": series.patches(),
             "source": "",
@@ -85,7 +85,7 @@ def wheel_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
         folder.mkdir(parents=True)
         for name in ("llama", "mtmd", "ggml", "ggml-base", *(f"ggml-{backend}" for backend in backends)):
             (folder / f"lib{name}{installed._SUFFIXES[0]}").touch()
-        monkeypatch.setattr(activation, "stock", lambda: folder)
+        monkeypatch.setattr(bindings, "stock", lambda: folder)
         return folder
 
     return install

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import activation
+from llamahybrid.engine import activation, bindings
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
 from tests.engine.conftest import Build, mismatch
@@ -69,7 +69,7 @@ def test_without_llama_cpp_python_nothing_matches(built: Build, monkeypatch: pyt
     engine = built()
     monkeypatch.setattr(metadata, "version", missing)
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    assert activation.stock() is None
+    assert bindings.stock() is None
     assert "installed is none" in mismatch(engine)
 
 
@@ -91,7 +91,7 @@ def test_llama_cpp_imported_first_is_warned_of_when_another_engine_was_wanted(
     monkeypatch.setenv("LLAMAHYBRID_ENGINE", wish)
     run = child("import llama_cpp, llamahybrid; print(llama_cpp.llama_cpp._lib._name)")
     assert run.stderr.count("imported before llamahybrid") == warnings
-    assert Path(run.stdout.strip()).parent.resolve() == activation.stock()
+    assert Path(run.stdout.strip()).parent.resolve() == bindings.stock()
     assert "LLAMA_CPP_LIB_PATH" not in os.environ
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.engine import activation, choice, installed, sdist
+from llamahybrid.engine import activation, bindings, choice, installed, sdist
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
@@ -61,7 +61,7 @@ def test_a_newer_build_does_not_win_where_an_older_one_fits_better(
     [("{}", True), ("{}+cu124", True), ("{}.post1", False), ("{}1", False), ("0.0.1+cu124", False)],
 )
 def test_a_local_label_is_no_other_version(built: Build, version: str, fits: bool) -> None:
-    site = replace(Site.here(), version=version.format(activation.version()))
+    site = replace(Site.here(), version=version.format(bindings.version()))
     assert (choice.mismatch(built(), site) == "") is fits
 
 

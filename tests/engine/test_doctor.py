@@ -9,7 +9,7 @@ from typing import TypeAlias
 import pytest
 
 from llamahybrid.capi import shim as native
-from llamahybrid.engine import activation, doctor, loading
+from llamahybrid.engine import bindings, doctor, loading
 from tests.engine.conftest import Build, Wheel
 
 Load: TypeAlias = Callable[[], Collection[str]]
@@ -28,7 +28,7 @@ def found(topic: str, load: Load = load, shim: bool = True) -> doctor.Finding:
 def test_the_doctor_finds_a_stock_engine_and_what_could_be_built(
     built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation, "stock", activation.loaded_from)
+    monkeypatch.setattr(bindings, "stock", bindings.loaded_from)
     assert found("engine").text.startswith("stock")
     assert found("libmtmd").text == "from the same build"
     assert found("patched engine").text == "none was built"
@@ -36,7 +36,7 @@ def test_the_doctor_finds_a_stock_engine_and_what_could_be_built(
     assert "made for llama-cpp-python 0.3.0" in found("patched engine").text
     built("2")
     assert found("patched engine").text == "built, not in use"
-    monkeypatch.setattr(activation, "stock", lambda: None)
+    monkeypatch.setattr(bindings, "stock", lambda: None)
     assert found("engine").text.startswith("another's")
 
 
@@ -54,7 +54,7 @@ def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
         raise RuntimeError("libcuda.so.1: cannot open shared object file")
 
     folder = wheel_with("cpu", "cuda")
-    monkeypatch.setattr(activation, "loaded_from", lambda: None)
+    monkeypatch.setattr(bindings, "loaded_from", lambda: None)
     engine = built("1", ("cpu", "cuda"))
     assert "libcuda.so.1" in found("engine", fail).text
     assert "driver" in found("engine", fail).advice
@@ -72,12 +72,12 @@ def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
 def test_the_doctor_knows_a_llama_cpp_python_that_is_too_old(
     monkeypatch: pytest.MonkeyPatch, version: str, old: bool
 ) -> None:
-    monkeypatch.setattr(activation, "version", lambda: version)
+    monkeypatch.setattr(bindings, "version", lambda: version)
     assert ("too old" in found("llama-cpp-python").advice) is old
 
 
 def test_the_doctor_finds_a_ggml_of_another_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = activation.loaded_from()
+    here = bindings.loaded_from()
     assert "libggml" not in [finding.topic for finding in doctor.examine(load, True)]
     maps = f"7f-80 r--p 0000 00:1f 12   {here}/libggml.so\n7f-80 r--p 0000 00:1f 12   /usr/lib/libggml.so.0\n"
     (tmp_path / "maps").write_text(maps)
@@ -91,8 +91,8 @@ def test_the_doctor_finds_a_ggml_of_another_build(monkeypatch: pytest.MonkeyPatc
 def test_the_doctor_knows_the_patched_engine_that_is_loaded(
     built: Build, monkeypatch: pytest.MonkeyPatch, version: str | None, advice: str
 ) -> None:
-    engine = built("1", version=version or str(activation.version()))
-    monkeypatch.setattr(activation, "loaded_from", lambda: engine.libraries.resolve())
+    engine = built("1", version=version or str(bindings.version()))
+    monkeypatch.setattr(bindings, "loaded_from", lambda: engine.libraries.resolve())
     assert found("engine").text.startswith("patched")
     assert advice in found("engine").advice
     assert (found("engine").advice == "") is (advice == "")
@@ -107,12 +107,12 @@ def test_the_doctor_says_what_is_missing_and_what_was_never_tried(
 ) -> None:
     for name in ("libggml-base.so", "libggml-cpu.so", "libggml-cuda.so"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(activation, "loaded_from", lambda: tmp_path)
+    monkeypatch.setattr(bindings, "loaded_from", lambda: tmp_path)
     assert found("native shim", shim=False).text.startswith("missing")
     assert found("native shim").text == "present"
     assert found("backends").text.startswith("cpu, cuda")
     assert found("CUDA").text == "CUDA: built, not verified"
     assert "Cpu" not in [finding.topic for finding in doctor.examine(load, True)]
-    monkeypatch.setattr(activation, "version", lambda: None)
+    monkeypatch.setattr(bindings, "version", lambda: None)
     (only,) = doctor.examine(load, True)
     assert only.text == "not installed"

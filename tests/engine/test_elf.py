@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import activation, elf, installed
+from llamahybrid.engine import bindings, elf, installed
 from tests.engine.compiled import shared
 
 
 def test_the_file_names_what_the_loaded_library_has() -> None:
-    folder = activation.stock()
+    folder = bindings.stock()
     assert folder is not None
     path = installed.library(folder, "llama")
     assert path is not None

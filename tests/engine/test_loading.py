@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import activation
+from llamahybrid.engine import bindings
 from tests.engine.conftest import Build
 
 SHOW = """
@@ -50,9 +50,7 @@ for first in ("", "import llamahybrid"):
     subprocess.run([sys.executable, "-c", first + sys.argv[1]], check=True)
 """
     done = run(code, SHOW)
-    assert done.stdout.splitlines() == [str(activation.stock())] * 2 + [str(engine.libraries)] * 2, (
-        done.stderr
-    )
+    assert done.stdout.splitlines() == [str(bindings.stock())] * 2 + [str(engine.libraries)] * 2, done.stderr
 
 
 @pytest.mark.parametrize("harm", ["truncated", "no library", "gone", "header"])
@@ -71,7 +69,7 @@ def test_an_engine_that_cannot_be_loaded_leaves_stock_and_one_warning(built: Bui
         library.write_bytes(content)
     else:
         library.unlink()
-    said = loads(activation.stock())
+    said = loads(bindings.stock())
     assert said.count("the patched engine cannot be loaded") == 1
     assert str(engine.libraries) in said
     assert "Traceback" not in said
@@ -81,14 +79,14 @@ def test_a_truncated_library_is_not_even_tried(built: Build) -> None:
     engine = built(real=True)
     for library in engine.libraries.glob("libggml-cpu.*"):
         os.truncate(library, 500_000)  # the loader would die of SIGBUS
-    said = loads(activation.stock())
+    said = loads(bindings.stock())
     assert said.count("not loaded") == said.count("500000 bytes, not") == 1
 
 
 def test_what_somebody_else_could_have_written_is_not_loaded_with_a_warning(built: Build) -> None:
     engine = built(real=True)
     engine.libraries.chmod(0o777)
-    said = loads(activation.stock())
+    said = loads(bindings.stock())
     assert said.count("not loaded") == said.count("can be written by others") == 1
 
 
@@ -129,7 +127,7 @@ def test_a_library_path_of_the_users_own_is_left_alone(built: Build, monkeypatch
     monkeypatch.setenv("MTMD_CPP_LIB", str(own))
     loads(own)
     monkeypatch.setenv("LLAMAHYBRID_ENGINE", "stock")
-    loads(activation.stock())
+    loads(bindings.stock())
 
 
 def test_threads_that_import_at_once_load_one_engine(built: Build) -> None:
@@ -191,4 +189,4 @@ def missing():
 series.folder = missing
 {SHOW}
 """
-    assert "install llamahybrid again" in loads(activation.stock(), code)
+    assert "install llamahybrid again" in loads(bindings.stock(), code)

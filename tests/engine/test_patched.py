@@ -19,7 +19,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from llamahybrid.engine import activation, build, choice, installed, lock, patched, sdist, series
+from llamahybrid.engine import activation, bindings, build, choice, installed, lock, patched, sdist, series
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.process import Progress
 from llamahybrid.engine.trust import untrusted
@@ -43,7 +43,7 @@ class Build:
         (out / "half.o").touch()
         if self.end:
             raise self.end
-        stock = activation.stock()
+        stock = bindings.stock()
         assert stock is not None
         files = {f"llama_cpp/lib/{library.name}": library.read_bytes() for library in stock.iterdir()}
         self.change(files)
@@ -72,7 +72,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
 
 
 def unpack(dest: Path) -> Path:
-    write(dest / "llama_cpp" / "__init__.py", f'__version__ = "{activation.version()}"\n')
+    write(dest / "llama_cpp" / "__init__.py", f'__version__ = "{bindings.version()}"\n')
     write(dest / "vendor/llama.cpp/include/llama.h", "a\n")
     write(dest / "vendor/llama.cpp/CMakeLists.txt", "")
     return dest
@@ -111,7 +111,7 @@ def test_a_folder_without_a_manifest_is_no_engine_and_is_built_anew(fake: Build)
 
 
 def test_the_libraries_and_nothing_else_are_installed(fake: Build) -> None:
-    stock = activation.stock()
+    stock = bindings.stock()
     assert stock is not None
     folder = make().libraries
     assert {file.name for file in folder.iterdir()} == {file.name for file in stock.iterdir()}

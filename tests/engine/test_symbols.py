@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import activation, symbols
+from llamahybrid.engine import bindings, symbols
 from llamahybrid.errors import EngineError
 from llamahybrid.upstream import OPTIONAL
 from tests.engine.compiled import cuda_engine, shared
@@ -36,7 +36,7 @@ def test_a_library_that_takes_its_process_down_is_an_error(tmp_path: Path) -> No
 
 
 def test_where_nothing_can_be_loaded_the_file_is_asked(tmp_path: Path) -> None:
-    folder = activation.stock()
+    folder = bindings.stock()
     assert folder is not None
     assert symbols.named(folder) == symbols.optional(folder) != ()
     assert symbols.named(tmp_path) == ()

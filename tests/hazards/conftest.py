@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine.activation import stock
+from llamahybrid.engine.bindings import stock
 from llamahybrid.hazards import runner
 from llamahybrid.hazards.catalogue import PROBES
 from tests.hazards.verdicts import Results

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from llamahybrid.engine.activation import stock
+from llamahybrid.engine.bindings import stock
 from llamahybrid.hazards.probe import Verdict
 
 COMMAND = (sys.executable, "-m", "llamahybrid.hazards.child")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import activation
+from llamahybrid.engine import bindings
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "readme_script.py"
@@ -40,7 +40,7 @@ def run_script(folder: Path, package: str) -> dict[str, object]:
         text = text.replace(stock_import, ours)
     script.write_text(text)
     path = os.pathsep.join(filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH"))))
-    library = str(activation.loaded_from())
+    library = str(bindings.loaded_from())
     same_engine = {"LLAMA_CPP_LIB_PATH": library, "MTMD_CPP_LIB": library}  # llama_cpp alone would take stock
     done = subprocess.run(
         [sys.executable, script, folder / "models.json", out],
