@@ -59,15 +59,9 @@ def tiny(
         raise typer.BadParameter("give an architecture and a file to write, or --list")
     if vocab not in models.VOCABULARIES:
         raise typer.BadParameter(f"--vocab is one of {', '.join(models.VOCABULARIES)}")
-    sizes: dict[str, Any] = {
-        "layers": layers,
-        "embd": embd,
-        "heads": heads,
-        "params": _count(params),
-        "window": window,
-    }
+    sizes: dict[str, Any] = dict(layers=layers, embd=embd, heads=heads, window=window, params=_count(params))
     with errors_shown(ValueError, OSError):
-        path = models.make(arch, out, vocab=vocab, **sizes, window=window, context=context, seed=seed)
+        path = models.make(arch, out, vocab=vocab, **sizes, context=context, seed=seed)
     typer.echo(f"{path}: {path.stat().st_size:,} bytes")
 
 
