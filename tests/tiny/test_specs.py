@@ -58,9 +58,10 @@ def test_layers_that_predict_are_added_behind_the_others(arch: str, tiny_model: 
     path = tiny_model(arch, predictors=1)
     assert b"blk.4.nextn.eh_proj.weight" in path.read_bytes()
     assert b"nextn" not in tiny_model(arch).read_bytes()
-    llm = load(path)
+    llm = load(path, logits_all=True)
     llm.eval(range(20))
     assert np.isfinite(llm.scores[: llm.n_tokens]).all()
+    llm.close()
 
 
 def test_gemma3_has_windowed_and_full_layers(tiny_model: TinyModel) -> None:
