@@ -25,6 +25,9 @@ from llamahybrid.hazards.probe import NotApplicable
 FULL, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*
 ABORTED = 2  # llama_decode: the abort callback said stop
 _ERROR = 4  # ggml_log_level
+_UNSHARED = (b"qwen4exp",)
+"""Architectures that assert that each token is of one sequence (src/models/qwen4exp.cpp, set_input)."""
+
 _MULTI_ROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE
 
 Logits: TypeAlias = npt.NDArray[np.float32]
@@ -353,6 +356,13 @@ class Bench:
         """Raise NotApplicable unless the model attends through a sliding window."""
         if not lib.llama_model_n_swa(self.model):
             raise NotApplicable("the model has no sliding window")
+
+    def need_shared_tokens(self) -> None:
+        """Raise NotApplicable where a token is of one sequence only."""
+        name = ctypes.create_string_buffer(64)
+        lib.llama_model_meta_val_str(self.model, b"general.architecture", name, len(name))
+        if name.value in _UNSHARED:
+            raise NotApplicable("a token of two sequences ends the process on purpose (GGML_ASSERT)")
 
     def need_multi_rope(self, yes: bool) -> None:
         """Raise NotApplicable unless positions are (`yes`) or are not M-RoPE's."""
