@@ -167,6 +167,7 @@ def abort_bystander(bench: Bench) -> Outcome:
 )
 def abort_shared_tokens(bench: Bench) -> Outcome:
     """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
+    bench.need_shared_tokens()
     twin, context = bench.context(**TWO), bench.context(**TWO)
     polls = twin.polls_of(lambda: twin.feed(0, 8))
     both = [(bench.token(position), position, (0, 1)) for position in range(8)]

@@ -29,6 +29,9 @@ SPLIT = {"n_seq_max": 2, "kv_unified": False}
 TWO, THREE = ({"n_seq_max": n, "kv_unified": True} for n in (2, 3))
 """So many sequences in one stream."""
 _ERROR = 4  # ggml_log_level
+_UNSHARED = (b"qwen4exp",)
+"""Architectures that assert that each token is of one sequence (src/models/qwen4exp.cpp, set_input)."""
+
 _MULTI_ROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE
 
 Logits: TypeAlias = npt.NDArray[np.float32]
@@ -124,6 +127,8 @@ class Context:
         if not self.ctx:
             raise RuntimeError("llama_init_from_model made no context")
         self.memory = lib.llama_get_memory(self.ctx)
+        if not self.memory:
+            raise NotApplicable("the architecture keeps no state between batches")
         self.alone = 1
         """Tokens that a clean run may decode one by one, where batches decide."""
         self.polls = 0
@@ -379,6 +384,13 @@ class Bench:
         """Raise NotApplicable unless the model attends through a sliding window."""
         if not lib.llama_model_n_swa(self.model):
             raise NotApplicable("the model has no sliding window")
+
+    def need_shared_tokens(self) -> None:
+        """Raise NotApplicable where a token is of one sequence only."""
+        name = ctypes.create_string_buffer(64)
+        lib.llama_model_meta_val_str(self.model, b"general.architecture", name, len(name))
+        if name.value in _UNSHARED:
+            raise NotApplicable("a token of two sequences ends the process on purpose (GGML_ASSERT)")
 
     def need_multi_rope(self, yes: bool) -> None:
         """Raise NotApplicable unless positions are (`yes`) or are not M-RoPE's."""

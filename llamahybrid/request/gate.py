@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, TypeVar
 
 from llamahybrid.capi.shim import Stop
 from llamahybrid.errors import Busy, LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.request.finalisers import in_finaliser
+from llamahybrid.request.step_frames import StepFrames
 from llamahybrid.request.ticket import Tenant, Ticket, this_thread
 
 PATIENCE = 1.0
@@ -64,6 +63,7 @@ class RequestGate:
         """Tickets that wait, in order of arrival, and when each last said so."""
         self._bells: list[threading.Lock] = []
         self._closed = self._shut = False
+        self._frames = StepFrames()
         self._steps = 0
         self._suspect: tuple[object, ...] = ()
         self._suspected_at = 0.0
@@ -96,7 +96,7 @@ class RequestGate:
             return False
         if self.telling:
             raise LlamaHybridError("on_request cannot use its model; do that when it has returned")
-        if _runs(sys._getframe(), self):
+        if self._frames.run_in():
             return True
         self._replace_lock()
         return False
@@ -115,9 +115,10 @@ class RequestGate:
         `Tenant.resume` raises.
         """
         if self.inside:
-            if _runs(sys._getframe(1), self):
+            if self._frames.run_in():
                 raise RuntimeError("a request cannot be advanced from inside another one's step")
             self._replace_lock()
+        frame = self._frames.enter()
         deadline = None if ticket.thread is not None else self._deadline()
         try:
             while True:
@@ -149,6 +150,7 @@ class RequestGate:
                 self._line.pop(ticket, None)
                 if self._current is None:
                     self._ring()
+            self._frames.leave(frame)
 
     def alone(self, work: Callable[..., Result], *args: Any, ticket: Ticket | None = None) -> Result:
         """A single operation (eval, reset, load_state): part of the step it is called in, or its own."""
@@ -198,12 +200,14 @@ class RequestGate:
         """End what was given up, if nobody is in: who has just come does it otherwise."""
         if self._stepping is not None or (self._current is not ticket and self._current is not None):
             return
+        frame = self._frames.enter()
         try:
             if self._work.acquire(blocking=False):
                 self._end_abandoned()
         finally:
             if self.inside:
                 self._work.release()
+            self._frames.leave(frame)
 
     # -- cancelling ------------------------------------------------------------------------------
 
@@ -232,6 +236,7 @@ class RequestGate:
             raise RuntimeError("a model cannot be closed from inside one of its own requests")
         self._closed = True
         self.cancel()
+        frame = self._frames.enter()
         try:
             while not self._work.acquire(timeout=POLL):
                 self._heal()
@@ -244,6 +249,7 @@ class RequestGate:
         finally:
             if self.inside:
                 self._work.release()
+            self._frames.leave(frame)
             self._ring()
 
     # -- whose turn it is ------------------------------------------------------------------------
@@ -370,8 +376,7 @@ class RequestGate:
                 work.release()
             return
         owner = re.search(r"owner=(\d+)", repr(work))
-        frame = sys._current_frames().get(int(owner[1])) if owner else None
-        if owner is None or (frame is not None and _runs(frame, self)):
+        if owner is None or self._frames.run_in(int(owner[1])):
             self._suspect = ()
             return
         # Between the two looks the owner may have left, and somebody come: only one that stays is void.
@@ -385,15 +390,3 @@ class RequestGate:
         self._stepping = None
         self._work = threading.RLock()
         self._ring()
-
-
-_STEPS = {RequestGate.run.__code__, RequestGate.close.__code__, RequestGate._tidy.__code__}
-
-
-def _runs(frame: FrameType | None, gate: RequestGate) -> bool:
-    """A stack has a step of this gate on it."""
-    while frame is not None:
-        if frame.f_code in _STEPS and frame.f_locals.get("self") is gate:
-            return True
-        frame = frame.f_back
-    return False

@@ -47,6 +47,8 @@ def test_a_gap_is_judged_by_the_range_of_a_clean_row() -> None:
         ("llama", {"hybrid", "recurrent", "window", "planes", "M-RoPE"}),
         ("gemma3", {"hybrid", "recurrent", "planes", "M-RoPE"}),
         ("jamba", {"window", "planes", "M-RoPE"}),
+        ("qwen4exp", {"window", "other positions", "shared tokens"}),
+        ("bert", {"hybrid", "recurrent", "window", "planes", "M-RoPE", "memory"}),
     ],
 )
 def test_what_cannot_happen_with_a_model_is_not_applicable(
@@ -61,6 +63,8 @@ def test_what_cannot_happen_with_a_model_is_not_applicable(
         "M-RoPE": lambda: model.need_multi_rope(True),
         "other positions": lambda: model.need_multi_rope(False),
         "planes": lambda: freed(model.with_planes(2)),
+        "shared tokens": model.need_shared_tokens,
+        "memory": lambda: freed(model.context()),
     }
     found = set()
     for name, need in needs.items():
