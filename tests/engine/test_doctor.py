@@ -10,6 +10,7 @@ import pytest
 
 from llamahybrid.capi import shim as native
 from llamahybrid.engine import bindings, doctor, loading
+from tests.engine.compiled import shared
 from tests.engine.conftest import Build, Wheel
 
 Load: TypeAlias = Callable[[], Collection[str]]
@@ -54,12 +55,15 @@ def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
         raise RuntimeError("libcuda.so.1: cannot open shared object file")
 
     folder = wheel_with("cpu", "cuda")
+    shared(folder / "libllama.so", "void llama_n_rs_seq(void){}")
     monkeypatch.setattr(bindings, "loaded_from", lambda: None)
     engine = built("1", ("cpu", "cuda"))
     assert "libcuda.so.1" in found("engine", fail).text
     assert "driver" in found("engine", fail).advice
     assert found("backends", fail).text == "cpu, cuda; not loaded"
-    assert "llama_n_rs_seq: no" in found("optional functions", fail).text
+    functions = found("optional functions", fail).text
+    assert "llama_n_rs_seq: yes" in functions
+    assert "llama_set_n_rs_seq: no" in functions
     monkeypatch.setitem(loading._failures, engine.libraries, "it is of no use")
     assert "cannot be loaded: it is of no use" in found("patched engine", fail).text
     (folder / "libggml-cpu.so").unlink()

@@ -1,4 +1,4 @@
-"""The pinned sdist and the wheel built from it: hashes, atomic steps, and messages that say what to do.
+"""The pinned sdist: hashes, atomic steps, and messages that say what to do.
 
 A small archive stands in for the real one, and a stand-in for pip hands it over.
 """
