@@ -13,7 +13,7 @@ from llamahybrid.evaluate.compare import Comparer, Comparison
 from llamahybrid.evaluate.conversation import Conversation, Message, Request
 from llamahybrid.evaluate.oracle import least_decodes
 from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.tables import machine, milliseconds, yes
+from llamahybrid.evaluate.tables import machine, milliseconds, table_of, yes
 from llamahybrid.evaluate.workloads import Workload
 from llamahybrid.tiny import make
 
@@ -56,19 +56,9 @@ DEMO = Workload("eight-turn chat", museum_chat, measured_from=0, template=True)
 
 def turn_table(comparison: Comparison) -> Table:
     """Turn by turn: prompt, tokens decoded by each, time to the first token of each, texts equal."""
-    table = Table(
-        "turn", title="a chat with thinking stripped from history, Qwen3.5 architecture and template"
-    )
-    for head in (
-        "prompt",
-        "least",
-        "stock decoded",
-        "ours decoded",
-        "stock TTFT ms",
-        "ours TTFT ms",
-        "texts equal",
-    ):
-        table.add_column(head, justify="right")
+    title = "a chat with thinking stripped from history, Qwen3.5 architecture and template"
+    numbers = "prompt", "least", "stock decoded", "ours decoded", "stock TTFT ms", "ours TTFT ms"
+    table = table_of(title, "turn", *numbers, "texts equal")
     pairs = zip(comparison.stock.records, comparison.ours.records, strict=True)
     for turn, (least, (stock, ours)) in enumerate(
         zip(least_decodes(comparison.ours.records), pairs, strict=True), 1

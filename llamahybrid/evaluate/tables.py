@@ -36,19 +36,18 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f}" if seconds < 0.1 else f"{seconds * 1e3:,.0f}"
 
 
+def table_of(title: str, first: str, *numbers: str) -> Table:
+    """A table whose columns but the first are numbers."""
+    table = Table(first, title=title)
+    for head in numbers:
+        table.add_column(head, justify="right")
+    return table
+
+
 def comparison_table(comparisons: Sequence[Comparison], title: str) -> Table:
     """One line a scenario: least possible, decoded and ratio of each, time, and whether the texts agree."""
-    table = Table("scenario", title=title)
-    for head in (
-        "least",
-        "stock decoded",
-        "ratio",
-        "ours decoded",
-        "ratio",
-        "time ours/stock",
-        "texts equal",
-    ):
-        table.add_column(head, justify="right")
+    decoded = "stock decoded", "ratio", "ours decoded", "ratio"
+    table = table_of(title, "scenario", "least", *decoded, "time ours/stock", "texts equal")
     for c in comparisons:
         kept = c.ours.ratio <= c.workload.bound
         table.add_row(
@@ -66,16 +65,9 @@ def comparison_table(comparisons: Sequence[Comparison], title: str) -> Table:
 
 def five_turn_table(comparison: Comparison) -> Table:
     """Ours beside llama.cpp PR 22534's own five-turn table."""
-    table = Table("turn", title="five turns of llama.cpp PR 22534")
-    for head in (
-        "prompt",
-        "matched",
-        "theirs cached %",
-        "ours cached",
-        "ours cached %",
-        "matched, not cached",
-    ):
-        table.add_column(head, justify="right")
+    cached = "theirs cached %", "ours cached", "ours cached %"
+    title = "five turns of llama.cpp PR 22534"
+    table = table_of(title, "turn", "prompt", "matched", *cached, "matched, not cached")
     records = comparison.ours.records
     for turn, (record, least, theirs) in enumerate(
         zip(records, least_decodes(records), PR_22534_CACHED, strict=True), 1
