@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp as lib
 
+from llamahybrid.engine import installed
 from llamahybrid.hazards.probe import NotApplicable
 
 FULL, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*
@@ -340,12 +341,10 @@ class Bench:
         """
         if lib.llama_model_is_recurrent(self.model):  # for rwkv7 llama-model.cpp aborts while it loads
             raise NotApplicable("purely recurrent models are not split over devices")
-        folder = Path(lib._lib._name).parent
-        names = ("libggml.so", "libggml.dylib", "ggml.dll")
-        found = [path for name in names if (path := folder / name).exists()]
-        if not found:
+        ggml = installed.library(Path(lib._lib._name).parent, "ggml")
+        if ggml is None:
             raise NotApplicable("no libggml beside libllama")
-        device = ctypes.CDLL(str(found[0])).ggml_backend_dev_by_type
+        device = ctypes.CDLL(str(ggml)).ggml_backend_dev_by_type
         device.restype = ctypes.c_void_p
         cpu = device(0)  # GGML_BACKEND_DEVICE_TYPE_CPU
         params = lib.llama_model_default_params()

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llamahybrid.engine import installed
 from llamahybrid.hazards.probe import NotApplicable, Outcome, Verdict
 
 
@@ -20,8 +21,7 @@ def _load() -> None:
     """Load the chosen libllama first: the ggml libraries beside it must win over llama_cpp's own."""
     folder = os.environ.get("LLAMA_CPP_LIB_PATH")
     if folder:
-        names = ("libllama.so", "libllama.dylib", "llama.dll")
-        ctypes.CDLL(str(next(path for name in names if (path := Path(folder) / name).exists())))
+        ctypes.CDLL(str(installed.library(Path(folder), "llama")))
 
 
 def about() -> dict[str, str]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid import tiny
+from llamahybrid.engine import installed
 from llamahybrid.errors import EngineError
 from llamahybrid.hazards.probe import Model, Outcome, Probe, Verdict
 
 _CHILD = (sys.executable, "-m", "llamahybrid.hazards.child")
-_LIBRARIES = ("libllama.so", "libllama.dylib", "llama.dll")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def library(path: Path | None = None) -> Library:
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"}
     if path is not None:
         folder = (path if path.is_dir() else path.parent).resolve()
-        if not path.exists() or not any((folder / name).exists() for name in _LIBRARIES):
+        if not path.exists() or installed.library(folder, "llama") is None:
             raise EngineError(f"no libllama at {path}: give its file, or the folder that holds it")
         environment.pop("LLAMAHYBRID_ENGINE", None)
         environment |= {"LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)}
