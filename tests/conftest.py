@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,6 +38,36 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         return made[key]
 
     return make
+
+
+SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+
+
+@pytest.fixture
+def open_model(tiny_model: TinyModel) -> Iterator[Callable[..., Any]]:
+    """`open_model(arch, cls=Llama, **arguments)`: a tiny model, closed when the test ends."""
+    from llamahybrid import Llama
+
+    with ExitStack() as stack:
+
+        def opener(arch: str = "qwen35", cls: Any = Llama, **more: Any) -> Any:
+            return stack.enter_context(closing(cls(str(tiny_model(arch)), **{**SETTINGS, **more})))
+
+        yield opener
+
+
+@pytest.fixture
+def logits_of(tiny_model: TinyModel) -> Iterator[Callable[..., Any]]:
+    """`logits_of(tokens, arch)`: the logits behind tokens in a fresh context, shape (n_vocab,)."""
+    from tests.lab.reference import Reference, Setting
+
+    with ExitStack() as stack:
+
+        def logits(tokens: list[int], arch: str = "qwen35") -> Any:
+            reference = stack.enter_context(closing(Reference(tiny_model(arch), Setting("default"))))
+            return reference.logits(tokens)[0]
+
+        yield logits
 
 
 @pytest.fixture(scope="session")

@@ -17,20 +17,9 @@ from llamahybrid.evaluate.counters import DecodeCounter
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
-SETTINGS = dict(n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
 
 HYBRID = "qwen35"
 KINDS = ("llama", "gemma3", "mamba", "jamba", HYBRID)
-
-
-@pytest.fixture
-def open_model(tiny_model):
-    """Ours on a tiny model."""
-
-    def opener(arch=HYBRID, cls=Llama, **kw):
-        return cls(str(tiny_model(arch)), **{**SETTINGS, **kw})
-
-    return opener
 
 
 def take(llm, prompt, n=8, **kw):

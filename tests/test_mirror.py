@@ -17,7 +17,6 @@ WITHOUT = {
         aborts bench catalogue child copies crashes devices nan probe report restores rollback runner
         state_blobs windows
     """,
-    "memory": "model_files output_row planes restore state verification",
     "prompt_cache": """
         base cache disk_folder disk_store disk_trie disk_writer ladder naive nodes planning
         promotion ram_store ram_tier value

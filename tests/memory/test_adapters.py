@@ -23,14 +23,6 @@ FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
 @pytest.fixture
-def open_model(tiny_model):
-    def opener(arch="qwen35", cls=Llama, **kw):
-        return cls(str(tiny_model(arch)), **{**SETTINGS, **kw})
-
-    return opener
-
-
-@pytest.fixture
 def fresh(open_model):
     """The answer of a fresh stock context, after `prepare(llm)`."""
 

@@ -5,6 +5,8 @@ import pytest
 
 from llamahybrid.memory.profile import NO_MEMORY, MemoryProfile, probe
 
+from .conftest import PROMPT
+
 
 def profile_of(path, **kw):
     llm = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, verbose=False, **kw)
@@ -53,6 +55,13 @@ def test_an_embedding_model_without_memory_stays_out(tiny_model):
         str(tiny_model("bert", vocab="bert-bge")), n_ctx=64, n_threads=1, embedding=True, verbose=False
     )
     assert probe(llm._ctx, True) == NO_MEMORY
+
+
+@pytest.mark.parametrize("n_batch", [1, 3])
+def test_the_trial_fits_into_any_batch(open_model, n_batch):
+    llm = open_model(n_ctx=256, n_batch=n_batch)
+    llm.eval(PROMPT)
+    assert llm.runner.live.fault() is None
 
 
 def rule(**kw):
