@@ -18,8 +18,7 @@ WITHOUT = {
         state_blobs windows
     """,
     "prompt_cache": """
-        base cache disk_folder disk_store disk_trie disk_writer ladder naive nodes planning
-        promotion ram_store ram_tier value
+        cache disk_trie nodes promotion ram_store ram_tier
     """,
     "request": "arrays assembly evaluation finalisers request ticket",
     "tiny": "specs vocab",
