@@ -1,5 +1,8 @@
 """Back to an earlier state: what is refused before anything changes, and what is a fault afterwards."""
 
+import ctypes
+
+import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp import llama_cpp as native
@@ -130,6 +133,15 @@ def test_stored_logits_are_the_tips_or_it_is_a_fault(plain, monkeypatch):
     assert "no output row" in apply_plan(plain, live_plan(len(PROMPT), wanted), ids(PROMPT))
 
 
+def test_a_plan_from_nothing_removes_what_nobody_knew_of(llm):
+    batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(5), 1)
+    assert llama_cpp.llama_decode(llm.ctx, batch) == 0
+    live = llm.runner.live
+    assert live.n == 0
+    assert apply_plan(live, live_plan(0), ids(PROMPT)) is None
+    assert live.native.positions() == (-1, -1)
+
+
 # -- an undo ---------------------------------------------------------------------------------------
 
 
@@ -149,3 +161,14 @@ def test_an_undo_that_memory_refuses_or_does_not_bear_out_leaves_nothing_to_buil
     monkeypatch.setattr(plain.native, "state_size", lambda partial: 12)
     assert not recover(plain, (40, None))
     assert plain.state.is_invalid
+
+
+def test_a_stopped_batch_is_undone_by_a_snapshot_where_memory_cannot_be_cut(live, monkeypatch):
+    record = live.snapshot(new)
+    for took in (True, False):
+        live.decode([3, 4], "last")
+        live.invalidate_tip()
+        if not took:
+            monkeypatch.setattr(live.native, "load_partial", lambda data: False)
+        assert recover(live, (len(PROMPT), record)) is took
+        assert live.state.holds(ids(PROMPT)) is took

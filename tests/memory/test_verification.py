@@ -5,7 +5,11 @@ import pytest
 from .conftest import PROMPT, ids, new
 
 
-def test_a_sound_sequence_has_no_fault(live):
+@pytest.mark.parametrize("arch", ["qwen35", "llama", "mamba", "gemma3"])
+def test_a_sound_sequence_has_no_fault(open_model, arch):
+    llm = open_model(arch, n_ctx=256)
+    llm.eval(PROMPT)
+    live = llm.runner.live
     assert live.fault() is None
     assert live.state.holds(ids(PROMPT))
     assert not live.touched_outside()
