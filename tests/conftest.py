@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,6 +55,22 @@ def open_model(tiny_model: TinyModel) -> Iterator[Callable[..., Any]]:
             return stack.enter_context(closing(cls(str(tiny_model(arch)), **{**SETTINGS, **more})))
 
         yield opener
+
+
+def take(llm: Any, prompt: Sequence[int], n: int = 8, **options: Any) -> list[int]:
+    """The first n tokens of the greedy answer."""
+    return list(itertools.islice(llm.generate(prompt, temp=0.0, **options), n))
+
+
+@pytest.fixture
+def fresh(open_model: Callable[..., Any]) -> Callable[..., list[int]]:
+    """`fresh(prompt, n, arch)`: the greedy answer of a fresh stock context."""
+    import llama_cpp
+
+    def answer(prompt: Sequence[int], n: int = 8, arch: str = "qwen35", **more: Any) -> list[int]:
+        return take(open_model(arch, llama_cpp.Llama, **more), prompt, n)
+
+    return answer
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
-from tests.conftest import SETTINGS
+from tests.conftest import SETTINGS, take
 
 PROMPT = [(7 * i + 1) % 200 for i in range(60)]
 LONGER = [*PROMPT, 3, 4, 5]
@@ -35,11 +34,6 @@ def decode(live: Any, tokens: list[int]) -> Logits:
     live.decode(ids(tokens), "all")
     live.recount()
     return live.row.logits().copy()
-
-
-def take(llm: Any, prompt: list[int], n: int = 8) -> list[int]:
-    """The first n tokens of the greedy answer."""
-    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
 
 
 def stock(path: Path, prompt: list[int], **more: Any) -> list[int]:

@@ -21,9 +21,9 @@ from llamahybrid.memory import fingerprint
 from llamahybrid.memory.adapters import Adapters
 from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.model_files import ModelFiles
-from tests.conftest import SETTINGS
+from tests.conftest import SETTINGS, take
 
-from .conftest import PROMPT, named, stock, take
+from .conftest import PROMPT, named, stock
 
 pytestmark = pytest.mark.usefixtures("user_folder")
 

@@ -8,9 +8,9 @@ import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.engine import loaded
-from tests.conftest import SETTINGS
+from tests.conftest import SETTINGS, take
 
-from .conftest import LONGER, PROMPT, overwritten, replaced, stock, take
+from .conftest import LONGER, PROMPT, overwritten, replaced, stock
 
 pytestmark = pytest.mark.usefixtures("user_folder")
 TICK = 0.02

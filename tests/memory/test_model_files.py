@@ -11,9 +11,9 @@ from llamahybrid import Llama, PromptCache
 from llamahybrid.engine import content
 from llamahybrid.memory import model_files
 from llamahybrid.memory.model_files import ModelFiles, shards
-from tests.conftest import SETTINGS
+from tests.conftest import SETTINGS, take
 
-from .conftest import LONGER, PROMPT, named, overwritten, replaced, stock, take
+from .conftest import LONGER, PROMPT, named, overwritten, replaced, stock
 
 pytestmark = pytest.mark.usefixtures("user_folder")
 

@@ -201,7 +201,3 @@ def test_no_rollback_waits_in_a_state_from_elsewhere():
     assert planes.pending
     planes.invalidate()
     assert not planes.pending
-
-
-def test_more_planes_than_a_batch_has_room_for_are_not_asked_for(open_model):
-    assert open_model(draft_planes=100, n_ubatch=8).runner.live.planes.count == 6

@@ -477,15 +477,6 @@ def test_only_the_prompt_counts_as_prefill(open_model):
     assert llm.last_request.prefill_seconds == took
 
 
-def test_the_first_token_is_timed_and_no_other(open_model):
-    llm = open_model()
-    stream = llm.generate(ONE, temp=0.0)
-    next(stream)
-    first = llm.last_request.first_token_seconds
-    next(stream)
-    assert llm.last_request.first_token_seconds == first
-
-
 def test_a_difference_is_spelt_only_where_the_reason_speaks_of_one(open_model):
     llm = open_model()
     take(llm, ONE)
