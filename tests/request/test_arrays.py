@@ -1,6 +1,8 @@
 """What upstream's arrays say: the live tokens, and no row of logits but theirs."""
 
+import ctypes
 import weakref
+from types import SimpleNamespace
 
 import llama_cpp
 import numpy as np
@@ -23,6 +25,7 @@ class Upstream:
         self.n_tokens = 3
         self._requires_eval = False
         self._sampler, self._mirostat_mu = "a sampler", "its state"
+        self._ctx = SimpleNamespace(ctx=None)
 
 
 @pytest.fixture
@@ -46,8 +49,6 @@ def test_opaque_ids_are_left_as_they_are(upstream, arrays):
 
 def test_a_sequence_that_became_shorter_has_no_more_true_rows(arrays):
     arrays.true_rows = 3
-    arrays.mirror(np.array([1], np.int32), 2, True)
-    assert arrays.true_rows == 3, "the rows before are what they were"
     arrays.mirror(np.array([1, 2], np.int32), 0, True)
     assert arrays.true_rows == 2
 
@@ -85,6 +86,19 @@ def test_rows_are_kept_for_who_asked(always, asked, kept):
     arrays.keep_rows(asked)
     assert arrays.keeps_rows is kept
     assert arrays.room_for_rows == (8 if asked else 2)
+
+
+@pytest.mark.parametrize(("true", "then"), [(3, 5), (4, 5), (2, 2)])
+def test_rows_behind_a_gap_are_not_true(monkeypatch, true, then):
+    upstream = Upstream(rows=True)
+    output = (ctypes.c_float * 4)(1, 2, 3, 4)
+    pointer = ctypes.cast(output, ctypes.POINTER(ctypes.c_float))
+    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_get_logits", lambda ctx: pointer)
+    arrays = UpstreamArrays(upstream)
+    arrays.true_rows = true
+    arrays.take_rows(3, 5)
+    assert upstream.scores[2:6].tolist() == [[4, 5], [1, 2], [3, 4], [10, 11]]
+    assert arrays.true_rows == then
 
 
 @pytest.mark.parametrize("rows", [False, True])

@@ -25,6 +25,14 @@ def test_a_sequence_shortened_by_hand_is_decoded_right(open_model, fresh):
     assert llm.sample(temp=0.0) == fresh(PROMPT[:50] + OTHER, 1)[0]
 
 
+def test_ids_changed_by_hand_are_decoded_again(open_model, fresh):
+    llm = open_model()
+    llm.eval(PROMPT)
+    llm.input_ids[40:80] = OTHER[:40]
+    llm.eval([4])
+    assert llm.sample(temp=0.0) == fresh([*PROMPT[:40], *OTHER[:40], 4], 1)[0]
+
+
 def test_low_level_calls_do_what_upstreams_do(open_model):
     ours, stock = open_model(), open_model(cls=llama_cpp.Llama)
     for llm in (ours, stock):
