@@ -350,6 +350,18 @@ def test_nothing_stays_pinned_behind_a_request(open_model):
     assert llm.prompt_cache.stats().entries == 0
 
 
+def test_a_request_that_is_over_holds_no_bytes_of_the_cache(open_model):
+    llm = open_model()
+    take(llm, ONE)
+    take(llm, TWO)
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    assert llm.requests.last.plan.checkpoint is not None, "nothing was at stake"
+    stream.close()
+    plan = llm.requests.last.plan
+    assert (plan.checkpoint, plan.logits, plan.segments) == (None, None, ())
+
+
 def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_model, monkeypatch):
     llm, fresh = open_model("llama"), open_model("llama")
     take(llm, ONE)
