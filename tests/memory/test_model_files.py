@@ -3,6 +3,7 @@
 import os
 import shutil
 import struct
+import threading
 import time
 
 import pytest
@@ -136,8 +137,9 @@ def test_a_model_written_to_while_it_is_loaded_has_no_name(tiny_model, tmp_path,
     path = tmp_path / "model.gguf"
     shutil.copy(tiny_model("qwen35"), path)
     files = ModelFiles(path, by_content=by_content)
-    if files._reader is not None:
-        files._reader.join()
+    for thread in threading.enumerate():
+        if thread.name == "llamahybrid-read":
+            thread.join()
     time.sleep(TICK)
     overwritten(path, tiny_model("qwen35", seed=1))
     files.loaded(mapped=True)
