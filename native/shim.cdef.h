@@ -8,20 +8,10 @@
  * Returns false, and binds nothing, if the shim was compiled for another layout. */
 bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, const size_t layout[15]);
 
-/* Which tokens of a batch get logits. */
-#define LLH_OUTPUTS_NONE 0
-#define LLH_OUTPUTS_LAST 1
-#define LLH_OUTPUTS_ALL 2
-
-/* llama_decode() of `n` tokens at positions pos .. pos + n - 1 of sequence `seq`; its own result, or
- * LLH_NO_MEMORY when the batch could not be allocated (llama_decode() was not called), or
- * LLH_THREW when llama_decode() threw (memory ran out inside, mostly): what the context holds is not known. */
-#define LLH_NO_MEMORY -1000
+/* llama_decode() of a struct llama_batch. Its result is in `*result` as soon as native code is done: a signal that
+ * interrupts the caller right afterwards cannot lose it. LLH_THREW: llama_decode() threw (memory ran out inside,
+ * mostly), and what the context holds is not known. */
 #define LLH_THREW -1001
-int32_t llh_decode(uintptr_t ctx, const int32_t *tokens, int32_t n, int32_t pos, int32_t seq, int32_t outputs);
-
-/* llama_decode() of a struct llama_batch. Its result (LLH_THREW among them) is in `*result` as soon as native code is done: a signal
- * that interrupts the caller right afterwards cannot lose it. */
 void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result);
 
 /* llama_state_seq_get_data_ext() and llama_state_seq_set_data_ext(): bytes written or read, 0 on failure, after which
@@ -38,9 +28,6 @@ void llh_bind_pieces(uintptr_t write_state, uintptr_t write_range, const uintptr
 /* Bytes written, 0 on failure and where they are more than `size`; `*digest` is their xxh3-64. */
 size_t llh_state_save(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags, uint64_t *digest);
 size_t llh_range_save(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, int32_t p0, int32_t p1, uint64_t *digest);
-
-/* Length of the longest common prefix of two arrays of `n` tokens. */
-size_t llh_common_prefix(const int32_t *a, const int32_t *b, size_t n);
 
 /* A stop that belongs to one request. Requests are numbered upward from 1; 0 is none. */
 typedef struct llh_stop llh_stop;

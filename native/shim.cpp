@@ -8,7 +8,6 @@
 #include <exception>
 #include <iterator>
 #include <new>
-#include <vector>
 
 #if defined(__SSE2__) || defined(_M_X64)
 #include <emmintrin.h>
@@ -151,13 +150,6 @@ size_t save(uint8_t *out, size_t size, uint64_t *digest, Write write) try {
     return 0;
 }
 
-// No exception may reach C or Python. One from libllama leaves the context in a state nobody knows.
-int32_t decode(uintptr_t ctx, const Batch &batch) try {
-    return llama.decode(context(ctx), batch);
-} catch (const std::exception &) {
-    return LLH_THREW;
-}
-
 }  // namespace
 
 struct llh_stop {
@@ -175,28 +167,11 @@ bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, const 
     return true;
 }
 
-int32_t llh_decode(uintptr_t ctx, const int32_t *tokens, int32_t n, int32_t pos, int32_t seq, int32_t outputs) {
-    std::vector<int32_t> positions, n_seq_id;
-    std::vector<int32_t *> seq_id;
-    std::vector<int8_t> logits;
-    try {
-        positions.resize(n);
-        n_seq_id.resize(n, 1);
-        seq_id.resize(n, &seq);
-        logits.resize(n, outputs == LLH_OUTPUTS_ALL);
-    } catch (const std::exception &) {
-        return LLH_NO_MEMORY;
-    }
-    for (int32_t i = 0; i < n; ++i) positions[i] = pos + i;
-    if (n > 0 && outputs == LLH_OUTPUTS_LAST) logits[n - 1] = 1;
-    // libllama only reads the tokens; its struct is shared with callers that fill it in.
-    Batch batch{n,               const_cast<int32_t *>(tokens), nullptr,      positions.data(),
-                n_seq_id.data(), seq_id.data(),                 logits.data()};
-    return decode(ctx, batch);
-}
-
-void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result) {
-    *result = decode(ctx, *reinterpret_cast<const Batch *>(batch));
+// No exception may reach C or Python. One from libllama leaves the context in a state nobody knows.
+void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result) try {
+    *result = llama.decode(context(ctx), *reinterpret_cast<const Batch *>(batch));
+} catch (const std::exception &) {
+    *result = LLH_THREW;
 }
 
 size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags) try {
@@ -229,13 +204,6 @@ size_t llh_state_save(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uin
 size_t llh_range_save(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, int32_t p0, int32_t p1, uint64_t *digest) {
     return save(out, size, digest,
                 [&](Sink *sink) { return llama.write_range(context(ctx), seq, p0, p1, Sink::take, sink); });
-}
-
-size_t llh_common_prefix(const int32_t *a, const int32_t *b, size_t n) {
-    constexpr size_t block = 1024;  // memcmp is vectorised where a search for the first difference is not
-    size_t at = 0;
-    while (n - at >= block && std::memcmp(a + at, b + at, block * sizeof *a) == 0) at += block;
-    return std::mismatch(a + at, a + n, b + at).first - a;
 }
 
 llh_stop *llh_stop_new(void) { return new (std::nothrow) llh_stop; }

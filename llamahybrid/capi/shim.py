@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,7 @@ try:
 except ImportError:
     _shim = None
 
-Tokens: TypeAlias = npt.NDArray[np.int32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Outputs: TypeAlias = Literal["none", "last", "all"]
-"""Which tokens of a batch get logits."""
 
 available: bool = _shim is not None
 """The compiled shim is there."""
@@ -58,24 +55,11 @@ one that takes the widest vectors of the CPU, twice as fast."""
 NOT_RUN = -2000
 """A `Call` that never reached native code."""
 
-NO_MEMORY = -1000
-"""Result of `Library.decode` when the batch could not be allocated; `llama_decode` was not called."""
-
 THREW = -1001
 """Result of a decode that libllama threw out of (memory ran out, mostly): nobody knows what memory holds."""
 
 BATCH = ("n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits")
 """Fields of ``struct llama_batch`` (include/llama.h)."""
-
-
-def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Length of the longest common prefix of two token arrays, shapes (n,) and (m,)."""
-    n = min(len(a), len(b))
-    if _shim is not None:
-        return int(_shim.lib.llh_common_prefix(_tokens(a), _tokens(b), n))
-    different = a[:n] != b[:n]
-    first = int(different.argmax()) if n else 0
-    return first if n and different[first] else n
 
 
 class Library:
@@ -103,16 +87,6 @@ class Library:
             )
         self.one_pass = self._bind_pieces()
         """Saving copies and hashes at once."""
-
-    def decode(self, ctx: int, tokens: Tokens, pos: int, seq: int = 0, outputs: Outputs = "last") -> int:
-        """`llama_decode` of tokens, shape (n,), at positions [pos, pos + n) of a sequence; its own result.
-
-        0 is success, 1 no room, 2 aborted, negative an error (`NO_MEMORY` and `THREW` among them).
-        """
-        if _shim is not None:
-            mode = getattr(_shim.lib, f"LLH_OUTPUTS_{outputs.upper()}")
-            return int(_shim.lib.llh_decode(ctx, _tokens(tokens), len(tokens), pos, seq, mode))
-        return self._decode(ctx, np.ascontiguousarray(tokens, np.int32), pos, seq, outputs)
 
     def call(self) -> Call | None:
         """A way to decode that keeps its result through an interrupt; None without the shim."""
@@ -184,26 +158,6 @@ class Library:
 
     def _address(self, name: str) -> int | None:
         return _address(self._api._lib, name)
-
-    def _decode(self, ctx: int, tokens: Tokens, pos: int, seq: int, outputs: Outputs) -> int:
-        n = len(tokens)
-        positions = np.arange(pos, pos + n, dtype=np.int32)
-        counts = np.ones(n, np.int32)
-        sequence = np.array([seq], np.int32)
-        sequences = np.full(n, sequence.ctypes.data, np.uintp)
-        logits = np.full(n, outputs == "all", np.int8)
-        if outputs == "last":
-            logits[-1:] = 1
-        batch = self._api.llama_batch(
-            n_tokens=n,
-            token=_pointer(tokens, ctypes.c_int32),
-            embd=None,
-            pos=_pointer(positions, ctypes.c_int32),
-            n_seq_id=_pointer(counts, ctypes.c_int32),
-            seq_id=_pointer(sequences, ctypes.POINTER(ctypes.c_int32)),
-            logits=_pointer(logits, ctypes.c_int8),
-        )
-        return int(self._api.llama_decode(ctx, batch))
 
 
 class Call:
@@ -354,10 +308,6 @@ def _layout(struct: Any) -> list[int]:
 def _address(library: Any, name: str) -> int | None:
     function = getattr(library, name, None)
     return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
-
-
-def _tokens(array: Tokens) -> Any:
-    return _shim.ffi.from_buffer("int32_t[]", np.ascontiguousarray(array, np.int32))
 
 
 def _bytes(array: Bytes) -> Any:

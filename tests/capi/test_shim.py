@@ -12,9 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi import shim as native
@@ -81,9 +78,10 @@ def logits(ctx: int, row: int) -> list[float]:
     return list(llama_cpp.llama_get_logits_ith(ctx, row)[: llama_cpp.llama_vocab_n_tokens(vocab)])
 
 
-def upstream_decode(ctx: int, tokens: np.ndarray) -> None:
+def decode(ctx: int, tokens: np.ndarray) -> int:
+    """`llama_decode` of tokens behind those that are there; its result."""
     ids = (ctypes.c_int32 * len(tokens))(*tokens)
-    assert llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(ids, len(tokens))) == 0
+    return int(llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(ids, len(tokens))))
 
 
 def test_the_development_environment_has_the_shim() -> None:
@@ -94,78 +92,24 @@ def test_docstrings_hold() -> None:
     assert doctest.testmod(native).failed == 0
 
 
-@given(st.data())
-def test_common_prefix_is_the_one_counted_by_hand(data: st.DataObject) -> None:
-    few = st.integers(0, 2)
-    a = data.draw(hnp.arrays(np.int32, st.integers(0, 20), elements=few))
-    b = data.draw(hnp.arrays(np.int32, st.integers(0, 20), elements=few))
-    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    assert native.common_prefix(a, b) == expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_shim", None)
-        assert native.common_prefix(a, b) == expected
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("at", [0, 1, 1023, 1024, 1025, 4095])
-def test_common_prefix_of_long_arrays(at: int) -> None:
-    a = np.zeros(4096, np.int32)
-    b = a.copy()
-    assert native.common_prefix(a, b) == len(a)
-    b[at] = 1
-    assert native.common_prefix(a, b) == at
-
-
-@pytest.mark.usefixtures("way")
-def test_common_prefix_of_a_strided_view() -> None:
-    assert native.common_prefix(np.arange(20, dtype=np.int32)[::2], np.arange(0, 20, 2, dtype=np.int32)) == 10
-
-
-@pytest.mark.usefixtures("way")
-def test_decode_gives_the_logits_upstream_gives(context: Callable[[], int]) -> None:
-    ours, theirs = context(), context()
-    assert native.library().decode(ours, TOKENS, 0) == 0
-    upstream_decode(theirs, TOKENS)
-    assert logits(ours, -1) == logits(theirs, -1)
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize(("outputs", "rows"), [("none", []), ("last", [29]), ("all", [*range(30)])])
-def test_outputs_are_those_asked_for(
-    context: Callable[[], int], outputs: native.Outputs, rows: list[int]
-) -> None:
-    ctx = context()
-    assert native.library().decode(ctx, TOKENS, 0, outputs=outputs) == 0
-    assert [row for row in range(30) if llama_cpp.llama_get_logits_ith(ctx, row)] == rows
-
-
-@pytest.mark.usefixtures("way")
-def test_decode_hands_back_the_native_result(context: Callable[[], int]) -> None:
-    ctx = context()
-    assert native.library().decode(ctx, TOKENS[:0], 0) == -1
-    assert native.library().decode(ctx, TOKENS, 0, seq=7) == -1
-    assert native.library().decode(ctx, np.resize(TOKENS, 60), 0) == 0
-    assert native.library().decode(ctx, np.array([1 << 30], np.int32), 60) == -1
-
-
 @pytest.mark.usefixtures("way")
 def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
     library, source, target = native.library(), context(), context()
-    library.decode(source, TOKENS, 0, outputs="none")
+    assert decode(source, TOKENS) == 0
     state = np.empty(llama_cpp.llama_state_seq_get_size_ext(source, 0, 0), np.uint8)
     assert library.save_state(source, state, 0, 0) == xxhash.xxh3_64_intdigest(state.data)
     assert library.load_state(target, state, 0, 0)
     assert not library.load_state(target, state[:-1], 0, 0)
     assert library.load_state(target, state, 0, 0)
     for ctx in (source, target):
-        assert library.decode(ctx, TOKENS[:1], len(TOKENS)) == 0
+        assert decode(ctx, TOKENS[:1]) == 0
     assert logits(source, -1) == logits(target, -1)
 
 
 @pytest.mark.usefixtures("way")
 def test_state_fails_without_harm_where_the_buffer_is_short(context: Callable[[], int]) -> None:
     library, ctx = native.library(), context()
-    library.decode(ctx, TOKENS, 0)
+    decode(ctx, TOKENS)
     size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
     for wrong in (size - 1, 8, 0):
         assert library.save_state(ctx, np.empty(wrong, np.uint8), 0, 0) is None
@@ -180,7 +124,7 @@ def test_a_large_state_is_saved_whole_and_hashed(tiny_model: Callable[..., Path]
     library = native.library()
     with loaded(tiny_model("mamba", embd=512, layers=18)) as model, contexts(model) as make:
         ctx = make()
-        library.decode(ctx, TOKENS, 0)
+        decode(ctx, TOKENS)
         size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
         assert size > 1 << 20
         expected = np.empty(size, np.uint8)
@@ -200,7 +144,7 @@ def test_a_range_is_saved_whole_and_hashed(context: Callable[[], int]) -> None:
     library, ctx = native.library(), context()
     if "llama_state_seq_get_data_range" not in library.optional:
         pytest.skip("this library has no ranges")
-    library.decode(ctx, TOKENS, 0)
+    decode(ctx, TOKENS)
     size_of = llama_cpp._lib.llama_state_seq_get_size_range
     size_of.argtypes, size_of.restype = [ctypes.c_void_p, *[ctypes.c_int32] * 3], ctypes.c_size_t
     size = size_of(ctx, 0, 3, 20)
@@ -284,7 +228,6 @@ def throwing() -> Iterator[native.Library]:
 
 def test_what_libllama_throws_is_not_called_harmless(throwing: native.Library) -> None:
     """After an allocation failed inside, the context may hold anything; nor may an exception reach Python."""
-    assert throwing.decode(0, TOKENS, 0) == native.THREW
     call, tokens = throwing.call(), (ctypes.c_int32 * len(TOKENS))(*TOKENS)
     assert call is not None
     assert call.decode(0, llama_cpp.llama_batch_get_one(tokens, len(tokens))) == native.THREW
@@ -297,12 +240,6 @@ def test_what_libllama_throws_is_not_called_harmless(throwing: native.Library) -
         assert throwing.save_range(0, state, 0, 0, 8) is None
         throwing.one_pass = False
         assert throwing.save_state(0, state, 0, 0) is None
-
-
-def test_a_batch_that_cannot_be_allocated_is_not_decoded(throwing: native.Library) -> None:
-    lib, ffi = native._shim.lib, native._shim.ffi
-    for impossible in (-1, -(2**31)):
-        assert lib.llh_decode(0, ffi.NULL, impossible, 0, 0, lib.LLH_OUTPUTS_LAST) == native.NO_MEMORY
 
 
 def poll(stop: native.Stop) -> bool:
@@ -374,14 +311,14 @@ def test_a_stop_ends_a_decode_from_within(context: Callable[[], int]) -> None:
     assert library.set_stop(ctx, stop)
     stop.arm(True)
     stop.request(stop.begin())
-    assert library.decode(ctx, TOKENS, 0) == ABORTED
+    assert decode(ctx, TOKENS) == ABORTED
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
     stop.begin()
-    assert library.decode(ctx, TOKENS, 0) == 0
+    assert decode(ctx, TOKENS) == 0
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
     stop.request(stop.running)
     assert library.set_stop(ctx, None)
-    assert library.decode(ctx, TOKENS, 0) == 0
+    assert decode(ctx, TOKENS) == 0
 
 
 def test_without_the_shim_a_stop_cannot_reach_into_a_decode(
