@@ -65,17 +65,7 @@ def test_the_trial_fits_into_any_batch(open_model, n_batch):
 
 
 def rule(**kw):
-    base = dict(
-        has_memory=True,
-        cuttable=True,
-        keeps_tip_only=False,
-        window=0,
-        prunes=False,
-        partial_is_partial=False,
-        attention_base=0,
-        attention_per_token=4,
-    )
-    return MemoryProfile(**{**base, **kw})
+    return MemoryProfile(**{"has_memory": True, "cuttable": True, "attention_per_token": 4, **kw})
 
 
 @pytest.mark.parametrize(
