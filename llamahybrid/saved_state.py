@@ -20,8 +20,8 @@ from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.fingerprint import Computation
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Logits, Tokens
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.evaluation import Evaluation
 
 SEAL = "llamahybrid"

@@ -6,7 +6,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid.errors import DecodeError
-from llamahybrid.memory.state import common_prefix
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 from .conftest import PROMPT, ids, new
 

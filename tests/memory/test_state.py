@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from llamahybrid.memory.state import INVALID, SequenceState, common_prefix
+from llamahybrid.memory.state import INVALID, SequenceState
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 from .conftest import ids
 
@@ -13,12 +14,6 @@ def state():
     made = SequenceState.empty(4)
     made.replace_tokens(ids([5, 6, 7]))
     return made
-
-
-def test_common_prefix():
-    assert common_prefix(ids([1, 2, 3]), ids([1, 2, 4])) == 2
-    assert common_prefix(ids([1, 2]), ids([1, 2, 4])) == 2
-    assert common_prefix(ids([]), ids([1])) == 0
 
 
 @pytest.mark.parametrize(
