@@ -99,7 +99,9 @@ def test_a_prompt_whose_logits_are_not_to_be_had_has_no_checkpoint_at_its_end(op
     assert llm.last_request.checkpoints == len(llm.requests.last.plan.cuts) == 1
 
 
-def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_model, lose_cells, monkeypatch):
+def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(
+    open_model, lose_cells, monkeypatch, caplog
+):
     llm, other = open_model(), open_model()
     take(llm, ONE, 2)  # and back from there: what grew by itself would refute the size rule instead
     decode = llm.runner.live.decode
@@ -112,6 +114,7 @@ def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_mo
     monkeypatch.setattr(llm.runner.live, "decode", lossy)
     take(llm, [*ONE, *TWO])
     take(other, [*ONE, *TWO])
+    assert "other cells" in caplog.text
     assert np.allclose(llm.runner.live.row.logits(), other.runner.live.row.logits(), atol=1e-4)
 
 
