@@ -119,6 +119,7 @@ _NATIVE = (
     "speculation",
     "test_examples.py",
     "test_llama.py",
+    "test_saved_state.py",
     "test_tiny.py",
     "upstream",
 )

@@ -12,7 +12,7 @@ import xxhash
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.errors import Busy, DecodeError, LlamaHybridError, SnapshotError
+from llamahybrid.errors import Busy, DecodeError, LlamaHybridError
 from llamahybrid.evaluate.counters import DecodeCounter
 from tests.conftest import take
 
@@ -345,110 +345,6 @@ def test_a_draft_changes_nothing_but_the_batches(open_model, fresh, arch):
     llm = open_model(arch, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4))
     assert take(llm, prompt, 40) == fresh(prompt, 40, arch=arch)
     assert take(llm, prompt[:90], 20) == fresh(prompt[:90], 20, arch=arch)
-
-
-@pytest.mark.parametrize("arch", KINDS)
-def test_a_saved_state_continues_where_it_was(open_model, fresh, arch):
-    llm = open_model(arch)
-    llm.eval(PROMPT)
-    state = pickle.loads(pickle.dumps(llm.save_state()))
-    take(llm, OTHER)
-    llm.load_state(state)
-    assert llm.n_tokens == len(PROMPT)
-    assert take(llm, PROMPT) == fresh(PROMPT, arch=arch)
-    assert llm.last_request.left <= 1
-    other = open_model(arch)
-    other.load_state(state)
-    assert take(other, [*PROMPT, 4]) == fresh([*PROMPT, 4], arch=arch)
-    assert other.last_request.cached == len(PROMPT)
-
-
-@pytest.mark.parametrize("arch", KINDS)
-def test_a_state_that_stock_saved_is_taken(open_model, fresh, arch):
-    stock = open_model(arch, llama_cpp.Llama)
-    stock.eval(PROMPT)
-    llm = open_model(arch)
-    llm.load_state(stock.save_state())
-    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4], arch=arch)
-    assert llm.last_request.cached == len(PROMPT)
-
-
-def test_a_damaged_or_foreign_state_is_refused_and_nothing_lost(open_model):
-    llm = open_model()
-    take(llm, PROMPT)
-    state = llm.save_state()
-    state.llama_state = state.llama_state[:-1] + bytes([state.llama_state[-1] ^ 1])
-    with pytest.raises(SnapshotError, match="damaged"):
-        llm.load_state(state)
-    state.llama_state = state.llama_state[:-1]
-    with pytest.raises(SnapshotError, match="truncated"):
-        llm.load_state(state)
-    with pytest.raises(SnapshotError, match="another model"):
-        open_model("jamba").load_state(llm.save_state())
-    take(llm, PROMPT)
-    assert llm.last_request.cached == len(PROMPT)
-
-
-def test_a_state_that_the_library_does_not_take_leaves_nothing_wrong(open_model, fresh):
-    stock = open_model(cls=llama_cpp.Llama)
-    stock.eval(OTHER)
-    state = stock.save_state()
-    state.llama_state = state.llama_state[:-8]
-    state.llama_state_size -= 8
-    llm = open_model()
-    llm.eval(PROMPT)
-    with pytest.raises(RuntimeError):
-        llm.load_state(state)
-    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
-
-
-def test_a_load_that_reports_failure_is_not_believed(open_model, fresh, monkeypatch):
-    stock = open_model(cls=llama_cpp.Llama)
-    stock.eval((OTHER * 2)[: len(PROMPT)])
-    llm = open_model()
-    llm.eval(PROMPT)
-    load = llama_cpp.llama_cpp.llama_state_set_data
-    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_state_set_data", lambda *a: load(*a) and 0)
-    with pytest.raises(RuntimeError):
-        llm.load_state(stock.save_state())
-    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
-
-
-def test_saving_does_not_disturb_a_running_generator(open_model, fresh):
-    llm = open_model()
-    generator = llm.generate(PROMPT, temp=0.0)
-    answer = [next(generator), next(generator)]
-    llm.save_state()
-    assert [*answer, *itertools.islice(generator, 6)] == fresh(PROMPT)
-
-
-@pytest.mark.parametrize("arch", KINDS)
-@pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_upstreams_caches_still_serve(open_model, fresh, tmp_path, arch, kind):
-    cache = llama_cpp.LlamaRAMCache() if kind == "ram" else llama_cpp.LlamaDiskCache(str(tmp_path))
-    writer, reader = open_model(arch), open_model(arch)
-    writer.set_cache(cache)
-    reader.set_cache(cache)
-    asked = dict(max_tokens=4, temperature=0.0)
-    text = writer.create_completion(PROMPT, **asked)["choices"][0]["text"]
-    assert reader.create_completion(PROMPT, **asked)["choices"][0]["text"] == text
-    assert writer.create_completion(PROMPT, **asked)["choices"][0]["text"] == text
-    assert take(reader, PROMPT) == fresh(PROMPT, arch=arch)
-
-
-def test_an_upstream_cache_is_not_loaded_over_better_state(open_model, monkeypatch):
-    llm = open_model("mamba")
-    llm.set_cache(llama_cpp.LlamaRAMCache())
-    llm.create_completion(PROMPT, max_tokens=8)
-    loads = []
-    monkeypatch.setattr(llm, "load_state", loads.append)
-    llm.create_completion(PROMPT, max_tokens=8)
-    llm.create_completion([*PROMPT, 4], max_tokens=8)
-    assert llm.last_request.cached == len(PROMPT)
-    llm.create_completion(OTHER, max_tokens=8)
-    llm.create_completion(PROMPT, max_tokens=8)
-    assert llm.last_request.cached == len(PROMPT)
-    assert loads == []
 
 
 def test_unknown_arguments_are_swallowed_as_upstream_does(open_model):
