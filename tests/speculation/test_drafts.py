@@ -359,3 +359,12 @@ def test_drafts_do_not_spoil_what_is_reused(tiny_model, arch, planes, workload):
     for_drafts = sum(r.drafted - r.accepted + r.redecoded for r in reports)
     assert (drafted.decoded - for_drafts) / drafted.least <= plain.ratio + 0.02
     assert drafted.decoded >= drafted.least
+
+
+def test_what_is_taken_back_between_requests_is_counted_for_none(open_model):
+    llm = open_model("llama")
+    take(llm, PROMPT, 8)
+    assert llm.last_request.rollbacks == {}
+    llm.n_tokens -= 3
+    llm.eval([5])
+    assert llm.last_request.rollbacks == {}
