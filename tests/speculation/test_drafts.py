@@ -276,11 +276,13 @@ def test_the_context_may_be_filled_to_its_end(open_model):
     assert llm.runner.live.n <= 256
 
 
-def test_nothing_is_drafted_that_could_not_be_taken_back(open_model, monkeypatch):
-    monkeypatch.setattr(SequenceState, "opaque", True)  # as after an image
+@pytest.mark.parametrize("opaque", [False, True])
+def test_nothing_is_drafted_that_could_not_be_taken_back(open_model, monkeypatch, opaque):
     llm, draft = unpaced(open_model, lambda ids: ids[:3], draft_planes=4)
-    assert len(llm.drafts(np.array(PROMPT, dtype=np.intc))) == 0
-    assert draft.calls == 0
+    llm.eval(PROMPT[:-1])
+    monkeypatch.setattr(SequenceState, "opaque", opaque)  # as after an image
+    assert len(llm.drafts(np.array(PROMPT, dtype=np.intc))) == (0 if opaque else 3)
+    assert draft.calls == (0 if opaque else 1)
 
 
 def test_the_given_draft_model_is_what_one_sees(open_model):
