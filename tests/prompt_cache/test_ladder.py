@@ -45,3 +45,16 @@ def test_the_finest_ladder_is_taken_that_can_be_paid_for() -> None:
     assert lengths == sorted(lengths)
     assert lengths[1] == 1
     assert lengths[15] > 9
+
+
+def test_what_is_kept_already_is_a_rung() -> None:
+    there = rungs(4000, 0, 4.0)
+    assert there == (3992, 3968, 3872, 3584, 2560)
+    assert rungs(4000, 0, 4.0, there) == ()
+    assert rungs(4000, 0, 4.0, [3990]) == (3960, 3840, 3456, 2048), "10 before the end is near enough"
+
+
+def test_a_prompt_of_one_batch_passes_no_batch_end() -> None:
+    assert batch_ends(600, 500, 512, most=9) == (), "512 lies in it, and would cost a batch"
+    assert batch_ends(1100, 500, 512, most=9) == (1024, 512)
+    assert ladder(3000, 0, 0) == ladder(3000, 0, -1) == ()

@@ -17,8 +17,10 @@ from llamahybrid.llama import Llama
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.speculation.drafts import Undo
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.reference import Reference, Setting
+from tests.memory.conftest import decode
 
 from .conftest import PROMPT, take
 
@@ -370,3 +372,36 @@ def test_what_is_taken_back_between_requests_is_counted_for_none(open_model):
     llm.n_tokens -= 3
     llm.eval([5])
     assert llm.last_request.rollbacks == {}
+
+
+def test_what_was_guessed_for_one_request_is_not_offered_to_the_next(open_model):
+    llm, draft = unpaced(open_model, lambda ids: ids[:3], n_ctx=256)
+    text = (PROMPT * 4)[:254]
+    for number, n in enumerate((80, 254), start=1):  # with room for fewer than were guessed
+        llm.eval(text[llm.n_tokens : n - 1])
+        llm.drafts.begin(n)
+        assert len(llm.drafts(np.array(text[:n], dtype=np.intc))) == 4 - number
+        assert draft.calls == number
+
+
+def test_a_request_that_goes_on_accounts_for_what_is_new(open_model, monkeypatch):
+    drafts, accounted = open_model().drafts, []
+    counts = drafts.begin(80)
+    drafts.begin(50)  # another one's
+    monkeypatch.setattr(drafts.policy, "account", accounted.append)
+    drafts.resume(counts, 80, 90)
+    drafts.confirm(91)
+    assert drafts.counts is counts
+    assert accounted == [1]
+
+
+def test_a_state_from_later_is_no_way_back(open_model):
+    live = open_model().runner.live
+    undo = Undo(live)
+    decode(live, PROMPT[:20])
+    undo.take()
+    decode(live, PROMPT[20:24])
+    assert undo.go_back(12) is None
+    assert live.tokens.tolist() == PROMPT[:24]
+    assert undo.go_back(22) == "snapshot"
+    assert live.tokens.tolist() == PROMPT[:20]

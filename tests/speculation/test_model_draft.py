@@ -96,3 +96,9 @@ def test_a_draft_model_needs_its_cache(open_model):
 def test_there_is_no_guess_behind_a_full_context(open_model):
     draft = ModelDraft(open_model(n_ctx=256), 4)
     assert len(draft(ids((PROMPT * 4)[:256]))) == 0
+
+
+def test_there_is_no_guess_behind_a_token_that_it_does_not_have(open_model):
+    draft = ModelDraft(open_model(), 4)
+    assert len(draft(ids([*PROMPT, draft.llm.n_vocab()]))) == 0
+    assert len(draft(ids(PROMPT))) == 4
