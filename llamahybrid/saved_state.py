@@ -20,8 +20,8 @@ from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.fingerprint import Computation
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Logits, Tokens
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.evaluation import Evaluation
 
 SEAL = "llamahybrid"
@@ -111,17 +111,6 @@ def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaS
     return fitted, true
 
 
-def adopt_state(state: llama_cpp.LlamaState, live: LiveSequence) -> bool:
-    """Let `live` believe a state the library has loaded; False if memory does not bear it out."""
-    seal: StateSeal | None = getattr(state, SEAL, None)
-    ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
-    if live.adopt_tokens(ids) is not None:
-        return False
-    if seal is not None and seal.logits is not None:
-        live.row.put(seal.logits)
-    return True
-
-
 def load(
     state: llama_cpp.LlamaState, evaluation: Evaluation, native_load: Callable[[llama_cpp.LlamaState], None]
 ) -> None:
@@ -143,7 +132,11 @@ def load(
     finally:
         arrays.refit()
     arrays.true_rows = rows if arrays.keeps_rows else 0
-    if adopt_state(state, live) and live.n:
+    seal: StateSeal | None = getattr(state, SEAL, None)
+    ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
+    if live.adopt_tokens(ids) is None and live.n:
+        if seal is not None and seal.logits is not None:
+            live.row.put(seal.logits)
         logits = live.row.logits()
         arrays.needs_eval(logits is None)
         if live.profile.needs_checkpoints:

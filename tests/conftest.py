@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,6 +41,52 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make
 
 
+SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+
+
+@pytest.fixture
+def open_model(tiny_model: TinyModel) -> Iterator[Callable[..., Any]]:
+    """`open_model(arch, cls=Llama, **arguments)`: a tiny model, closed when the test ends."""
+    from llamahybrid import Llama
+
+    with ExitStack() as stack:
+
+        def opener(arch: str = "qwen35", cls: Any = Llama, **more: Any) -> Any:
+            return stack.enter_context(closing(cls(str(tiny_model(arch)), **{**SETTINGS, **more})))
+
+        yield opener
+
+
+def take(llm: Any, prompt: Sequence[int], n: int = 8, **options: Any) -> list[int]:
+    """The first n tokens of the greedy answer."""
+    return list(itertools.islice(llm.generate(prompt, temp=0.0, **options), n))
+
+
+@pytest.fixture
+def fresh(open_model: Callable[..., Any]) -> Callable[..., list[int]]:
+    """`fresh(prompt, n, arch)`: the greedy answer of a fresh stock context."""
+    import llama_cpp
+
+    def answer(prompt: Sequence[int], n: int = 8, arch: str = "qwen35", **more: Any) -> list[int]:
+        return take(open_model(arch, llama_cpp.Llama, **more), prompt, n)
+
+    return answer
+
+
+@pytest.fixture
+def logits_of(tiny_model: TinyModel) -> Iterator[Callable[..., Any]]:
+    """`logits_of(tokens, arch)`: the logits behind tokens in a fresh context, shape (n_vocab,)."""
+    from tests.lab.reference import Reference, Setting
+
+    with ExitStack() as stack:
+
+        def logits(tokens: list[int], arch: str = "qwen35") -> Any:
+            reference = stack.enter_context(closing(Reference(tiny_model(arch), Setting("default"))))
+            return reference.logits(tokens)[0]
+
+        yield logits
+
+
 @pytest.fixture(scope="session")
 def lose_cells() -> Callable[[Any, int, int], None]:
     """`lose_cells(ctx, a, b)`: the attention cells of [a, b) go, and the positions do not show it.
@@ -71,6 +119,7 @@ _NATIVE = (
     "speculation",
     "test_examples.py",
     "test_llama.py",
+    "test_saved_state.py",
     "test_tiny.py",
     "tiny",
     "upstream",

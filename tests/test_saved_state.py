@@ -1,4 +1,4 @@
-"""One LlamaRAMCache or LlamaDiskCache set on several models, and states that leave the process."""
+"""Whole states: saved, loaded and refused; in one cache set on several models; and out of the process."""
 
 import itertools
 import pickle
@@ -12,10 +12,12 @@ from llamahybrid import Llama
 from llamahybrid.engine import content
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory import model_files
+from tests.conftest import SETTINGS, take
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 LONGER = [*PROMPT, 5]
-SETTINGS = dict(n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+OTHER = [(11 * i + 5) % 200 for i in range(50)]
+KINDS = ("llama", "gemma3", "mamba", "jamba", "qwen35")
 ASKED = dict(max_tokens=4, temperature=0.0)
 
 
@@ -34,10 +36,6 @@ def keys(cache):
 
 def text(llm, prompt):
     return llm.create_completion(prompt, **ASKED)["choices"][0]["text"]
-
-
-def take(llm, prompt, n=8):
-    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
 
 
 FOREIGN = [
@@ -184,3 +182,111 @@ def test_a_pickled_state_belongs_to_its_adapters(open_model, large):
         llm.load_state(state)
     llm.cache_salt = "one"
     llm.load_state(state)
+
+
+# -- saved and loaded ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_a_saved_state_continues_where_it_was(open_model, fresh, arch):
+    llm = open_model(arch)
+    llm.eval(PROMPT)
+    state = pickle.loads(pickle.dumps(llm.save_state()))
+    take(llm, OTHER)
+    llm.load_state(state)
+    assert llm.n_tokens == len(PROMPT)
+    assert take(llm, PROMPT) == fresh(PROMPT, arch=arch)
+    assert llm.last_request.left <= 1
+    other = open_model(arch)
+    other.load_state(state)
+    assert take(other, [*PROMPT, 4]) == fresh([*PROMPT, 4], arch=arch)
+    assert other.last_request.cached == len(PROMPT)
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_a_state_that_stock_saved_is_taken(open_model, fresh, arch):
+    stock = open_model(arch, llama_cpp.Llama)
+    stock.eval(PROMPT)
+    llm = open_model(arch)
+    llm.load_state(stock.save_state())
+    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4], arch=arch)
+    assert llm.last_request.cached == len(PROMPT)
+
+
+def test_a_damaged_or_foreign_state_is_refused_and_nothing_lost(open_model):
+    llm = open_model("qwen35")
+    take(llm, PROMPT)
+    state = llm.save_state()
+    state.llama_state = state.llama_state[:-1] + bytes([state.llama_state[-1] ^ 1])
+    with pytest.raises(SnapshotError, match="damaged"):
+        llm.load_state(state)
+    state.llama_state = state.llama_state[:-1]
+    with pytest.raises(SnapshotError, match="truncated"):
+        llm.load_state(state)
+    with pytest.raises(SnapshotError, match="another model"):
+        open_model("jamba").load_state(llm.save_state())
+    take(llm, PROMPT)
+    assert llm.last_request.cached == len(PROMPT)
+
+
+def test_a_state_that_the_library_does_not_take_leaves_nothing_wrong(open_model, fresh):
+    stock = open_model("qwen35", llama_cpp.Llama)
+    stock.eval(OTHER)
+    state = stock.save_state()
+    state.llama_state = state.llama_state[:-8]
+    state.llama_state_size -= 8
+    llm = open_model("qwen35")
+    llm.eval(PROMPT)
+    with pytest.raises(RuntimeError):
+        llm.load_state(state)
+    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
+
+
+def test_a_load_that_reports_failure_is_not_believed(open_model, fresh, monkeypatch):
+    stock = open_model("qwen35", llama_cpp.Llama)
+    stock.eval((OTHER * 2)[: len(PROMPT)])
+    llm = open_model("qwen35")
+    llm.eval(PROMPT)
+    load = llama_cpp.llama_cpp.llama_state_set_data
+    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_state_set_data", lambda *a: load(*a) and 0)
+    with pytest.raises(RuntimeError):
+        llm.load_state(stock.save_state())
+    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
+
+
+def test_saving_does_not_disturb_a_running_generator(open_model, fresh):
+    llm = open_model("qwen35")
+    generator = llm.generate(PROMPT, temp=0.0)
+    answer = [next(generator), next(generator)]
+    llm.save_state()
+    assert [*answer, *itertools.islice(generator, 6)] == fresh(PROMPT)
+
+
+# -- upstream's caches -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", KINDS)
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_upstreams_caches_still_serve(open_model, fresh, tmp_path, arch, kind):
+    cache = llama_cpp.LlamaRAMCache() if kind == "ram" else llama_cpp.LlamaDiskCache(str(tmp_path))
+    writer, reader = open_model(arch), open_model(arch)
+    writer.set_cache(cache)
+    reader.set_cache(cache)
+    said = text(writer, PROMPT)
+    assert text(reader, PROMPT) == text(writer, PROMPT) == said
+    assert take(reader, PROMPT) == fresh(PROMPT, arch=arch)
+
+
+def test_an_upstream_cache_is_not_loaded_over_better_state(open_model, monkeypatch):
+    llm = open_model("mamba")
+    llm.set_cache(llama_cpp.LlamaRAMCache())
+    llm.create_completion(PROMPT, max_tokens=8)
+    loads = []
+    monkeypatch.setattr(llm, "load_state", loads.append)
+    llm.create_completion(PROMPT, max_tokens=8)
+    llm.create_completion([*PROMPT, 4], max_tokens=8)
+    assert llm.last_request.cached == len(PROMPT)
+    llm.create_completion(OTHER, max_tokens=8)
+    llm.create_completion(PROMPT, max_tokens=8)
+    assert llm.last_request.cached == len(PROMPT)
+    assert loads == []

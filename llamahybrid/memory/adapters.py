@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import xxhash
@@ -75,6 +75,9 @@ class _Loaded:
         return self._name
 
 
+Change: TypeAlias = "Callable[[Any, Any, Adapters, GuardedContext], Adapters]"
+"""Arguments, result, what was on the context, the context: what is on it now."""
+
 _loaded: dict[int, _Loaded] = {}  # by address
 _contexts: WeakValueDictionary[int, GuardedContext] = WeakValueDictionary()  # by address
 
@@ -102,7 +105,7 @@ def _address(pointer: Any) -> int:
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
-# -- what the calls mean: arguments, result and what was on the context give what is on it now --------------
+# -- what the calls mean ------------------------------------------------------------------------
 
 
 def _set_loras(arguments: Any, result: int, before: Adapters, context: GuardedContext) -> Adapters:
@@ -124,7 +127,7 @@ def _set_control(arguments: Any, result: int, before: Adapters, context: Guarded
     return replace(before, control=f"{layers}".encode() + xxhash.xxh3_128_digest(numbers))
 
 
-def _set_mode(setter: str) -> Callable[[Any, Any, Adapters, GuardedContext], Adapters]:
+def _set_mode(setter: str) -> Change:
     def change(arguments: Any, result: None, before: Adapters, context: GuardedContext) -> Adapters:
         value = bool(getattr(arguments[1], "value", arguments[1]))
         return replace(before, modes=tuple(sorted({**dict(before.modes), setter: value}.items())))
@@ -132,14 +135,7 @@ def _set_mode(setter: str) -> Callable[[Any, Any, Adapters, GuardedContext], Ada
     return change
 
 
-_CHANGES: dict[str, Callable[[Any, Any, Adapters, GuardedContext], Adapters]] = {
-    "llama_set_adapters_lora": _set_loras,
-    "llama_set_adapter_cvec": _set_control,
-    **{setter: _set_mode(setter) for setter in MODES},
-}
-
-
-def _noticed(change: Callable[[Any, Any, Adapters, GuardedContext], Adapters]) -> Callable[[Any, Any], None]:
+def _noticed(change: Change) -> Callable[[Any, Any], None]:
     def notice(result: Any, arguments: Any) -> None:
         context = _contexts.get(_address(arguments[0]))
         if context is None or _address(context.ctx) != _address(arguments[0]):
@@ -186,12 +182,10 @@ def _watch(name: str, notice: Callable[[Any, Any], None]) -> None:
     function.errcheck = check
 
 
-def _watch_all() -> None:
-    _watch("llama_adapter_lora_init", _lora_loaded)
-    _watch("llama_adapter_lora_init_from_file_ptr", _lora_of_a_stream)
-    _watch("llama_adapter_lora_free", _lora_freed)
-    for name, change in _CHANGES.items():
-        _watch(name, _noticed(change))
-
-
-_watch_all()
+_watch("llama_adapter_lora_init", _lora_loaded)
+_watch("llama_adapter_lora_init_from_file_ptr", _lora_of_a_stream)
+_watch("llama_adapter_lora_free", _lora_freed)
+_watch("llama_set_adapters_lora", _noticed(_set_loras))
+_watch("llama_set_adapter_cvec", _noticed(_set_control))
+for _setter in MODES:
+    _watch(_setter, _noticed(_set_mode(_setter)))

@@ -65,17 +65,11 @@ def _value(name: str, kind: Any, value: Any) -> object:
     return Nameless() if value else None  # a pointer (devices, cb_eval, ...): nothing tells two apart
 
 
-def _overrides(array: Any) -> Iterator[tuple[bytes, int, object]]:
-    """(key, type, value) of an array that ends with an empty key."""
-    fields = {
-        llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT: "val_i64",
-        llama_cpp.LLAMA_KV_OVERRIDE_TYPE_FLOAT: "val_f64",
-        llama_cpp.LLAMA_KV_OVERRIDE_TYPE_BOOL: "val_bool",
-        llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR: "val_str",
-    }
+def _overrides(array: Any) -> Iterator[bytes]:
+    """Key, type and value of each, in an array that is zero elsewhere and ends with an empty key."""
     at = 0
     while array[at].key:
-        yield array[at].key, array[at].tag, getattr(array[at].value, fields[array[at].tag])
+        yield bytes(array[at])
         at += 1
 
 

@@ -38,19 +38,19 @@ class MemoryProfile:
     in positions; they do show here.
     """
 
-    has_memory: bool
-    cuttable: bool
+    has_memory: bool = False
+    cuttable: bool = False
     """A tail may be cut off at any position that `window` allows."""
-    keeps_tip_only: bool
+    keeps_tip_only: bool = False
     """A recurrent state: pos_min == pos_max, and the past cannot be cut back to."""
-    window: int
+    window: int = 0
     """Tokens of the model's sliding window; 0: it has none."""
-    prunes: bool
+    prunes: bool = False
     """Cells behind the window are thrown away. Otherwise only a saved state leaves them out."""
-    partial_is_partial: bool
+    partial_is_partial: bool = False
     """PARTIAL snapshots leave something out (attention KV of full layers)."""
-    attention_base: int
-    attention_per_token: int
+    attention_base: int = 0
+    attention_per_token: int = 0
     snapshot_bytes: int = 0
     """Size of every PARTIAL state; 0 where it depends on the tokens in memory (a sliding window)."""
     pager: Pager | None = None
@@ -102,16 +102,8 @@ class MemoryProfile:
         return 0
 
 
-NO_MEMORY = MemoryProfile(
-    has_memory=False,
-    cuttable=False,
-    keeps_tip_only=False,
-    window=0,
-    prunes=False,
-    partial_is_partial=False,
-    attention_base=0,
-    attention_per_token=0,
-)
+NO_MEMORY = MemoryProfile()
+"""Of a context that cannot take part."""
 
 
 def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:

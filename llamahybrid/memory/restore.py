@@ -10,8 +10,8 @@ from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.snapshot import open_snapshot
-from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 if TYPE_CHECKING:
     from llamahybrid.memory.sequence import LiveSequence

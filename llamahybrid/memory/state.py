@@ -21,13 +21,6 @@ unknown_ids = itertools.count(-1, -1)
 """Ids of content that is not known as tokens: each is given once, and no prompt has any."""
 
 
-def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Length of the longest common prefix of two id arrays."""
-    n = min(len(a), len(b))
-    differs = np.flatnonzero(a[:n] != b[:n])
-    return int(differs[0]) if differs.size else n
-
-
 @dataclass(eq=False, slots=True)
 class SequenceState:
     """The tokens of sequence 0, and what is known of its tip."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from llamahybrid.capi.calls import Outputs
 from llamahybrid.errors import ContextOverflow, DecodeError, RequestSuperseded
-from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.arrays import UpstreamArrays
 from llamahybrid.request.request import Request
 from llamahybrid.request.runner import RequestRunner

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp
 
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import StepwiseDraft, Undo
 
 if TYPE_CHECKING:

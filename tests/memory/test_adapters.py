@@ -14,20 +14,12 @@ from llama_cpp import llama_cpp as native
 from llamahybrid import Llama, PromptCache
 from llamahybrid.capi.gguf import Gguf, Shape
 from llamahybrid.memory import adapters
+from tests.conftest import take
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
-SETTINGS = dict(n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
 KINDS = ("llama", "gemma3", "mamba", "qwen35")
 FLOATS = ctypes.POINTER(ctypes.c_float)
-
-
-@pytest.fixture
-def open_model(tiny_model):
-    def opener(arch="qwen35", cls=Llama, **kw):
-        return cls(str(tiny_model(arch)), **{**SETTINGS, **kw})
-
-    return opener
 
 
 @pytest.fixture
@@ -59,10 +51,6 @@ def lora(tmp_path_factory):
         return path
 
     return make
-
-
-def take(llm, prompt, n=8):
-    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
 
 
 def steer(llm, seed=1, setter=native.llama_set_adapter_cvec, rows=None, last=None):

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llamahybrid import Llama
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.sequence import LiveSequence
 
-PROMPT = [(7 * i + 1) % 200 for i in range(40)]
+from .conftest import PROMPT
 
 
 @pytest.fixture
-def llm(tiny_model: Callable[..., Path]) -> Iterator[Any]:
-    made = Llama(str(tiny_model("llama")), n_ctx=256, n_threads=1, verbose=False)
-    made.eval(PROMPT)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def live(llm: Any) -> LiveSequence:
-    found: LiveSequence = llm.runner.live
-    return found
+def llm(open_model: Callable[..., Any]) -> Any:
+    return open_model("llama", n_ctx=256)
 
 
 def known(live: LiveSequence) -> bool:
@@ -47,7 +36,7 @@ def test_a_tail_is_cut_from_both(llm: Any, live: LiveSequence) -> None:
     assert live.fault() is None
 
 
-@pytest.mark.parametrize(("start", "end"), [(40, -1), (90, -1), (5, 5), (9, 3)])
+@pytest.mark.parametrize(("start", "end"), [(60, -1), (90, -1), (5, 5), (9, 3)])
 def test_an_empty_range_changes_nothing(llm: Any, live: LiveSequence, start: int, end: int) -> None:
     assert llm._ctx.kv_cache_seq_rm(0, start, end)
     assert known(live)
@@ -115,3 +104,15 @@ def test_another_adapter_disowns_what_is_live(llm: Any, live: LiveSequence) -> N
     llm._ctx.adapt(type(llm._ctx.adapters)(modes=(("llama_set_warmup", True),)))
     assert live.fingerprint != before
     assert live.state.opaque
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_holes_are_refused_in_hybrid_memory_and_noted_in_plain_attention(
+    open_model: Callable[..., Any], arch: str
+) -> None:
+    llm = open_model(arch, n_ctx=256)
+    llm.eval(PROMPT)
+    live = llm.runner.live
+    assert llm._ctx.kv_cache_seq_rm(0, 2, 5) is (arch == "llama")
+    assert live.state.is_invalid is (arch == "llama")
+    assert (live.fault() is None) is (arch == "qwen35")

@@ -1,21 +1,31 @@
 """The name of a computation: each part of it counts, and none runs into the next.
 
-That every parameter, override, file and engine counts is in test_identity.
+That every bit of the model counts is in test_model_files.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
 import pytest
 
+from llamahybrid import Llama, PromptCache
+from llamahybrid.engine import loaded
 from llamahybrid.engine.content import Nameless
 from llamahybrid.memory import fingerprint
 from llamahybrid.memory.adapters import Adapters
 from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.model_files import ModelFiles
+from tests.conftest import SETTINGS, take
+
+from .conftest import PROMPT, named, stock
+
+pytestmark = pytest.mark.usefixtures("user_folder")
 
 
 @pytest.fixture
@@ -73,3 +83,102 @@ def test_settings_of_an_engine_that_cannot_be_read_equal_nothing(monkeypatch: py
     monkeypatch.setattr(fingerprint, "engine_digest", unreadable)
     model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
     assert isinstance(settings(model, context), Nameless)
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+
+def defaults():
+    return llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
+
+
+def plain_fields():
+    for which, params in enumerate(defaults()):
+        for name, kind in params._fields_:
+            if issubclass(kind, ctypes._SimpleCData) and kind is not ctypes.c_void_p:
+                yield which, name
+
+
+@pytest.mark.parametrize(("which", "name"), list(plain_fields()))
+def test_every_parameter_counts_but_those_known_to_be_without_effect(which, name):
+    before, changed = defaults(), defaults()
+    value = getattr(changed[which], name)
+    setattr(changed[which], name, not value if isinstance(value, bool) else value + 1)
+    same = fingerprint.parameters(*before) == fingerprint.parameters(*changed)
+    assert same == (name in fingerprint.WITHOUT_EFFECT)
+
+
+def test_what_is_without_effect_is_there():
+    assert {name for params in defaults() for name, _ in params._fields_} >= fingerprint.WITHOUT_EFFECT
+
+
+def test_every_override_and_its_type_count(tiny_model):
+    made = [
+        named(tiny_model("qwen35"), kv_overrides=overrides)
+        for overrides in (
+            None,
+            {"qwen35.attention.layer_norm_rms_epsilon": 0.3},
+            {"qwen35.attention.layer_norm_rms_epsilon": 0.25},
+            {"general.name": "a"},
+            {"general.name": "b"},
+            {"other.key": 1},
+            {"other.key": True},
+            {"other.key": 1, "another.key": 1},
+        )
+    ]
+    assert len(set(made)) == len(made)
+    turned = {"another.key": 1, "other.key": 1}
+    assert named(tiny_model("qwen35"), kv_overrides=turned) == made[-1]
+
+
+def test_how_tensors_are_split_counts(tiny_model):
+    made = [named(tiny_model("llama"), tensor_split=split) for split in (None, [1.0], [0.5, 0.5])]
+    assert len(set(made)) == 3
+
+
+def test_a_variable_that_turns_attention_counts(tiny_model, monkeypatch):
+    before = named(tiny_model("llama"))
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    assert named(tiny_model("llama")) != before
+
+
+def test_an_overridden_model_answers_for_itself(tiny_model):
+    cache, path = PromptCache(1 << 28), tiny_model("qwen35")
+    overrides = {"qwen35.attention.layer_norm_rms_epsilon": 0.3}
+    take(Llama(str(path), prompt_cache=cache, kv_overrides=overrides, **SETTINGS), PROMPT)
+    plain = Llama(str(path), prompt_cache=cache, **SETTINGS)
+    want = stock(path, PROMPT)
+    assert want != stock(path, PROMPT, kv_overrides=overrides), "or the test proves nothing"
+    assert take(plain, PROMPT) == want
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+def test_the_engine_is_what_is_loaded():
+    names = {path.name.split(".")[0] for path in loaded.libraries()}
+    assert {"libllama", "libggml", "libggml-base"} <= names
+    assert any(name.startswith("libggml-cpu") for name in names)
+    assert loaded.engine_digest() == loaded.engine_digest()
+
+
+def test_an_engine_of_the_same_size_is_another(tiny_model, tmp_path, monkeypatch):
+    before = named(tiny_model("llama"))
+    copies = [shutil.copy(path, tmp_path) for path in loaded.libraries()]
+    monkeypatch.setattr(loaded, "libraries", lambda: list(map(type(tmp_path), copies)))
+    assert named(tiny_model("llama")) == before, "a copy is the same engine"
+    with open(copies[0], "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+    assert named(tiny_model("llama")) != before
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="only Linux says what is loaded")
+def test_an_engine_that_was_replaced_has_no_name(tiny_model, monkeypatch):
+    mapped = list(loaded._mapped())
+    monkeypatch.setattr(loaded, "_mapped", lambda: [*mapped, "/gone/libggml-cpu.so (deleted)"])
+    with pytest.raises(OSError, match="replaced"):
+        loaded.libraries()
+    assert named(tiny_model("llama")) != named(tiny_model("llama"))

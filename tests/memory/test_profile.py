@@ -5,6 +5,8 @@ import pytest
 
 from llamahybrid.memory.profile import NO_MEMORY, MemoryProfile, probe
 
+from .conftest import PROMPT
+
 
 def profile_of(path, **kw):
     llm = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, verbose=False, **kw)
@@ -55,18 +57,15 @@ def test_an_embedding_model_without_memory_stays_out(tiny_model):
     assert probe(llm._ctx, True) == NO_MEMORY
 
 
+@pytest.mark.parametrize("n_batch", [1, 3])
+def test_the_trial_fits_into_any_batch(open_model, n_batch):
+    llm = open_model(n_ctx=256, n_batch=n_batch)
+    llm.eval(PROMPT)
+    assert llm.runner.live.fault() is None
+
+
 def rule(**kw):
-    base = dict(
-        has_memory=True,
-        cuttable=True,
-        keeps_tip_only=False,
-        window=0,
-        prunes=False,
-        partial_is_partial=False,
-        attention_base=0,
-        attention_per_token=4,
-    )
-    return MemoryProfile(**{**base, **kw})
+    return MemoryProfile(**{"has_memory": True, "cuttable": True, "attention_per_token": 4, **kw})
 
 
 @pytest.mark.parametrize(

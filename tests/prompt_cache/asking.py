@@ -33,3 +33,12 @@ def everything(folder: Path) -> dict[str, bytes | None]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
     }
+
+
+def filled(folder: Path) -> PromptCache:
+    """A cache that has written three conversations."""
+    cache = PromptCache(1 << 24, folder)
+    for prompt in (A, B, C):
+        ask(cache, prompt)
+    assert cache.close()
+    return cache

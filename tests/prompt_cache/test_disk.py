@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamahybrid.errors import FolderRefused, RecordError, RecordGone
+from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache import disk
 from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK
-from llamahybrid.prompt_cache.disk_store import DiskStore
+from llamahybrid.prompt_cache.disk_folder import MARK
 from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack, parse_key
 
 from .test_records import LOGITS, PAYLOAD, TOKENS, packed
@@ -43,18 +42,6 @@ def test_a_store_gives_what_it_was_given(tmp_path: Path) -> None:
     store.delete(key)
     with pytest.raises(RecordGone):
         store.load(key)
-
-
-def test_what_others_add_and_remove_is_noticed(tmp_path: Path) -> None:
-    others, store = RecordStore(tmp_path), DiskStore(tmp_path, 1 << 30)
-    keys = [put(others, TOKENS[:n]) for n in range(1, 20)]
-    store.refresh()
-    assert all(map(store.has, keys))
-    others.delete(keys[3])
-    store.refresh()
-    assert [store.has(key) for key in keys] == [key != keys[3] for key in keys]
-    assert store.counts.gone == 1
-    store.check_integrity()
 
 
 def test_a_folder_that_did_not_change_is_not_listed_again(tmp_path: Path, monkeypatch) -> None:
@@ -166,15 +153,3 @@ def test_a_record_that_is_gone_is_told_from_one_that_cannot_be_read(tmp_path: Pa
         store.delete(key)
         assert os.path.lexists(path)  # what is no file is not ours to remove
         path.unlink()
-
-
-def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:
-    own = tmp_path / FOLDER
-    own.mkdir(mode=0o700)
-    (own / "thesis.tex").write_text("mine")
-    with pytest.raises(FolderRefused):
-        RecordStore(tmp_path)
-    (own / MARK).write_text("something else\n")
-    with pytest.raises(FolderRefused):
-        RecordStore(tmp_path)
-    assert sorted(p.name for p in own.iterdir()) == [MARK, "thesis.tex"]

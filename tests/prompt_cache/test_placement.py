@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache import Costs, placement
 from llamahybrid.prompt_cache.base import Outline
-from llamahybrid.prompt_cache.ladder import GRAIN, MIN_SPACING, RATIOS, batch_ends, ladder, rungs
+from llamahybrid.prompt_cache.ladder import MIN_SPACING, RATIOS, rungs
 from llamahybrid.prompt_cache.placement import (
     SCARCE,
     SMALL_OF_ALONE,
@@ -46,43 +46,6 @@ def prompts(draw: st.DrawFn) -> tuple[int, int, int, list[int]]:
     matched = draw(st.integers(cached, total))
     starts = draw(st.lists(st.integers(1, max(1, total - 1)), max_size=20, unique=True))
     return total, cached, matched, sorted(s for s in starts if s < total)
-
-
-def most_lost(total: int, cached: int, kept: Iterable[int], distance: int) -> int:
-    """Known tokens decoded again where a history parts so many tokens before the end."""
-    at = total - distance
-    return at - max((k for k in kept if k <= at), default=cached)
-
-
-@given(st.integers(32, 40_000), st.sampled_from(RATIOS), st.data())
-def test_a_loss_is_bounded_by_its_distance(total: int, ratio: float, data: st.DataObject) -> None:
-    """Whatever the lengths, and whatever else is kept."""
-    cached = data.draw(st.integers(0, total - 16))
-    taken = data.draw(st.lists(st.integers(cached + 1, total - 1), max_size=8, unique=True))
-    kept = [*rungs(total, cached, ratio, taken), *taken]
-    for distance in range(1, total - cached, max(1, (total - cached) // 500)):
-        assert most_lost(total, cached, kept, distance) <= (ratio - 1) * distance + GRAIN
-
-
-@given(st.integers(600, 40_000), st.sampled_from([64, 512, 2048]))
-def test_batch_ends_cost_nothing_and_bound_what_lies_behind_them(total: int, step: int) -> None:
-    ends = batch_ends(total, 0, step, NO_ENDS)
-    assert all(end % step == 0 for end in ends)
-    for distance in range(step + MIN_SPACING, total, max(1, total // 500)):
-        lost = most_lost(total, 0, ends, distance)
-        assert lost <= max(step, 0.25 * distance + step)
-
-
-@given(st.integers(16, 40_000), st.integers(0, 30))
-def test_a_ladder_has_no_more_rungs_than_were_paid_for(total: int, most: int) -> None:
-    assert len(ladder(total, 0, most)) <= most
-
-
-def test_the_finest_ladder_is_taken_that_can_be_paid_for() -> None:
-    lengths = [len(ladder(3000, 0, most)) for most in range(16)]
-    assert lengths == sorted(lengths)
-    assert lengths[1] == 1
-    assert lengths[15] > 9
 
 
 @given(prompts(), st.sampled_from([UNMEASURED, CHEAP_CUTS, DEAR_CUTS]), st.integers(0, 32))

@@ -6,8 +6,10 @@ import io
 
 import numpy as np
 import pytest
+import xxhash
 
 from llamahybrid.errors import RecordError
+from llamahybrid.prompt_cache import records
 from llamahybrid.prompt_cache.records import (
     HEAD_BYTES,
     SEGMENT,
@@ -23,6 +25,8 @@ from llamahybrid.prompt_cache.records import (
     read_ids,
     read_record,
 )
+
+from .asking import A
 
 TOKENS = np.arange(40, dtype=np.int32)
 LOGITS = np.linspace(-3, 3, 17, dtype=np.float32)
@@ -142,3 +146,53 @@ def test_a_damaged_prefix_before_the_base_is_seen_when_all_is_read() -> None:
     swapped = raw[:HEAD_BYTES] + lies[HEAD_BYTES : HEAD_BYTES + 160] + raw[HEAD_BYTES + 160 :]
     with pytest.raises(RecordError, match="ids"):
         read(swapped)
+
+
+# -- records that somebody made up -----------------------------------------------------------------
+
+
+def made_up(**change: object) -> tuple[str, bytes]:
+    """(key, file) of a record whose checksums hold and whose fields do not."""
+    ids = np.arange(4, dtype="<i4")
+    fields = {
+        "magic": records.MAGIC,
+        "version": records.VERSION,
+        "kind": 0,
+        "start": 4,
+        "end": 4,
+        "base": 0,
+        "logits": 0,
+        "name": b"m",
+        "written": 1,
+        "size": 0,
+        "base_digest": path_digest("m", ids[:0]),
+        "digest": path_digest("m", ids),
+        "own": xxhash.xxh3_64_intdigest(ids.tobytes()),
+        "row": xxhash.xxh3_64_intdigest(b""),
+        "payload": xxhash.xxh3_64_intdigest(b""),
+    } | change
+    body = records._BODY.pack(*fields.values())
+    kind = "attention" if fields["kind"] else "state"
+    key = f"{fields['digest'].hex()}-{kind}-{fields['start']}-{fields['end']}"  # type: ignore[attr-defined]
+    return key, body + records._SEAL.pack(xxhash.xxh3_64_intdigest(body)) + ids.tobytes()
+
+
+MADE_UP = {
+    "no text": {"name": b"\xff\xfe"},
+    "no range": {"kind": 1},
+    "another kind": {"kind": 7},
+    "huge": {"start": 2**32 - 1, "end": 2**32 - 1},
+    "huge payload": {"size": 2**60},
+    "huge logits": {"logits": 2**32 - 1},
+    "base behind its end": {"base": 9},
+    "another's prefix": {"base": 2, "base_digest": path_digest("model", np.array(A, np.int32))},
+    "another's digest": {"digest": path_digest("model", np.array(A, np.int32))},
+    "a newer version": {"version": 3},
+}
+
+
+def test_a_record_that_lies_about_the_prefix_it_goes_on_from_is_damaged() -> None:
+    own = xxhash.xxh3_64_intdigest(np.arange(2, 4, dtype="<i4").tobytes())
+    _, raw = made_up(base=2, own=own, base_digest=path_digest("m", np.array([5, 5], np.int32)))
+    with pytest.raises(RecordError, match="lies"):
+        records.read_record(io.BytesIO(raw), len(raw))

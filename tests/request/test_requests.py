@@ -494,20 +494,6 @@ def test_a_callback_is_no_part_of_the_step_it_runs_in(opened, model, fresh):
 
 
 @pytest.mark.parametrize("model", ["qwen35"], indirect=True)
-def test_rows_of_one_request_are_not_another_ones(opened, model):
-    llm = opened(model, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4, max_ngram_size=2))
-    first = words(9, 10) + words(1, 60)
-    second = words(9, 40) + words(2, 30)
-    ask = {"max_tokens": 3, "temperature": 0.0}
-    for prompt, rows in ((second, {}), (first, {"logprobs": 1}), (second, {})):
-        llm.create_completion(prompt, **ask, **rows)
-    ours = llm.create_completion(second, logprobs=1, **ask)["choices"][0]["logprobs"]
-    stock = opened(model, llama_cpp.Llama, logits_all=True)
-    want = stock.create_completion(second, logprobs=1, **ask)["choices"][0]["logprobs"]
-    assert np.allclose(ours["token_logprobs"], want["token_logprobs"], atol=1e-3)
-
-
-@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
 def test_a_completion_that_is_cancelled_while_it_waits_ends_as_such(opened, model):
     llm = opened(model)
     with llm.request() as handle:

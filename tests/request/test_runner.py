@@ -12,6 +12,7 @@ from llamahybrid.errors import RequestCancelled
 from llamahybrid.memory.costs import LARGE_BATCH, CostMeter
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.placement import prefill_cuts
+from llamahybrid.request.boundaries import Boundaries
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
 TWO = [(11 * i + 5) % 200 for i in range(160)]
@@ -98,7 +99,9 @@ def test_a_prompt_whose_logits_are_not_to_be_had_has_no_checkpoint_at_its_end(op
     assert llm.last_request.checkpoints == len(llm.requests.last.plan.cuts) == 1
 
 
-def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_model, lose_cells, monkeypatch):
+def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(
+    open_model, lose_cells, monkeypatch, caplog
+):
     llm, other = open_model(), open_model()
     take(llm, ONE, 2)  # and back from there: what grew by itself would refute the size rule instead
     decode = llm.runner.live.decode
@@ -111,6 +114,7 @@ def test_a_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_mo
     monkeypatch.setattr(llm.runner.live, "decode", lossy)
     take(llm, [*ONE, *TWO])
     take(other, [*ONE, *TWO])
+    assert "other cells" in caplog.text
     assert np.allclose(llm.runner.live.row.logits(), other.runner.live.row.logits(), atol=1e-4)
 
 
@@ -285,7 +289,8 @@ def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
 
 def test_a_message_that_is_edited_starts_at_its_beginning(open_model):
     llm = open_model()
-    opens = next(t for t in range(200, llm.n_vocab()) if llm.runner._boundaries.find(np.array([5, t])))
+    found = Boundaries(llm._model.vocab, llm.n_vocab()).find
+    opens = next(t for t in range(200, llm.n_vocab()) if found(np.array([5, t])))
     take(llm, [*ONE[:118], opens, *TWO[:12]])
     take(llm, [*ONE[:118], opens, *TWO[50:62]])
     assert llm.last_request.cached == 118
@@ -350,6 +355,18 @@ def test_nothing_stays_pinned_behind_a_request(open_model):
     assert llm.prompt_cache.stats().entries == 0
 
 
+def test_a_request_that_is_over_holds_no_bytes_of_the_cache(open_model):
+    llm = open_model()
+    take(llm, ONE)
+    take(llm, TWO)
+    stream = llm.generate(ONE, temp=0.0)
+    next(stream)
+    assert llm.requests.last.plan.checkpoint is not None, "nothing was at stake"
+    stream.close()
+    plan = llm.requests.last.plan
+    assert (plan.checkpoint, plan.logits, plan.segments) == (None, None, ())
+
+
 def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_model, monkeypatch):
     llm, fresh = open_model("llama"), open_model("llama")
     take(llm, ONE)
@@ -362,7 +379,7 @@ def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_m
 def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monkeypatch):
     llm = open_model("llama")
     monkeypatch.setattr(llm.runner.live, "snapshot", lambda _: pytest.fail("it was copied"))
-    monkeypatch.setattr(llm.runner._boundaries, "find", lambda _: pytest.fail("nothing is cut there"))
+    monkeypatch.setattr(Boundaries, "find", lambda *_: pytest.fail("nothing is cut there"))
     assert len(take(llm, TWO, 3)) == 3
 
 
@@ -413,38 +430,68 @@ def test_a_limit_of_reuse_holds_though_there_is_no_output_row(open_model):
 # -- what is measured and reported -----------------------------------------------------------------
 
 
+class Noting(CostMeter):
+    """Keeps every sample, and says nothing: no checkpoint because it is cheap here."""
+
+    def __init__(self, batch_tokens):
+        super().__init__(batch_tokens)
+        self.batches, self.saves, self.restores = [], [], []
+
+    def decoded(self, tokens, seconds):
+        self.batches.append((tokens, seconds))
+        super().decoded(tokens, seconds)
+
+    def saved(self, n_bytes, seconds):
+        self.saves.append(n_bytes)
+        super().saved(n_bytes, seconds)
+
+    def restored(self, seconds, tokens):
+        self.restores.append((tokens, seconds))
+        super().restored(seconds, tokens)
+
+    def costs(self):
+        return Costs()
+
+    def large(self):
+        """Seconds of each batch that says what prefill costs."""
+        return [seconds for tokens, seconds in self.batches if tokens >= LARGE_BATCH]
+
+
 def test_what_a_request_took_is_measured(open_model):
     llm = open_model(n_batch=128)
-    meter = llm.runner.meter
+    llm.runner.meter = meter = Noting(128)
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
-    assert len(meter._snapshot) == llm.last_request.checkpoints == 2
-    assert meter._said.snapshot_bytes == llm.runner.live.snapshot_bytes()
-    assert (len(meter._prefill), len(meter._token)) == (1, 0)
-    assert 0 < meter._prefill[0] <= llm.last_request.prefill_seconds / LARGE_BATCH
+    assert len(meter.saves) == llm.last_request.checkpoints == 2
+    assert set(meter.saves) == {llm.runner.live.snapshot_bytes()}
+    (prefill,) = meter.large()
+    assert 0 < prefill <= llm.last_request.prefill_seconds
+    batches = len(meter.batches)
     next(stream)
-    assert len(meter._token) == 1
     llm.eval([5])
-    assert len(meter._token) == 2
+    assert [tokens for tokens, _ in meter.batches[batches:]] == [1, 1]
     take(llm, TWO)
-    assert not meter._restore
+    assert not meter.restores
     take(llm, [*ONE, 5])
-    assert len([*meter._restore, *meter._segment]) == 1
+    ((loaded, seconds),) = meter.restores
+    assert 0 < loaded <= len(ONE)
+    assert 0 < seconds <= llm.last_request.restore_seconds
 
 
 def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
     llm = open_model(n_batch=64)
+    llm.runner.meter = meter = Noting(64)
     take(llm, ONE)
     large = [b - a for a, b in itertools.pairwise([0, *range(64, len(ONE), 64), len(ONE)]) if b - a >= 64]
-    assert 1 <= len(llm.runner.meter._prefill) <= len(large)
-    assert sum(llm.runner.meter._prefill) * 64 <= llm.last_request.prefill_seconds
+    assert 1 <= len(meter.large()) <= len(large)
+    assert sum(meter.large()) <= llm.last_request.prefill_seconds
 
 
-class Knowing(CostMeter):
-    """Knows nothing, and after the first large batch everything: cuts cost next to nothing."""
+class Knowing(Noting):
+    """Says nothing, and after the first large batch everything: cuts cost next to nothing."""
 
     def costs(self):
-        known = Costs(1e-3, 1e-3, 1e-6) if self._prefill else Costs()
+        known = Costs(1e-3, 1e-3, 1e-6) if self.large() else Costs()
         return replace(known, batch_tokens=64)
 
 
@@ -475,15 +522,6 @@ def test_only_the_prompt_counts_as_prefill(open_model):
     stream.send([7])
     stream.close()
     assert llm.last_request.prefill_seconds == took
-
-
-def test_the_first_token_is_timed_and_no_other(open_model):
-    llm = open_model()
-    stream = llm.generate(ONE, temp=0.0)
-    next(stream)
-    first = llm.last_request.first_token_seconds
-    next(stream)
-    assert llm.last_request.first_token_seconds == first
 
 
 def test_a_difference_is_spelt_only_where_the_reason_speaks_of_one(open_model):

@@ -217,15 +217,3 @@ def test_how_much_is_there_is_told_without_a_trace(
     monkeypatch.undo()
     take(llm, prompt.tolist(), 1)
     assert llm.last_request.cached == depth
-
-
-def test_a_report_does_not_keep_bytes_of_the_cache(opened: Callable[..., Any]) -> None:
-    llm = opened()
-    take(llm, SECRET, 20)
-    take(llm, OTHER)
-    take(llm, [*SECRET, 5])
-    llm.reset()
-    take(llm, OTHER, 1)
-    llm.requests.end_active()
-    plan = llm.requests.last.plan
-    assert (plan.checkpoint, plan.logits, plan.segments) == (None, None, ())

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 
-from llamahybrid import Llama
 from tests.lab.draft_fuzz import EveryDraft, Prescribed
-from tests.lab.reference import Logits, Reference, Setting
 
-SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 
 
@@ -28,17 +24,6 @@ def take(llm: Any, prompt: list[int], n: int = 40, **options: Any) -> list[int]:
 
 
 @pytest.fixture
-def open_model(tiny_model) -> Iterator[Callable[..., Any]]:
-    """`open_model(arch, cls=Llama, **arguments)`, closed when the test ends."""
-    with ExitStack() as stack:
-
-        def opener(arch: str = "qwen35", cls: Any = Llama, **more: Any) -> Any:
-            return stack.enter_context(closing(cls(str(tiny_model(arch)), **{**SETTINGS, **more})))
-
-        yield opener
-
-
-@pytest.fixture
 def fresh(open_model) -> Callable[..., list[int]]:
     """`fresh(prompt, n, arch)`: the greedy answer of a stock `Llama` without drafts."""
 
@@ -46,18 +31,6 @@ def fresh(open_model) -> Callable[..., list[int]]:
         return take(open_model(arch, llama_cpp.Llama, **more), prompt, n)
 
     return answer
-
-
-@pytest.fixture
-def logits_of(tiny_model) -> Iterator[Callable[[list[int], str], Logits]]:
-    """`logits_of(tokens, arch)`: the logits behind tokens in a fresh context."""
-    with ExitStack() as stack:
-
-        def logits(tokens: list[int], arch: str = "qwen35") -> Logits:
-            reference = stack.enter_context(closing(Reference(tiny_model(arch), Setting("default"))))
-            return reference.logits(tokens)[0]
-
-        yield logits
 
 
 @pytest.fixture
@@ -78,10 +51,3 @@ def drafting(open_model) -> Callable[..., Any]:
         return llm
 
     return opener
-
-
-def decode(live: Any, tokens: list[int]) -> Logits:
-    """Decode in one batch; the logits of its last token."""
-    live.decode(np.array(tokens, dtype=np.int32), "all")
-    live.recount()
-    return live.row.logits().copy()

@@ -17,8 +17,10 @@ from llamahybrid.llama import Llama
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.speculation.drafts import Undo
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.reference import Reference, Setting
+from tests.memory.conftest import decode
 
 from .conftest import PROMPT, take
 
@@ -276,11 +278,13 @@ def test_the_context_may_be_filled_to_its_end(open_model):
     assert llm.runner.live.n <= 256
 
 
-def test_nothing_is_drafted_that_could_not_be_taken_back(open_model, monkeypatch):
-    monkeypatch.setattr(SequenceState, "opaque", True)  # as after an image
+@pytest.mark.parametrize("opaque", [False, True])
+def test_nothing_is_drafted_that_could_not_be_taken_back(open_model, monkeypatch, opaque):
     llm, draft = unpaced(open_model, lambda ids: ids[:3], draft_planes=4)
-    assert len(llm.drafts(np.array(PROMPT, dtype=np.intc))) == 0
-    assert draft.calls == 0
+    llm.eval(PROMPT[:-1])
+    monkeypatch.setattr(SequenceState, "opaque", opaque)  # as after an image
+    assert len(llm.drafts(np.array(PROMPT, dtype=np.intc))) == (0 if opaque else 3)
+    assert draft.calls == (0 if opaque else 1)
 
 
 def test_the_given_draft_model_is_what_one_sees(open_model):
@@ -359,3 +363,45 @@ def test_drafts_do_not_spoil_what_is_reused(tiny_model, arch, planes, workload):
     for_drafts = sum(r.drafted - r.accepted + r.redecoded for r in reports)
     assert (drafted.decoded - for_drafts) / drafted.least <= plain.ratio + 0.02
     assert drafted.decoded >= drafted.least
+
+
+def test_what_is_taken_back_between_requests_is_counted_for_none(open_model):
+    llm = open_model("llama")
+    take(llm, PROMPT, 8)
+    assert llm.last_request.rollbacks == {}
+    llm.n_tokens -= 3
+    llm.eval([5])
+    assert llm.last_request.rollbacks == {}
+
+
+def test_what_was_guessed_for_one_request_is_not_offered_to_the_next(open_model):
+    llm, draft = unpaced(open_model, lambda ids: ids[:3], n_ctx=256)
+    text = (PROMPT * 4)[:254]
+    for number, n in enumerate((80, 254), start=1):  # with room for fewer than were guessed
+        llm.eval(text[llm.n_tokens : n - 1])
+        llm.drafts.begin(n)
+        assert len(llm.drafts(np.array(text[:n], dtype=np.intc))) == 4 - number
+        assert draft.calls == number
+
+
+def test_a_request_that_goes_on_accounts_for_what_is_new(open_model, monkeypatch):
+    drafts, accounted = open_model().drafts, []
+    counts = drafts.begin(80)
+    drafts.begin(50)  # another one's
+    monkeypatch.setattr(drafts.policy, "account", accounted.append)
+    drafts.resume(counts, 80, 90)
+    drafts.confirm(91)
+    assert drafts.counts is counts
+    assert accounted == [1]
+
+
+def test_a_state_from_later_is_no_way_back(open_model):
+    live = open_model().runner.live
+    undo = Undo(live)
+    decode(live, PROMPT[:20])
+    undo.take()
+    decode(live, PROMPT[20:24])
+    assert undo.go_back(12) is None
+    assert live.tokens.tolist() == PROMPT[:24]
+    assert undo.go_back(22) == "snapshot"
+    assert live.tokens.tolist() == PROMPT[:20]

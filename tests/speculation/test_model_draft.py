@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -96,3 +97,41 @@ def test_a_draft_model_needs_its_cache(open_model):
 def test_there_is_no_guess_behind_a_full_context(open_model):
     draft = ModelDraft(open_model(n_ctx=256), 4)
     assert len(draft(ids((PROMPT * 4)[:256]))) == 0
+
+
+def test_there_is_no_guess_behind_a_token_that_it_does_not_have(open_model):
+    draft = ModelDraft(open_model(), 4)
+    assert len(draft(ids([*PROMPT, draft.llm.n_vocab()]))) == 0
+    assert len(draft(ids(PROMPT))) == 4
+
+
+def test_a_memory_that_somebody_cleared_is_filled_again(open_model, fresh):
+    draft = ModelDraft(open_model(), 1)
+    text = [*PROMPT, *draft(ids(PROMPT)).tolist()]
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(draft.llm.ctx), True)
+    assert draft(ids(text)).tolist() == fresh(text, 1)
+
+
+def test_a_prompt_that_went_wrong_is_decoded_from_zero(open_model, fresh, monkeypatch):
+    draft = ModelDraft(open_model(), 3)
+    runner = draft.llm.runner
+    done = runner.prompt_done
+
+    def rejected(request):
+        assert done(request)
+        runner.live.invalidate()
+        return False
+
+    monkeypatch.setattr(runner, "prompt_done", rejected)
+    draft(ids(PROMPT))
+    parted = [*PROMPT[:40], 7, 8, 9]  # there is no way back to 40: it is planned as a request is
+    assert draft(ids(parted)).tolist() == fresh(parted, 3)
+
+
+def test_a_sequence_without_its_logits_is_decoded_to_its_end_again(open_model):
+    draft = ModelDraft(open_model(), 1)
+    said = draft(ids(PROMPT)).tolist()
+    live = draft.llm.runner.live
+    assert live.n == len(PROMPT)
+    live.state.forget_row()
+    assert draft(ids(PROMPT)).tolist() == said

@@ -11,8 +11,9 @@ from llamahybrid.capi.shim import library
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache.base import Costs
+from tests.memory.conftest import decode, ids, new
 
-from .conftest import PROMPT, decode, take
+from .conftest import PROMPT, take
 
 pytestmark = pytest.mark.skipif(
     "llama_set_n_rs_seq" not in library().optional, reason="this library cannot resize rollback planes"
@@ -108,24 +109,24 @@ def grown(open_model):
 
 def test_planes_go_before_a_snapshot_is_taken(open_model):
     live = grown(open_model)
-    record = live.snapshot(lambda n: np.empty(n, np.uint8))
+    record = live.snapshot(new)
     assert live.planes.count == 0
     decode(live, PROMPT[18:20])
     assert live.planes.grow(4)
-    assert live.restore(record, np.array(PROMPT[:18], dtype=np.int32)) is None
+    assert live.restore(record, ids(PROMPT[:18])) is None
     assert live.planes.count == 0
 
 
 def test_planes_go_before_attention_is_paged_out(open_model):
     live = grown(open_model)
-    assert live.page_out(0, 18, lambda n: np.empty(n, np.uint8)) is not None
+    assert live.page_out(0, 18, new) is not None
     assert live.planes.count == 0
 
 
 def test_planes_stay_while_a_draft_is_pending(open_model, logits_of):
     live = grown(open_model)
     live.planes.in_use = True
-    assert live.snapshot(lambda n: np.empty(n, np.uint8)) is not None
+    assert live.snapshot(new) is not None
     assert live.planes.count == 4
     assert live.cut(15)
 

@@ -23,11 +23,6 @@ from .asking import SLOW, A, B, C, ask, everything, files
 TEXT = np.array(A[160:190], np.int32).tobytes()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 class Gate:
     """Holds up every write to a disk until it is opened."""
 

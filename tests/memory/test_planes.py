@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
 import pytest
 from llama_cpp import llama_cpp as native
 
 from llamahybrid.memory.planes import Planes
 from tests.lab.reference import difference
 
-from .conftest import PROMPT, decode
+from .conftest import PROMPT, decode, ids, new
 
 PLANES = 4
 ROLLBACK = ("qwen35", "lfm2", "nemotron_h")
@@ -69,9 +68,9 @@ def test_there_is_no_second_way_back(live, logits_of):
 
 def test_there_is_no_way_back_behind_a_restored_state(live, logits_of):
     decode(live, PROMPT[:12])
-    record = live.snapshot(lambda n: np.empty(n, np.uint8))
+    record = live.snapshot(new)
     decode(live, PROMPT[12:20])
-    assert live.restore(record, np.array(PROMPT[:12], dtype=np.int32)) is None
+    assert live.restore(record, ids(PROMPT[:12])) is None
     assert not live.cut(10)
     continues(live, PROMPT[:12], logits_of)
 
@@ -107,7 +106,7 @@ def test_a_rollback_waits_until_the_next_batch(live):
 def test_a_rollback_that_waits_to_be_carried_out_survives_paging(live, logits_of):
     decode(live, PROMPT[:12])
     assert live.cut(9)
-    assert live.page_out(0, 9, lambda n: np.empty(n, np.uint8)) is not None
+    assert live.page_out(0, 9, new) is not None
     continues(live, PROMPT[:9], logits_of)
 
 
@@ -120,22 +119,22 @@ def test_a_rollback_that_waits_survives_a_copy(open_model, logits_of):
     live.empty()
     llm._ctx.kv_cache_seq_cp(1, 0, -1, -1)
     llm._ctx.kv_cache_seq_rm(1, -1, -1)
-    assert live.adopt_tokens(np.array(PROMPT[:9], dtype=np.int32)) is None
+    assert live.adopt_tokens(ids(PROMPT[:9])) is None
     continues(live, PROMPT[:9], logits_of)
 
 
 def test_a_snapshot_of_a_rollback_that_waits_is_that_of_the_state(live, logits_of):
     decode(live, PROMPT[:12])
     assert live.cut(9)
-    record = live.snapshot(lambda n: np.empty(n, np.uint8))
+    record = live.snapshot(new)
     decode(live, PROMPT[20:30])
-    assert live.restore(record, np.array(PROMPT[:9], dtype=np.int32)) is None
+    assert live.restore(record, ids(PROMPT[:9])) is None
     continues(live, PROMPT[:9], logits_of)
 
 
 def test_there_is_no_way_back_behind_a_whole_state_that_was_loaded(live, logits_of):
     decode(live, PROMPT[:12])
-    assert live.adopt_tokens(np.array(PROMPT[:12], dtype=np.int32)) is None
+    assert live.adopt_tokens(ids(PROMPT[:12])) is None
     assert not live.cut(10)
     continues(live, PROMPT[:12], logits_of)
 
@@ -143,7 +142,7 @@ def test_there_is_no_way_back_behind_a_whole_state_that_was_loaded(live, logits_
 def test_nothing_is_paged_out_while_a_draft_is_pending(live):
     decode(live, PROMPT[:12])
     live.planes.in_use = True
-    assert live.page_out(0, 9, lambda n: np.empty(n, np.uint8)) is None
+    assert live.page_out(0, 9, new) is None
     assert live.cut(9), "its rollback is still possible"
 
 
@@ -202,7 +201,3 @@ def test_no_rollback_waits_in_a_state_from_elsewhere():
     assert planes.pending
     planes.invalidate()
     assert not planes.pending
-
-
-def test_more_planes_than_a_batch_has_room_for_are_not_asked_for(open_model):
-    assert open_model(draft_planes=100, n_ubatch=8).runner.live.planes.count == 6

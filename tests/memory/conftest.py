@@ -1,0 +1,86 @@
+"""What the tests of one sequence's memory share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+from tests.conftest import SETTINGS, take
+
+PROMPT = [(7 * i + 1) % 200 for i in range(60)]
+LONGER = [*PROMPT, 3, 4, 5]
+
+
+def ids(tokens: list[int]) -> Tokens:
+    return np.array(tokens, dtype=np.int32)
+
+
+def new(n: int) -> Bytes:
+    """The buffer of n bytes that saving asks for."""
+    return np.empty(n, dtype=np.uint8)
+
+
+def decode(live: Any, tokens: list[int]) -> Logits:
+    """Decode in one batch; the logits of its last token."""
+    live.decode(ids(tokens), "all")
+    live.recount()
+    return live.row.logits().copy()
+
+
+def stock(path: Path, prompt: list[int], **more: Any) -> list[int]:
+    """What a fresh stock context answers."""
+    return take(llama_cpp.Llama(str(path), **{**SETTINGS, **more}), prompt)
+
+
+def named(path: Path | str, **more: Any) -> bytes:
+    """The fingerprint of a context of a model."""
+    fingerprint: bytes = Llama(str(path), **{**SETTINGS, **more}).runner.live.fingerprint
+    return fingerprint
+
+
+def overwritten(path: Path, other: Path) -> None:
+    """The file holds what the other one does."""
+    with path.open("r+b") as file:
+        file.write(other.read_bytes())
+
+
+def replaced(path: Path, other: Path) -> None:
+    """Another file is in its place."""
+    shutil.copy(other, path.with_suffix(".new"))
+    os.replace(path.with_suffix(".new"), path)
+
+
+@pytest.fixture
+def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that earlier tests noted of files is known."""
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "user"))
+
+
+@pytest.fixture
+def llm(open_model: Callable[..., Any]) -> Any:
+    """A hybrid."""
+    return open_model(n_ctx=256)
+
+
+@pytest.fixture
+def live(llm: Any) -> Any:
+    """Its sequence, which is `PROMPT`."""
+    llm.eval(PROMPT)
+    return llm.runner.live
+
+
+@pytest.fixture
+def plain(open_model: Callable[..., Any]) -> Any:
+    """That of a model whose memory can be cut anywhere."""
+    llm = open_model("llama", n_ctx=256)
+    llm.eval(PROMPT)
+    return llm.runner.live

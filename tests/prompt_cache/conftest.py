@@ -1,0 +1,21 @@
+"""What the tests of the disk share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .asking import everything
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A cache's folder, with something of the user's beside it that nobody may touch."""
+    outside = tmp_path / "home"
+    (outside / "papers").mkdir(parents=True)
+    (outside / "papers" / "thesis.tex").write_text("my only copy")
+    before = everything(outside)
+    yield tmp_path / "cache"
+    assert everything(outside) == before

@@ -1,0 +1,193 @@
+"""A folder and its index: what passes loses nothing, what is damaged goes once, what lies is not believed."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamahybrid.errors import RecordError
+from llamahybrid.prompt_cache import PromptCache, disk, disk_store, records
+from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.disk_store import DiskStore
+from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack
+from tests.lab import disk_faults
+from tests.lab.fake_engine import FakeEngine
+
+from .asking import SLOW, A, B, C, ask, files, filled
+from .test_disk import put
+from .test_records import MADE_UP, TOKENS, made_up
+
+
+def counts(cache: PromptCache) -> dict[str, int]:
+    return cache.stats().extra
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="descriptors cannot be counted")
+def test_random_histories_of_what_a_disk_may_do() -> None:
+    done = disk_faults.histories(2, 0, 25)
+    assert len(done) >= 10
+
+
+def test_what_others_add_and_remove_is_noticed(tmp_path: Path) -> None:
+    others, store = RecordStore(tmp_path), DiskStore(tmp_path, 1 << 30)
+    keys = [put(others, TOKENS[:n]) for n in range(1, 20)]
+    store.refresh()
+    assert all(map(store.has, keys))
+    others.delete(keys[3])
+    store.refresh()
+    assert [store.has(key) for key in keys] == [key != keys[3] for key in keys]
+    assert store.counts.gone == 1
+    store.check_integrity()
+
+
+# -- records that somebody made up -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", MADE_UP)
+def test_a_made_up_record_raises_nowhere_and_costs_nothing_else(folder: Path, what: str) -> None:
+    cache = filled(folder)
+    key, raw = made_up(**MADE_UP[what])
+    with pytest.raises(RecordError):
+        records.read_record(io.BytesIO(raw), len(raw))
+    path = cache.disk.store.records.folder / key[0] / f"{key}.record"  # type: ignore[union-attr]
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    for number, place in enumerate((cache, None)):
+        path.write_bytes(raw)
+        used = place or PromptCache(1 << 24, folder)
+        assert ask(used, [*range(4), 900 + number]).cached <= 4
+        assert ask(used, C).cached == len(C)
+        assert used.close()
+        used.check_integrity()
+        assert counts(used)["disk_errors"] == 0
+
+
+def test_a_record_that_lies_where_the_index_does_not_expect_it_is_left_alone(folder: Path) -> None:
+    cache = filled(folder)
+    store = cache.disk.store  # type: ignore[union-attr]
+    before = {path: path.read_bytes() for path in files(folder)}
+    offer = store.offer("model", np.array(A, np.int32), 0, len(A), [])
+    assert offer is not None
+    assert cache.disk.load(offer, np.array(C[:1] + A[1:], np.int32), None) is None  # type: ignore[union-attr]
+    assert {path: path.read_bytes() for path in files(folder)} == before
+    assert not store.has(offer.checkpoint)
+    assert counts(cache)["disk_damaged"] == 0
+
+
+# -- errors that pass ------------------------------------------------------------------------------
+
+
+PASSING = [errno.EMFILE, errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOMEM]
+
+
+@pytest.mark.parametrize("code", PASSING)
+@pytest.mark.parametrize("where", ["opened", "os.scandir", "os.lstat", "read_record", "read_head"])
+def test_an_error_that_passes_removes_nothing(folder: Path, monkeypatch, code: int, where: str) -> None:
+    filled(folder)
+    before = {path: path.read_bytes() for path in files(folder)}
+
+    def fail(*_: object, **__: object) -> object:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(disk_store, "FIRST_BACKOFF_SECONDS", 0.0)
+    early = PromptCache(1 << 24, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"llamahybrid.prompt_cache.disk.{where}", fail)
+        patch.setattr(RecordStore, "prepare", fail)
+        late = PromptCache(1 << 24, folder) if where != "os.lstat" else early
+        for cache in (early, late):
+            for prompt in (A, B, C):
+                ask(cache, prompt)
+            cache.close()
+    assert {path: path.read_bytes() for path in files(folder)} == before
+    for cache in (early, late):
+        cache.clear = None  # type: ignore[method-assign,assignment]
+        cache.forget = None  # type: ignore[method-assign,assignment]
+        again = PromptCache(1 << 24, folder)
+        again.disk = cache.disk
+        assert again.disk is not None
+        assert FakeEngine(again, costs=SLOW).prefill([*A, 1]).source == "disk"
+        assert counts(again)["disk_damaged"] == 0
+
+
+def test_a_disk_that_refused_is_left_alone_for_a_while(monkeypatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(disk_store.time, "monotonic", lambda: clock[0])
+    rest = disk_store.Backoff()
+    waits = []
+    for _ in range(9):
+        rest.failed()
+        began = clock[0]
+        while not rest.over():
+            clock[0] += 0.5
+        waits.append(clock[0] - began)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    rest.worked()
+    rest.failed()
+    clock[0] += 1
+    assert rest.over()
+
+
+def test_what_was_read_wrong_once_is_not_damaged(folder: Path, monkeypatch) -> None:
+    filled(folder)
+    reading, failed = disk.read_record, []
+
+    def once(*arguments: object) -> object:
+        if len(failed) < 1:
+            failed.append(1)
+            raise RecordError("a bit was read wrong")
+        return reading(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk, "read_record", once)
+    cache = PromptCache(1 << 24, folder)
+    assert ask(cache, A).source == "disk"
+    assert failed == [1]
+    assert counts(cache)["disk_damaged"] == 0
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def test_damage_behind_the_head_is_healed_once(folder: Path) -> None:
+    filled(folder)
+    for path in files(folder):
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(raw)
+    cache = PromptCache(1 << 24, folder)
+    for prompt in (A, B, C):
+        assert ask(cache, prompt).source != "disk"
+    assert cache.close()
+    assert counts(cache)["disk_damaged"] > 0
+    again = PromptCache(1 << 24, folder)
+    for prompt in (A, B, C):
+        assert ask(again, prompt).source == "disk"
+    assert counts(again)["disk_damaged"] == 0
+
+
+def test_a_record_that_cannot_be_removed_is_not_met_again(folder: Path, monkeypatch) -> None:
+    cache = filled(folder)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(RecordStore, "delete", fail)
+    assert not cache.disk.forget(np.array(A, np.int32))  # type: ignore[union-attr]
+    cache.flush()
+    asked = FakeEngine(cache, costs=SLOW, namespace="model")
+    cache.ram.tree.splitters.clear()
+    assert counts(cache)["disk_failed"] == 1
+    assert asked.prefill(C).cached == len(C)
+    key = key_of("model", SNAPSHOT, len(A), np.array(A, np.int32), logits=True)
+    assert not cache.disk.store.has(key)  # type: ignore[union-attr]
+    store = RecordStore(folder)
+    store.write(
+        key_of("x", SNAPSHOT, 1, np.array([1])),
+        pack("x", SNAPSHOT, 1, np.array([1]), None, np.zeros(1, np.uint8)),
+    )
+    cache.disk.store.refresh()  # type: ignore[union-attr]
+    assert not cache.disk.store.has(key)  # type: ignore[union-attr]

@@ -1,0 +1,70 @@
+"""From upstream's arguments to what runs requests: the shape of the context, and who stays out."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.request import assembly
+from llamahybrid.request.assembly import context_shape
+from tests.conftest import SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("caching", "paging", "options", "sequences"),
+    [
+        (True, True, {}, 2),
+        (True, True, {"n_batch": 2}, 2),
+        (True, True, {"n_batch": 1}, 1),
+        (True, True, {"n_ubatch": 1}, 1),
+        (True, False, {}, 1),
+        (False, True, {}, 1),
+    ],
+)
+def test_a_second_sequence_is_there_for_paging_where_a_batch_has_room(caching, paging, options, sequences):
+    assert context_shape(caching, paging, 0, options)[0] == sequences
+
+
+@pytest.mark.parametrize(
+    ("caching", "asked", "options", "planes"),
+    [
+        (True, 4, {}, 4),
+        (True, 100, {"n_ubatch": 8}, 6),
+        (True, 100, {"n_batch": 2}, 0),
+        (True, 4, {"n_batch": 1}, 0),
+        (False, 4, {}, 0),
+    ],
+)
+def test_no_more_planes_than_a_batch_has_room_for(caching, asked, options, planes):
+    assert context_shape(caching, True, asked, options)[1] == planes
+
+
+@pytest.mark.parametrize(
+    ("optional", "options", "planes"),
+    [
+        ((), {"n_gpu_layers": 1}, 6),
+        (("llama_set_n_rs_seq",), {"n_gpu_layers": 1}, 0),
+        ((), {"n_gpu_layers": 0}, 0),
+        ((), {}, 0),
+    ],
+)
+def test_a_draft_on_a_device_gets_planes_where_they_cannot_be_had_later(
+    monkeypatch, optional, options, planes
+):
+    monkeypatch.setattr(assembly, "library", lambda: SimpleNamespace(optional=optional))
+    draft = SimpleNamespace(num_pred_tokens=6)
+    assert context_shape(True, True, None, {**options, "draft_model": draft})[1] == planes
+    assert context_shape(True, True, None, options)[1] == 0
+
+
+def test_the_context_has_the_shape(open_model):
+    llm = open_model(draft_planes=100, n_ubatch=8)
+    assert (llm.context_params.n_seq_max, llm.runner.live.planes.count) == (2, 6)
+    assert open_model(paging=False).context_params.n_seq_max == 1
+
+
+def test_a_model_without_memory_is_upstreams(tiny_model):
+    llm = Llama(str(tiny_model("bert", vocab="bert-bge")), **{**SETTINGS, "n_ctx": 64})
+    assert llm.runner is None
+    assert llm.prompt_cache is None
+    llm.close()

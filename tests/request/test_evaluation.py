@@ -1,0 +1,131 @@
+"""What upstream's `eval` and `generate` ask for: what does not fit is refused, what others did is noticed."""
+
+import llama_cpp
+import pytest
+
+from llamahybrid.errors import ContextOverflow, DecodeError
+from tests.conftest import take
+
+PROMPT = [(7 * i + 1) % 200 for i in range(80)]
+OTHER = [(11 * i + 5) % 200 for i in range(50)]
+
+
+def test_a_continued_sequence_is_planned_too(open_model, fresh):
+    llm = open_model()
+    llm.eval(PROMPT)
+    assert take(llm, OTHER, reset=False) == fresh(PROMPT + OTHER)
+    assert llm.last_request.cached == len(PROMPT)
+
+
+def test_a_sequence_shortened_by_hand_is_decoded_right(open_model, fresh):
+    llm = open_model()
+    llm.eval(PROMPT)
+    llm.n_tokens = 50
+    llm.eval(OTHER)
+    assert llm.sample(temp=0.0) == fresh(PROMPT[:50] + OTHER, 1)[0]
+
+
+def test_ids_changed_by_hand_are_decoded_again(open_model, fresh):
+    llm = open_model()
+    llm.eval(PROMPT)
+    llm.input_ids[40:80] = OTHER[:40]
+    llm.eval([4])
+    assert llm.sample(temp=0.0) == fresh([*PROMPT[:40], *OTHER[:40], 4], 1)[0]
+
+
+def test_low_level_calls_do_what_upstreams_do(open_model):
+    ours, stock = open_model(), open_model(cls=llama_cpp.Llama)
+    for llm in (ours, stock):
+        llm.reset()
+        llm.eval(PROMPT)
+    assert ours.sample(temp=0.0) == stock.sample(temp=0.0)
+    for llm in (ours, stock):
+        llm.reset()
+        assert llm.n_tokens == 0
+        llm.eval(OTHER)
+    assert ours.sample(temp=0.0) == stock.sample(temp=0.0)
+    assert ours.eval_tokens == stock.eval_tokens
+
+
+def test_an_interrupt_between_batches_keeps_those_that_are_done(open_model, fresh, monkeypatch):
+    llm = open_model(n_batch=32)
+    mirror = llm.requests.evaluation.mirror
+    long = (PROMPT * 3)[:200]
+
+    def interrupted(ids, start=0):
+        mirror(ids, start)
+        if llm.n_tokens == 96:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.requests.evaluation, "mirror", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        take(llm, long)
+    monkeypatch.undo()
+    assert take(llm, long) == fresh(long, n_batch=32)
+    assert llm.last_request.cached == 96
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_does_not_fit_changes_nothing(open_model):
+    llm = open_model()
+    take(llm, PROMPT)
+    with pytest.raises(ContextOverflow):
+        take(llm, [1] * 600)
+    with pytest.raises(ContextOverflow):
+        llm.eval([1] * 600)
+    take(llm, PROMPT)
+    assert llm.last_request.cached == len(PROMPT)
+
+
+def test_generating_to_the_end_of_the_context(open_model, fresh):
+    llm = open_model(n_ctx=256)
+    prompt = [(7 * i + 1) % 200 for i in range(250)]
+    generator = llm.generate(prompt, temp=0.0)
+    answer = [next(generator) for _ in range(7)]
+    with pytest.raises(ContextOverflow):
+        next(generator)
+    assert answer == fresh(prompt, 7, n_ctx=256)
+    assert take(llm, PROMPT) == fresh(PROMPT)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6, 2**40])
+def test_a_token_outside_the_vocabulary_is_refused(open_model, token):
+    llm = open_model()
+    take(llm, PROMPT)
+    with pytest.raises(DecodeError):
+        take(llm, [*PROMPT, token])
+    take(llm, PROMPT)
+    assert llm.last_request.cached == len(PROMPT)
+
+
+def test_an_empty_prompt_is_refused(open_model):
+    with pytest.raises(ContextOverflow):
+        take(open_model(), [])
+
+
+# -- what others did -------------------------------------------------------------------------------
+
+
+def test_memory_cleared_by_others_is_noticed(open_model, fresh, caplog):
+    llm = open_model()
+    take(llm, PROMPT)
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
+    assert "behind our back" in caplog.text
+
+
+def test_memory_cleared_by_others_is_noticed_by_a_plain_eval(open_model, fresh):
+    llm = open_model()
+    llm.eval(PROMPT)
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+    llm.eval([4])
+    assert llm.sample(temp=0.0) == fresh([*PROMPT, 4], 1)[0]
+
+
+def test_upstreams_reset_of_the_counters_is_no_change_of_memory(open_model, capfd):
+    llm = open_model(verbose=True)
+    llm.create_completion(PROMPT, max_tokens=2)
+    llm.create_completion(PROMPT, max_tokens=2)
+    assert llm.last_request.cached == len(PROMPT)
