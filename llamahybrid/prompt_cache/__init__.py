@@ -2,7 +2,6 @@
 
 from llamahybrid.prompt_cache.base import BasePromptCache, CacheStats, Checkpoint, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.cache import PromptCache
-from llamahybrid.prompt_cache.naive import NaivePromptCache
 
 __all__ = [
     "BasePromptCache",
@@ -10,7 +9,6 @@ __all__ = [
     "Checkpoint",
     "Costs",
     "LiveView",
-    "NaivePromptCache",
     "Plan",
     "PromptCache",
 ]

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llamahybrid.prompt_cache import Checkpoint, Costs, NaivePromptCache, Plan, PromptCache
+from llamahybrid.prompt_cache import Checkpoint, Costs, Plan, PromptCache
 from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.naive import NaivePromptCache
 
 AMPLE = 1 << 26
 LONGEST = 120

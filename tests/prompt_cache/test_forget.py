@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import BasePromptCache, Costs, NaivePromptCache, PromptCache
+from llamahybrid.prompt_cache import BasePromptCache, Costs, PromptCache
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
 from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.naive import NaivePromptCache
 
 AMPLE = 1 << 22
 SECRET = list(range(1000, 1200))

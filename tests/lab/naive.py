@@ -1,4 +1,4 @@
-"""A prompt cache by brute force: a dict of token tuples, no budget. The twin that tests compare with."""
+"""A prompt cache by brute force: a dict of token tuples, no budget. The twin of `PromptCache` in tests."""
 
 from __future__ import annotations
 
