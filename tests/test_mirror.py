@@ -19,7 +19,7 @@ WITHOUT = {
     """,
     "memory": "model_files output_row planes restore state verification",
     "prompt_cache": """
-        base cache disk_folder disk_store disk_trie disk_writer ladder nodes planning
+        base cache disk_folder disk_store disk_writer ladder nodes planning
         promotion ram_store ram_tier value
     """,
     "request": "arrays assembly evaluation finalisers request ticket",

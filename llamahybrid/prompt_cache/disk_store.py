@@ -22,7 +22,7 @@ from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
-from llamahybrid.prompt_cache.disk_trie import ids_of
+from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 
 logger = logging.getLogger("llamahybrid")
@@ -162,7 +162,7 @@ class DiskStore:
     @_sound
     def base_of(self, namespace: str, path: Tokens) -> int:
         """See `DiskIndex.base_of`."""
-        return self._index.base_of(namespace, ids_of(path))
+        return self._index.base_of(namespace, path)
 
     def load(self, key: str) -> Record | None:
         """Read and check a record; None, with a record that is damaged removed, if that fails."""

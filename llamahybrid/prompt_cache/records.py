@@ -24,6 +24,7 @@ import xxhash
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+from llamahybrid.prompt_cache.nodes import ids_of, tokens_of
 from llamahybrid.prompt_cache.ram import new_buffer
 
 MAGIC = b"LLHDISK\0"
@@ -142,7 +143,7 @@ def pack(
     name = namespace.encode()
     if len(name) > NAMESPACE_BYTES:
         raise ValueError(f"a namespace may have {NAMESPACE_BYTES} bytes, this one has {len(name)}")
-    ids = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    ids = ids_of(tokens)
     row = b"" if logits is None else np.ascontiguousarray(logits, dtype="<f4").tobytes()
     body = _BODY.pack(
         MAGIC,
@@ -204,11 +205,6 @@ def read_ids(file: BinaryIO, head: Head, base: int = 0) -> bytes:
     if not base and path_digest(head.namespace, np.frombuffer(ids, "<i4")) != head.digest:
         raise RecordError("a record's ids are damaged")
     return ids
-
-
-def tokens_of(ids: bytes) -> Tokens:
-    """Ids of a record as tokens, shape (n,)."""
-    return np.frombuffer(ids, "<i4").astype(np.int32)
 
 
 def read_record(file: BinaryIO, file_bytes: int) -> Record:

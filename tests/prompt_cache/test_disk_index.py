@@ -17,7 +17,7 @@ from llamahybrid.prompt_cache import disk_store
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.disk_store import DiskStore
-from llamahybrid.prompt_cache.disk_trie import ids_of
+from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
 
 LETTERS = 2
@@ -88,7 +88,7 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
         if step == "add":
             kind = data.draw(st.sampled_from([SNAPSHOT, SEGMENT]))
             start = data.draw(st.integers(0, len(tokens) - 1)) if kind == SEGMENT else len(tokens)
-            base = index.base_of("m", ids_of(np.array(tokens, np.int32)))
+            base = index.base_of("m", np.array(tokens, np.int32))
             one = head(kind, start, tokens, base, logits=kind == SNAPSHOT and data.draw(st.booleans()))
             if one.key not in index:
                 add(index, one, tokens)
