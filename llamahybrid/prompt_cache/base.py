@@ -346,7 +346,3 @@ class BasePromptCache(ABC):
     @abstractmethod
     def stats(self) -> CacheStats:
         """Sizes and counters now."""
-
-    @abstractmethod
-    def check_integrity(self) -> None:
-        """Raise AssertionError if any invariant is broken (bytes, order, orphans, pins)."""

@@ -228,12 +228,6 @@ class PromptCache(BasePromptCache):
             stats.extra.update(self.disk.stats())
         return stats
 
-    def check_integrity(self) -> None:
-        """See `BasePromptCache.check_integrity`."""
-        self.ram.check_integrity()
-        if self.disk is not None:
-            self.disk.check_integrity()
-
 
 def default_disk_bytes(folder: Path) -> int:
     """A quarter of what is free where `folder` lies or is going to lie, at most `MAX_DISK_BYTES`."""

@@ -15,7 +15,7 @@ from itertools import islice
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Range, Tokens, clipped
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Match, Node, OnDisk, Place, Stored, token_at
-from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, parse_key
+from llamahybrid.prompt_cache.records import SNAPSHOT, Head
 from llamahybrid.prompt_cache.tree import Tree, follow
 
 MOST_FOLLOWERS = 2
@@ -111,7 +111,7 @@ class DiskIndex:
             self._checkpoints[record] = None
             self._weigh(node, 1)
             return
-        for above in _crossed(record):
+        for above in crossed(record):
             there, low = on_disk(above), max(record.start, above.start)
             along = there.through
             if len(along) >= MOST_THROUGH:
@@ -213,7 +213,7 @@ class DiskIndex:
             self._weigh(place.node, -1)
         else:
             self._bare.pop(record, None)
-            for above in _crossed(record):
+            for above in crossed(record):
                 there = on_disk(above)
                 there.begun.pop(record, None)
                 there.through = tuple(s for s in there.through if s is not record)
@@ -288,51 +288,6 @@ class DiskIndex:
     def _touch(self, record: Stored) -> None:
         self._checkpoints.move_to_end(record)
 
-    # -- its own soundness -------------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless the tree is whole and every list names the same records."""
-        self._tree.check_integrity()
-        nodes = list(self._tree.oldest_nodes())
-        places = [place for node in nodes for place in on_disk(node).places]
-        records = [record for place in places for record in place.records]
-        listed = {r.key: r for shard in self._shards.values() for r in shard.values()}
-        assert {r.key: r for r in records} == listed, "keys and records disagree"
-        assert len(records) == len(listed), "a record is there twice"
-        assert self.nbytes == sum(r.nbytes for r in records), "bytes miscounted"
-        assert set(self._checkpoints) == {r for r in records if r.is_checkpoint}, "checkpoints disagree"
-        assert {p.digest: p for p in places} == self._anchors, "anchors disagree"
-        bare = {s for node in nodes for s in on_disk(node).begun if s.start >= on_disk(node).deepest()}
-        assert set(self._bare) == bare, "attention that nothing is behind"
-        for place in places:
-            assert place.records, "nothing ends at a place"
-            self._check_place(place)
-        for node in nodes:
-            here = on_disk(node)
-            assert not node.tail(), "tokens that no record needs"
-            below = [on_disk(child) for child in node.children.values()]
-            assert here.below == sum(d.below + d.checkpoints() for d in below), "checkpoints miscounted"
-            assert all(place.node is node for place in here.places), "a place does not know its node"
-            ends = [node.start, *(place.position for place in here.places)]
-            assert ends == sorted(set(ends)), "places are not in order"
-            assert all(node.start <= s.start < node.end for s in here.begun), "attention begins elsewhere"
-            assert len(set(here.through)) == len(here.through), "attention lies somewhere twice"
-            for segment in (*here.through, *here.begun):
-                assert listed.get(segment.key) is segment, "attention without a record"
-                assert node in _crossed(segment), "attention lies where it does not reach"
-
-    def _check_place(self, place: Place) -> None:
-        assert place.node.start < place.position <= place.node.end, "a place is off its edge"
-        for record in place.records:
-            assert record.place is place, "a record does not know its place"
-            name = parse_key(record.key)
-            assert name is not None, "no key"
-            assert (name.digest, name.end) == (place.digest, place.position), "a foreign key"
-            assert (name.kind == SEGMENT) != record.is_checkpoint, "a record of another kind"
-            if not record.is_checkpoint:
-                *_, top = _crossed(record)
-                assert record in on_disk(top).begun, "attention does not begin where it starts"
-
 
 def on_disk(node: Node) -> OnDisk:
     """What lies on disk for a node's edge."""
@@ -354,7 +309,7 @@ def _place(match: Match, position: int) -> Place | None:
     return on_disk(match.path[-1]).place(position)
 
 
-def _crossed(segment: Stored) -> Iterator[Node]:
+def crossed(segment: Stored) -> Iterator[Node]:
     """The nodes whose edges a segment covers some of, from its end up."""
     for node in segment.place.node.path():
         if node.end <= segment.start:

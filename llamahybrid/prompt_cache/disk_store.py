@@ -133,9 +133,11 @@ class DiskStore:
         return self._index.offer(namespace, tokens, above, limit, missing)
 
     @_sound
-    def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
-        """See `DiskIndex.known`."""
-        return self._index.known(namespace, tokens)
+    def ask(
+        self, question: Callable[Concatenate[DiskIndex, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What the index says: `question` is a method of it that changes nothing."""
+        return question(self._index, *args, **kwargs)
 
     @_sound
     def lacks(
@@ -153,16 +155,6 @@ class DiskStore:
     def has(self, key: str) -> bool:
         """A record of this key is known."""
         return key in self._index
-
-    @_sound
-    def uncovered(self, namespace: str, path: Tokens) -> list[Range]:
-        """See `DiskIndex.uncovered`."""
-        return self._index.uncovered(namespace, path)
-
-    @_sound
-    def base_of(self, namespace: str, path: Tokens) -> int:
-        """See `DiskIndex.base_of`."""
-        return self._index.base_of(namespace, path)
 
     def load(self, key: str) -> Record | None:
         """Read and check a record; None, with a record that is damaged removed, if that fails."""
@@ -190,11 +182,6 @@ class DiskStore:
         """Records, bytes and counts."""
         counts = {f"disk_{name}": value for name, value in vars(self.counts).items()}
         return {"disk_records": len(self._index), "disk_bytes": self._index.nbytes, **counts}
-
-    @_sound
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless the index is whole."""
-        self._index.check_integrity()
 
     # -- changing ----------------------------------------------------------------------------------
 

@@ -107,10 +107,6 @@ class BufferPool:
         """Idle buffers of exactly this size."""
         return len(self._idle.get(n_bytes, ()))
 
-    def holds(self, buffer: Bytes) -> bool:
-        """Whether this very buffer lies idle here."""
-        return any(b is buffer for b in self._idle.get(buffer.nbytes, ()))
-
     def take(self, n_bytes: int) -> Bytes | None:
         """An idle buffer of exactly this size, writeable, contents undefined; None if there is none."""
         stack = self._idle.get(n_bytes)
@@ -139,13 +135,6 @@ class BufferPool:
         target = max(0, self.nbytes - n_bytes)
         while self.nbytes > target:
             self.take(next(iter(self._idle)))
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless sizes, ownership and the count are true."""
-        buffers = [b for stack in self._idle.values() for b in stack]
-        assert all(b.nbytes == size for size, stack in self._idle.items() for b in stack), "filed wrongly"
-        assert len({id(b) for b in buffers}) == len(buffers), "a buffer lies in the pool twice"
-        assert self.nbytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
 
 
 def owned(snapshot: Bytes) -> Bytes:

@@ -241,22 +241,6 @@ class RamStore:
             },
         )
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless tree, pool, pins and the byte count are all true."""
-        self.tree.check_integrity()
-        self.pool.check_integrity()
-        self.pins.check_integrity()
-        held = {e for e in self.tree.oldest_entries() if e.pins} | self.doomed
-        assert held == self.pins.entries(), "pins and checkpoints disagree"
-        assert all(e.node is None for e in self.doomed), "a doomed checkpoint is still in the tree"
-        assert all(e.node is not None for e in self.live), "the live path names an evicted checkpoint"
-        assert not any(n.bare() for n in self.tree.oldest_nodes()), "a segment that no checkpoint needs"
-        stored = [*self.tree.oldest_entries(), *self.doomed]
-        snapshots = [e.checkpoint.snapshot for e in stored]
-        assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
-        assert not any(self.pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
-        assert self.used() <= self.limit or held or self.outstanding.nbytes(), "over budget"
-
 
 def row(logits: Logits | None) -> Logits | None:
     """A copy of logits to keep."""

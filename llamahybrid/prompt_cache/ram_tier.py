@@ -307,11 +307,6 @@ class RamTier:
 
     _stats = guarded(_look, changes=False)(_look)  # from inside, too: a signal handler may ask
 
-    @guarded(nothing, changes=False)
-    def check_integrity(self) -> None:
-        """See `BasePromptCache.check_integrity`."""
-        self.store.check_integrity()
-
     # -- what the disk tier gives ------------------------------------------------------------------
 
     @guarded(lambda *_: Known(), changes=False)

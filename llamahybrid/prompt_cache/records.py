@@ -40,18 +40,6 @@ KEY = re.compile(r"([0-9a-f]{32})-(attention|prompt|state)-(0|[1-9][0-9]{0,8})-(
 """Digest of the whole prefix, what it is, start, end."""
 
 
-@dataclass(frozen=True)
-class Name:
-    """What a record's key says of it."""
-
-    digest: bytes
-    """`path_digest` of the whole prefix."""
-    kind: int
-    start: int
-    end: int
-    logits: bool
-
-
 @dataclass(frozen=True, eq=False)
 class Head:
     """What a record says of itself without its tokens; not checked against its name yet."""
@@ -113,18 +101,6 @@ def key_of(namespace: str, kind: int, start: int, tokens: Tokens, *, logits: boo
 def _key(digest: bytes, kind: int, start: int, end: int, *, logits: bool) -> str:
     sort = "attention" if kind == SEGMENT else "prompt" if logits else "state"
     return f"{digest.hex()}-{sort}-{start}-{end}"
-
-
-def parse_key(key: str) -> Name | None:
-    """What a key says; None for text that is no key."""
-    match = KEY.fullmatch(key)
-    if match is None:
-        return None
-    digest, sort, start, end = match.groups()
-    kind = SEGMENT if sort == "attention" else SNAPSHOT
-    if (int(start) >= int(end)) if kind == SEGMENT else start != end:
-        return None
-    return Name(bytes.fromhex(digest), kind, int(start), int(end), sort == "prompt")
 
 
 def pack(

@@ -223,51 +223,6 @@ class Tree:
         elif len(parent.children) == 1:
             self._merge(parent)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless order, links, compression and byte counts are all true."""
-        nodes: list[Node] = []
-        entries: list[Entry] = []
-        stack = list(self._roots.values())
-        assert all(r.children and not r.edge and not r.entries for r in stack), "a root is off"
-        while stack:
-            node = stack.pop()
-            for first, child in node.children.items():
-                assert child.parent is node, "a child does not know its parent"
-                assert child.start == node.end, "an edge does not start where its parent ends"
-                key = first.to_bytes(ID_BYTES, "little", signed=True)
-                assert child.edge[:ID_BYTES] == key, "an edge is empty or filed wrongly"
-                assert len(child.children) != 1, "an edge is not compressed"
-                assert all(child.start < p <= child.end for p in child.entries), (
-                    "a checkpoint is off its edge"
-                )
-                assert child.weight == len(child.entries) + sum(c.weight for c in child.children.values()), (
-                    "checkpoints miscounted"
-                )
-                edges = [child.start, *(p for s in child.segments for p in (s.start, s.end)), child.end]
-                assert edges == sorted(edges), "segments overlap or leave their edge"
-                assert all(s.start < s.end for s in child.segments), "a segment is empty"
-                assert all(e.node is child and e.position == p for p, e in child.entries.items()), (
-                    "entry link"
-                )
-                nodes.append(child)
-                entries.extend(child.entries.values())
-                stack.append(child)
-        assert set(nodes) == set(self._nodes), "orphan nodes"
-        assert set(entries) == set(self._entries), "orphan checkpoints"
-        assert self.token_bytes == sum(len(n.edge) for n in nodes), "token bytes miscounted"
-        assert self.entry_bytes == sum(e.nbytes for e in entries), "checkpoint bytes miscounted"
-        segments = [s for n in nodes for s in n.segments]
-        assert self.segment_bytes == sum(s.nbytes for s in segments), "segment bytes miscounted"
-        assert len({id(s.record) for s in segments}) == len(segments), "two segments share their bytes"
-        assert set(entries) == set(self._line), "a checkpoint has no turn to be looked at"
-        for order in (list(self._entries), list(self._nodes)):
-            ages = [item.last_used for item in order]
-            assert ages == sorted(ages), "the order of use is off"
-        for entry in entries:
-            assert entry.node is not None
-            assert entry.above is entry.node.above(entry.position), "a checkpoint does not know the one above"
-            assert set(entry.below) == set(entry.node.below(entry.position)), "nor those below"
-
     def _link(self, entry: Entry, above: Entry | None, below: list[Entry]) -> None:
         """Put a checkpoint between the next ones on its path."""
         entry.above = above

@@ -22,6 +22,7 @@ from llamahybrid.prompt_cache.disk_folder import FOLDER, old_files, remove_old
 from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack, path_digest
 from tests.lab import disk_faults
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
 
 from .asking import SLOW, A, B, C, ask, everything, files
 
@@ -256,7 +257,7 @@ def test_a_made_up_record_raises_nowhere_and_costs_nothing_else(folder: Path, wh
         assert ask(used, [*range(4), 900 + number]).cached <= 4
         assert ask(used, C).cached == len(C)
         assert used.close()
-        used.check_integrity()
+        check_integrity(used)
         assert counts(used)["disk_errors"] == 0
 
 

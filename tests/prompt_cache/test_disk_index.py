@@ -19,6 +19,7 @@ from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.disk_store import DiskStore
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
+from tests.lab.integrity import check_integrity
 
 LETTERS = 2
 
@@ -112,7 +113,7 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
                 victim, path = naive.records.pop(key)
                 assert victim.kind == SEGMENT or path != spared[: len(path)]
                 index.remove(key)
-        index.check_integrity()
+        check_integrity(index)
         prompt = data.draw(PATHS)
         asked = np.array(prompt, np.int32)
         assert index.known("m", asked)[0] == naive.known(prompt)
@@ -169,7 +170,7 @@ def test_attention_serves_only_as_far_as_its_path_goes_along() -> None:
     offer = index.offer("m", asked, 0, 5, [(0, 5)])
     assert offer is not None
     assert [(p.start, p.end) for p in offer.pieces] == [(0, 2), (2, 5)]
-    index.check_integrity()
+    check_integrity(index)
 
 
 @pytest.mark.parametrize("twist", ["position", "digest"])
@@ -182,7 +183,7 @@ def test_records_that_contradict_each_other_are_refused(twist: str) -> None:
     liar = Head(**{**vars(liar), **change})
     with pytest.raises(RecordError):
         index.add(liar, ids_of(np.array([5, 6], np.int32)), liar.base)
-    index.check_integrity()
+    check_integrity(index)
     assert len(index) == 1
 
 

@@ -24,6 +24,7 @@ from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab import interrupt_fuzz
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
 
 AMPLE = 1 << 22
 CHAT = list(range(100, 300))
@@ -88,7 +89,7 @@ def test_a_broken_lock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken.wait()
     assert interrupt_fuzz.verdict(cache, 0.2) == "its lock is held"
     done.set()
-    monkeypatch.setattr(RamStore, "check_integrity", lambda self: interrupt())
+    monkeypatch.setattr(interrupt_fuzz, "check_integrity", interrupt)
     assert "KeyboardInterrupt" in str(interrupt_fuzz.verdict(cache, 60))
 
 
@@ -137,7 +138,7 @@ def test_half_a_change_is_never_read(caplog: pytest.LogCaptureFixture) -> None:
     assert plan.checkpoint.snapshot.tobytes() == before
     cache.release(plan)
     cache.recycle(lent)
-    cache.check_integrity()
+    check_integrity(cache)
     del plan, lent
     serves(cache)
 
@@ -210,7 +211,7 @@ def test_every_change_that_does_not_come_to_its_end_is_known(
             call(cache)
     stats = cache.stats()
     assert (stats.extra["restarts"], stats.entries, stats.segments) == (1, 0, 0)
-    cache.check_integrity()
+    check_integrity(cache)
     FakeEngine(cache).prefill(CHAT)
     assert planned(cache).cached == len(CHAT)
 
@@ -266,7 +267,7 @@ def test_a_plan_that_got_lost_is_released() -> None:
     planned(cache, [1])
     assert not cache.ram.store.doomed
     assert not cache.ram.store.pins.entries()
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_bytes_that_are_written_stay_until_the_writer_is_gone_however_it_went() -> None:
@@ -349,7 +350,7 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
         cache.queue_writes(view)
         cache.recycle(cache.buffer(100))
         cache.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))
-        cache.check_integrity()
+        check_integrity(cache)
         with cache.ram.checkpoint_at("model", ids(CHAT)) as found:
             seen.append(found)
         cache.release(plan)
@@ -371,7 +372,7 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
     cache.release(other)
     assert not cache.ram.store.pins.entries()
     assert len(cache.ram.store.pinned) == 1
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_what_is_forgotten_in_a_finaliser_is_gone_for_the_next_request() -> None:
@@ -398,7 +399,7 @@ def test_a_signal_handler_may_look_in_at_any_time() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert seen
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 # -- a child process -------------------------------------------------------------------------------
