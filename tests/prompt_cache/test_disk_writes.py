@@ -243,6 +243,7 @@ import os, sys, threading, time
 import numpy as np
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
+from tests.lab.integrity import check_integrity
 from tests.prompt_cache.asking import A, B, C, ask
 cache = PromptCache(1 << 24, sys.argv[1])
 ask(cache, A)
