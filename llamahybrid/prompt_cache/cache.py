@@ -89,7 +89,7 @@ class PromptCache(BasePromptCache):
     @property
     def ram_bytes(self) -> int:
         """The budget; setting it evicts what no longer fits (pinned entries go when released)."""
-        return self.ram.store.limit
+        return self.ram.store.account.limit
 
     @ram_bytes.setter
     def ram_bytes(self, n_bytes: int) -> None:

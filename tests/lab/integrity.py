@@ -10,7 +10,7 @@ from llamahybrid.prompt_cache.disk_index import DiskIndex, crossed, on_disk
 from llamahybrid.prompt_cache.disk_store import DiskStore
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Node, Place, Stored
 from llamahybrid.prompt_cache.pins import Pins
-from llamahybrid.prompt_cache.ram import BufferPool
+from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.naive import NaivePromptCache
@@ -41,7 +41,7 @@ def _(cache: NaivePromptCache) -> None:
 @check_integrity.register
 def _(store: RamStore) -> None:
     check_integrity(store.tree)
-    check_integrity(store.pool)
+    check_integrity(store.account)
     check_integrity(store.pins)
     held = {e for e in store.tree.oldest_entries() if e.pins} | store.doomed
     assert held == store.pins.entries(), "pins and checkpoints disagree"
@@ -51,17 +51,17 @@ def _(store: RamStore) -> None:
     stored = [*store.tree.oldest_entries(), *store.doomed]
     snapshots = [e.checkpoint.snapshot for e in stored]
     assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
-    idle = {id(b) for stack in store.pool._idle.values() for b in stack}
+    idle = {id(b) for stack in store.account._idle.values() for b in stack}
     assert not any(id(s) in idle for s in snapshots), "a stored snapshot lies in the pool"
-    assert store.used() <= store.limit or held or store.outstanding.nbytes(), "over budget"
+    assert store.used() <= store.account.limit or held or store.account.lent_bytes(), "over budget"
 
 
 @check_integrity.register
-def _(pool: BufferPool) -> None:
-    buffers = [b for stack in pool._idle.values() for b in stack]
-    assert all(b.nbytes == size for size, stack in pool._idle.items() for b in stack), "filed wrongly"
+def _(account: Account) -> None:
+    buffers = [b for stack in account._idle.values() for b in stack]
+    assert all(b.nbytes == size for size, stack in account._idle.items() for b in stack), "filed wrongly"
     assert len({id(b) for b in buffers}) == len(buffers), "a buffer lies in the pool twice"
-    assert pool.nbytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
+    assert account.idle_bytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
 
 
 @check_integrity.register

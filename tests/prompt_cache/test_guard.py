@@ -19,7 +19,7 @@ from llamahybrid.prompt_cache import Costs, Plan, PromptCache, ram_tier
 from llamahybrid.prompt_cache.base import Segment, Tokens
 from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import Entry, Match
-from llamahybrid.prompt_cache.ram import BufferPool
+from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab import interrupt_fuzz
@@ -195,8 +195,8 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (Tree, "trim", lambda c: c.forget(CHAT)),
     (Tree, "remove_segment", lambda c: c.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))),
     (RamStore, "is_pinned", lambda c: c.unpin(CHAT)),
-    (BufferPool, "clear", lambda c: c.clear()),
-    (BufferPool, "put", lambda c: c.recycle(np.zeros(100, np.uint8))),
+    (Account, "free_all", lambda c: c.clear()),
+    (Account, "keep", lambda c: c.recycle(np.zeros(100, np.uint8))),
 ]
 
 
