@@ -115,11 +115,12 @@ class DiskIndex:
             there, low = on_disk(above), max(record.start, above.start)
             along = there.through
             if len(along) >= MOST_THROUGH:
-                along = tuple(s for s in along if s.start <= low < _reach(s, above))
+                along = tuple(s for s in along if s.start <= low < s.place.position)
             if len(along) < MOST_THROUGH:
                 there.through = (*there.through, record)
         there.begun[record] = None
-        self._judge(there, [record])
+        if record.start >= there.deepest():
+            self._bare[record] = None
 
     def base_of(self, namespace: str, tokens: Tokens) -> int:
         """Up to where tokens are the prefix of some record: a new one need not be read from before there."""
@@ -268,22 +269,19 @@ class DiskIndex:
     def _weigh(self, node: Node, change: int) -> None:
         """A checkpoint came to this edge or went: what attention is nothing behind any more, or is again?"""
         here = on_disk(node)
-        if not here.below:
-            self._judge(here, here.begun)
+        changed = [] if here.below else [here]
         for above in islice(node.path(), 1, None):
             here = on_disk(above)
             here.below += change
             if here.below == max(change, 0):
-                self._judge(here, here.begun)
-
-    def _judge(self, here: OnDisk, begun: Iterable[Stored]) -> None:
-        """Note which of the attention that was begun on this edge no checkpoint is behind."""
-        deepest = here.deepest()
-        for segment in begun:
-            if segment.start < deepest:
-                self._bare.pop(segment, None)
+                changed.append(here)
+        for here in changed:
+            deepest = here.deepest()
+            if change > 0:
+                for segment in [s for s in here.begun.keys() & self._bare.keys() if s.start < deepest]:
+                    del self._bare[segment]
             else:
-                self._bare[segment] = None
+                self._bare.update((s, None) for s in here.begun if s.start >= deepest)
 
     def _touch(self, record: Stored) -> None:
         self._checkpoints.move_to_end(record)

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from llamahybrid.prompt_cache.base import LiveView, Loaded, Range, Segment, Splitter, Tokens, part_of
-from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
+from llamahybrid.prompt_cache.disk_index import Offer
 from llamahybrid.prompt_cache.disk_store import READ, WRITE, DiskStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
 from llamahybrid.prompt_cache.ram_tier import RamTier
@@ -70,7 +70,7 @@ class DiskTier:
     def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
         """See `DiskIndex.known`."""
         try:
-            return self.store.ask(DiskIndex.known, namespace, tokens)
+            return self.store.known(namespace, tokens)
         except Exception as error:
             self.store.refused(READ, error)
             return 0, []

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens, clipped
-from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.disk_store import WRITE, DiskStore
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_tier import RamTier
@@ -126,7 +125,7 @@ class DiskWriter:
         if not job.attention:
             return True
         segments = self.source.attention(job.namespace, job.path, 0, len(job.path))
-        for start, end in self._store.ask(DiskIndex.uncovered, job.namespace, job.path[: job.position]):
+        for start, end in self._store.uncovered(job.namespace, job.path[: job.position]):
             at = start
             for segment in segments:
                 if clipped([(at, end)], segment.end, segment.start) and segment.start <= at:
@@ -145,7 +144,7 @@ class DiskWriter:
         """Write one record; False if it does not fit, or is not wanted any more."""
         if self._store.has(key_of(job.namespace, kind, start, path, logits=logits is not None)):
             return True
-        base = self._store.ask(DiskIndex.base_of, job.namespace, path)
+        base = self._store.base_of(job.namespace, path)
         parts = pack(job.namespace, kind, start, path, logits, payload, base)
         head = head_of(parts[0])
         pinned = self.source.pinned

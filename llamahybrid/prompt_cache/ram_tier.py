@@ -34,6 +34,8 @@ from llamahybrid.prompt_cache.ram_store import RamStore, row
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import restart_points
 
+RESTARTED = "an exception came while the prompt cache was changed; what it held in RAM is gone"
+
 
 @dataclass(frozen=True)
 class Known:
@@ -59,7 +61,7 @@ class RamTier:
     """
 
     def __init__(self, limit: int, eviction: Eviction) -> None:
-        self.guard = Guard()
+        self.guard = Guard(RESTARTED)
         self.store = RamStore(Account(limit), eviction)
         self.followed: list[weakref.ref[LiveState]] = []
         """Contexts that `forget` has to reach."""

@@ -91,9 +91,8 @@ class WriteBehind(Generic[Job]):
         return _waited(self._is_idle, FLUSH_SECONDS if seconds is None else seconds)
 
     def __len__(self) -> int:
-        """Jobs that are not done."""
-        with self.lock:
-            return len(self._jobs) + (self._running is not None)
+        """Jobs that are not done; without the lock, so that a signal handler may ask at any time."""
+        return len(self._jobs) + (self._running is not None)
 
     def _is_idle(self) -> bool:
         with self.lock:

@@ -114,7 +114,11 @@ def _(tree: Tree) -> None:
 
 @check_integrity.register
 def _(store: DiskStore) -> None:
-    store.ask(check_integrity)
+    guard = store.guard
+    if not guard.inside():
+        with guard.lock:
+            guard.enter(store)
+            check_integrity(store._index)
 
 
 @check_integrity.register

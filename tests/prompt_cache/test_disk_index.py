@@ -269,3 +269,26 @@ def test_nothing_takes_longer_for_there_being_more_records() -> None:
 
     few, many = steps(30), steps(300)
     assert all(b <= 1.3 * a + 10 for a, b in zip(few, many, strict=True)), (few, many)
+
+
+def test_a_record_more_on_a_long_path_costs_no_more() -> None:
+    """A conversation is one edge, whatever of it is stored."""
+
+    def steps(turns: int) -> list[int]:
+        index, path = DiskIndex(), list(range(10 * turns))
+        for end in range(10, 10 * turns + 1, 10):
+            for kind, start in ((SEGMENT, end - 10), (SNAPSHOT, end)):
+                one = head(kind, start, path[:end], end - 10)
+                ids = ids_of(np.array(path[end - 10 : end], np.int32))
+                base = one.base if index.knows(one) else 0
+                last = calls(lambda one=one, ids=ids, base=base: index.add(one, ids, base))
+        check_integrity(index)
+        prompt = np.array(path, np.int32)
+        return [
+            last,
+            calls(lambda: index.serves("m", prompt, logits=False, attention=False)),
+            calls(lambda: index.remove(one.key)),
+        ]
+
+    few, many = steps(20), steps(120)
+    assert all(b <= 1.3 * a + 10 for a, b in zip(few, many, strict=True)), (few, many)

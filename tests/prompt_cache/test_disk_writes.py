@@ -258,7 +258,7 @@ cache.disk.writer.queue.flush(0)
 time.sleep(0.1)
 held = threading.Event()
 def hold():
-    with cache.ram.guard.lock, cache.disk.store.lock, cache.disk.writer.queue.lock:
+    with cache.ram.guard.lock, cache.disk.store.guard.lock, cache.disk.writer.queue.lock:
         held.set()
         time.sleep(1)
 if sys.argv[2] == "locked":

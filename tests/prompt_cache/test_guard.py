@@ -10,6 +10,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache, ram_tier
 from llamahybrid.prompt_cache.base import Segment, Tokens
+from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.ram import Account
@@ -372,6 +374,37 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
     cache.release(other)
     assert not cache.ram.store.pins.entries()
     assert len(cache.ram.store.pinned) == 1
+    check_integrity(cache)
+
+
+def test_who_comes_in_again_under_the_lock_of_the_folder_never_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = filled(disk_dir=tmp_path)
+    cache.queue_writes(FakeEngine(cache, state=list(CHAT)).view())
+    assert cache.flush()
+    assert cache.disk is not None
+    store, listed = cache.disk.store, RecordStore.listed
+    held = cache.stats().extra["disk_records"]
+    assert held
+    seen: list[object] = []
+
+    def coming_in_again(records: RecordStore, shard: str) -> set[str]:
+        if not seen:
+            seen.append(store.guard.inside())
+            seen.extend([cache.stats().extra["disk_records"], planned(cache, [1, 2]).cached])
+            cache.queue_writes(FakeEngine(cache, state=list(CHAT)).view())
+            seen.append(cache.disk.forget(ids(CHAT), 0.0))  # type: ignore[union-attr]
+            seen.append(store.has("k"))
+        return listed(records, shard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordStore, "listed", coming_in_again)
+        store.records.look_again("0")
+        within(60, store.refresh)
+    assert seen == [True, held, 0, False, False]
+    assert cache.stats().extra["disk_records"] == 0, "what was to be forgotten is gone"
+    assert not RecordStore(tmp_path).keys()
     check_integrity(cache)
 
 
