@@ -385,6 +385,13 @@ def test_who_comes_in_again_under_the_lock_of_the_folder_never_waits_for_it(
     assert cache.flush()
     assert cache.disk is not None
     store, listed = cache.disk.store, RecordStore.listed
+    cache.disk.writer.quiet_seconds = 1000.0
+    monkeypatch.setattr("llamahybrid.prompt_cache.disk_writer.MOST_SECONDS", 1000.0)
+    other = FakeEngine(cache)
+    other.prefill(OTHER)
+    cache.queue_writes(other.view())
+    waiting = len(cache.disk.writer)
+    assert waiting
     held = cache.stats().extra["disk_records"]
     assert held
     seen: list[object] = []
@@ -393,7 +400,8 @@ def test_who_comes_in_again_under_the_lock_of_the_folder_never_waits_for_it(
         if not seen:
             seen.append(store.guard.inside())
             seen.extend([cache.stats().extra["disk_records"], planned(cache, [1, 2]).cached])
-            cache.queue_writes(FakeEngine(cache, state=list(CHAT)).view())
+            cache.queue_writes(other.view())
+            seen.append(len(cache.disk.writer))  # type: ignore[union-attr]
             seen.append(cache.disk.forget(ids(CHAT), 0.0))  # type: ignore[union-attr]
             seen.append(store.has("k"))
         return listed(records, shard)
@@ -402,9 +410,10 @@ def test_who_comes_in_again_under_the_lock_of_the_folder_never_waits_for_it(
         patch.setattr(RecordStore, "listed", coming_in_again)
         store.records.look_again("0")
         within(60, store.refresh)
-    assert seen == [True, held, 0, False, False]
+    assert seen == [True, held, 0, waiting, False, False]
     assert cache.stats().extra["disk_records"] == 0, "what was to be forgotten is gone"
     assert not RecordStore(tmp_path).keys()
+    assert cache.flush()
     check_integrity(cache)
 
 
