@@ -86,6 +86,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().__init__(model_path, **kwargs)
             return
         cache = prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache()
+        self._prompt_cache = cache
         files = ModelFiles(model_path, by_content=cache.leaves_process)
         try:
             super().__init__(model_path, **kwargs)
@@ -139,7 +140,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def prompt_cache(self) -> PromptCache | None:
         """The cache this model keeps its checkpoints in; None where upstream's behaviour was asked for."""
-        return None if self.evaluation is None else self.evaluation.runner.cache
+        return None if self.evaluation is None else self._prompt_cache
 
     @property
     def last_request(self) -> RequestReport | None:

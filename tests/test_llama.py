@@ -15,6 +15,7 @@ from llamahybrid import Llama, PromptCache
 from llamahybrid.errors import Busy, DecodeError, LlamaHybridError
 from llamahybrid.evaluate.counters import DecodeCounter
 from tests.conftest import take
+from tests.lab.integrity import check_integrity
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
@@ -89,7 +90,7 @@ def test_the_budget_is_never_exceeded(open_model, fresh):
     for i in range(6):
         take(llm, [*PROMPT[: 10 * i + 20], *OTHER], 20)
         assert 0 < llm.prompt_cache.stats().bytes_ram <= budget
-        llm.prompt_cache.check_integrity()
+        check_integrity(llm.prompt_cache)
     assert llm.prompt_cache.stats().evictions > 0
     assert take(llm, PROMPT) == fresh(PROMPT)
 
@@ -144,7 +145,7 @@ def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, 
     assert take(llm, longer) == fresh(longer)
     assert len(PROMPT) not in [entry.position for entry in llm.prompt_cache.ram.tree.oldest_entries()]
     assert take(llm, OTHER) == fresh(OTHER), "NaN stayed in memory"
-    llm.prompt_cache.check_integrity()
+    check_integrity(llm.prompt_cache)
 
 
 def test_an_answer_that_is_no_number_makes_no_checkpoints(open_model, monkeypatch):

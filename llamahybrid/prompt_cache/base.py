@@ -274,6 +274,10 @@ class BasePromptCache(ABC):
     def release(self, plan: Plan) -> None:
         """Unpin what `plan` named; harmless when called twice. A plan that is collected is released."""
 
+    def buffer(self, n_bytes: int) -> Bytes:
+        """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`."""
+        return np.empty(n_bytes, np.uint8)
+
     @abstractmethod
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
         """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
@@ -307,6 +311,18 @@ class BasePromptCache(ABC):
         `state`: where they were, so that what was forgotten meanwhile is not remembered.
         """
 
+    @property
+    def leaves_process(self) -> bool:
+        """What is kept is written to where other processes read it."""
+        return False
+
+    def queue_writes(self, view: LiveView) -> None:  # noqa: B027
+        """A request is over: what is new on the live path may be written."""
+
+    def flush(self, seconds: float | None = None) -> bool:
+        """Write what is queued, within so long (None: a minute); False if not all of it is."""
+        return True
+
     @abstractmethod
     def drop(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint that did not prove right."""
@@ -330,7 +346,3 @@ class BasePromptCache(ABC):
     @abstractmethod
     def stats(self) -> CacheStats:
         """Sizes and counters now."""
-
-    @abstractmethod
-    def check_integrity(self) -> None:
-        """Raise AssertionError if any invariant is broken (bytes, order, orphans, pins)."""

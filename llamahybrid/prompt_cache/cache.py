@@ -89,7 +89,7 @@ class PromptCache(BasePromptCache):
     @property
     def ram_bytes(self) -> int:
         """The budget; setting it evicts what no longer fits (pinned entries go when released)."""
-        return self.ram.store.limit
+        return self.ram.store.account.limit
 
     @ram_bytes.setter
     def ram_bytes(self, n_bytes: int) -> None:
@@ -227,12 +227,6 @@ class PromptCache(BasePromptCache):
         if self.disk is not None:
             stats.extra.update(self.disk.stats())
         return stats
-
-    def check_integrity(self) -> None:
-        """See `BasePromptCache.check_integrity`."""
-        self.ram.check_integrity()
-        if self.disk is not None:
-            self.disk.check_integrity()
 
 
 def default_disk_bytes(folder: Path) -> int:

@@ -21,7 +21,8 @@ from typing import BinaryIO
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.disk_folder import SHARDS, check_owner, claim, opened
-from llamahybrid.prompt_cache.records import KEY, Head, Record, read_head, read_ids, read_record, tokens_of
+from llamahybrid.prompt_cache.nodes import tokens_of
+from llamahybrid.prompt_cache.records import KEY, Head, Record, read_head, read_ids, read_record
 
 SUFFIX = ".record"
 ORPHAN_SECONDS = 3600
@@ -162,7 +163,7 @@ class RecordStore:
 
     def _shard(self, shard: str) -> str:
         """A shard's folder; what somebody put in its place is not followed."""
-        path = os.path.join(self.folder, shard)
+        path = f"{self.folder}{os.sep}{shard}"
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise OSError(f"{path} is no folder")
@@ -172,7 +173,7 @@ class RecordStore:
         """A record's file. Raises RecordError for what is no key."""
         if not lies_in(key, key[:1]):
             raise RecordError("not a key of a record")
-        return os.path.join(self._shard(key[0]), key + SUFFIX)
+        return f"{self._shard(key[0])}{os.sep}{key}{SUFFIX}"
 
     def _create(self, path: str) -> int:
         """A new file's descriptor; its folders are made, again if somebody removes them."""

@@ -1,28 +1,26 @@
 """A folder and its index under one lock: always agreeing, or read again.
 
 A change of the index that an exception or an interrupt ends half-way leaves it in doubt, and the next call
-reads the folder again. An error that may pass (too many open files, a network disk that is away) never
-removes anything: only that a file is not there says that it is gone, only reading twice that it is damaged.
+reads the folder again (`guard`). An error that may pass (too many open files, a network disk that is away)
+never removes anything: only that a file is not there says that it is gone, only reading twice that it is
+damaged.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
-from llamahybrid.prompt_cache.disk_trie import ids_of
+from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
+from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 
 logger = logging.getLogger("llamahybrid")
@@ -31,9 +29,6 @@ FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 """How long a disk that refused is left alone; twice as long each time it refuses again."""
 
 READ, WRITE = "reading from", "writing to"
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass
@@ -81,22 +76,6 @@ class Backoff:
         self._seconds = 0.0
 
 
-def _sound(method: Callable[Concatenate[DiskStore, P], T]) -> Callable[Concatenate[DiskStore, P], T]:
-    """The method runs under the lock, on an index that agrees with itself. Not to be nested."""
-
-    @functools.wraps(method)
-    def locked(self: DiskStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.lock:
-            if not self._agrees:
-                self._start_anew()
-            self._agrees = False
-            result = method(self, *args, **kwargs)
-            self._agrees = True
-            return result
-
-    return locked
-
-
 class DiskStore:
     """Records of one folder and their index, at most `limit` bytes, shared with other processes."""
 
@@ -108,21 +87,26 @@ class DiskStore:
         self._warned: set[str] = set()
         self._unfit: set[str] = set()  # keys of what is no record and cannot be removed
         self._backoffs = {READ: Backoff(), WRITE: Backoff()}
-        self.lock = threading.Lock()
+        self.guard = Guard()
         self._index = DiskIndex()
-        self._agrees = False
         self.records.sweep()
         self.refresh()
-        _open.add(self)
+
+    def restart(self) -> None:
+        """Whatever became of the index: it is read again."""
+        self._index = DiskIndex()
+        for shard in SHARDS:
+            self.records.look_again(shard)
+        self._refresh()
 
     # -- looking -----------------------------------------------------------------------------------
 
-    @_sound
+    @guarded(nothing)
     def refresh(self) -> None:
         """Take note of what was added and removed, by this process or another."""
         self._refresh()
 
-    @_sound
+    @guarded(nothing)
     def offer(
         self, namespace: str, tokens: Tokens, above: int, limit: int, missing: Sequence[Range]
     ) -> Offer | None:
@@ -132,12 +116,22 @@ class DiskStore:
             return None
         return self._index.offer(namespace, tokens, above, limit, missing)
 
-    @_sound
+    @guarded(lambda *_: (0, []), changes=False)
     def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
         """See `DiskIndex.known`."""
         return self._index.known(namespace, tokens)
 
-    @_sound
+    @guarded(lambda _, namespace, path: [(0, len(path))], changes=False)
+    def uncovered(self, namespace: str, path: Tokens) -> list[Range]:
+        """See `DiskIndex.uncovered`."""
+        return self._index.uncovered(namespace, path)
+
+    @guarded(zero, changes=False)
+    def base_of(self, namespace: str, path: Tokens) -> int:
+        """See `DiskIndex.base_of`."""
+        return self._index.base_of(namespace, path)
+
+    @guarded(lambda _, namespace, path, points, **__: list(points))
     def lacks(
         self, namespace: str, path: Tokens, points: Sequence[tuple[int, bool]], *, attention: bool
     ) -> list[tuple[int, bool]]:
@@ -149,20 +143,10 @@ class DiskStore:
             if not self._index.serves(namespace, path[:end], logits=logits, attention=attention)
         ]
 
-    @_sound
+    @guarded(no, changes=False)
     def has(self, key: str) -> bool:
         """A record of this key is known."""
         return key in self._index
-
-    @_sound
-    def uncovered(self, namespace: str, path: Tokens) -> list[Range]:
-        """See `DiskIndex.uncovered`."""
-        return self._index.uncovered(namespace, path)
-
-    @_sound
-    def base_of(self, namespace: str, path: Tokens) -> int:
-        """See `DiskIndex.base_of`."""
-        return self._index.base_of(namespace, ids_of(path))
 
     def load(self, key: str) -> Record | None:
         """Read and check a record; None, with a record that is damaged removed, if that fails."""
@@ -185,16 +169,15 @@ class DiskStore:
         """The disk did not refuse just now."""
         return self._backoffs[WRITE].over()
 
-    @_sound
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts."""
+        return self._stats()
+
+    def _look(self) -> dict[str, int]:
         counts = {f"disk_{name}": value for name, value in vars(self.counts).items()}
         return {"disk_records": len(self._index), "disk_bytes": self._index.nbytes, **counts}
 
-    @_sound
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless the index is whole."""
-        self._index.check_integrity()
+    _stats = guarded(_look, changes=False)(_look)  # from inside, too: a signal handler may ask
 
     # -- changing ----------------------------------------------------------------------------------
 
@@ -206,7 +189,7 @@ class DiskStore:
         """See `RecordStore.abandon`."""
         self.records.abandon(part)
 
-    @_sound
+    @guarded(no)
     def commit(self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
         """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not."""
         if not wanted():
@@ -224,7 +207,7 @@ class DiskStore:
         self._backoffs[WRITE].worked()
         return True
 
-    @_sound
+    @guarded(no)
     def make_room(self, n_bytes: int, namespace: str, path: Tokens, pinned: Sequence[Tokens]) -> bool:
         """Evict records until one of this path fits, but none on `pinned` paths; False if that cannot be."""
         spared = [(namespace, path), *((None, p) for p in pinned)]
@@ -236,31 +219,31 @@ class DiskStore:
             self.counts.evicted += 1
         return True
 
-    @_sound
+    @guarded(nothing, later=True)
     def discard(self, namespace: str, tokens: Tokens) -> None:
         """Remove the checkpoint at the end of these tokens: it did not prove right."""
         keys = self._index.at(namespace, tokens)
         self.counts.damaged += len(keys)
         self._erase_all(keys)
 
-    @_sound
+    @guarded(no, later=True)
     def remove_path(self, tokens: Tokens) -> bool:
         """Remove every record of a path and of all that goes on from it; False if not all could be."""
         self._refresh()
         return self._erase_all(self._index.on_path(tokens))
 
-    @_sound
+    @guarded(no, later=True)
     def clear(self) -> bool:
         """Remove every record; False if not all could be."""
         self._refresh()
         return self._erase_all([key for shard in SHARDS for key in self._index.keys(shard)])
 
-    @_sound
+    @guarded(nothing, later=True)
     def damaged(self, key: str, error: Exception) -> None:
         """A record is not what it should be, or not there: it goes."""
         self._damaged(key, error)
 
-    @_sound
+    @guarded(nothing, later=True)
     def misplaced(self, key: str) -> None:
         """A sound record is not what the index took it for: it is left alone from now on."""
         self._index.remove(key)
@@ -276,19 +259,7 @@ class DiskStore:
             self._warned.add(what)
             logger.warning("%s the disk cache failed, and is tried again later: %s", what, error)
 
-    def in_child(self) -> None:
-        """A process was forked: whatever its parent was just doing, it has a lock and an index of its own."""
-        self.lock = threading.Lock()
-        self._agrees = False
-
     # -- with the lock held ------------------------------------------------------------------------
-
-    def _start_anew(self) -> None:
-        """Whatever became of the index: it is read again."""
-        self._index = DiskIndex()
-        for shard in SHARDS:
-            self.records.look_again(shard)
-        self._refresh()
 
     def _refresh(self) -> None:
         if not self._backoffs[READ].over():
@@ -360,13 +331,3 @@ class DiskStore:
 def _end(key: str) -> int:
     """Tokens of a record's prefix."""
     return int(key.rpartition("-")[2])
-
-
-def _in_child() -> None:
-    for store in list(_open):
-        store.in_child()
-
-
-_open: weakref.WeakSet[DiskStore] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

@@ -19,7 +19,8 @@ import numpy as np
 from llamahybrid.prompt_cache.base import LiveView, Loaded, Range, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.disk_index import Offer
 from llamahybrid.prompt_cache.disk_store import READ, WRITE, DiskStore
-from llamahybrid.prompt_cache.disk_writer import DiskWriter, WriteSource
+from llamahybrid.prompt_cache.disk_writer import DiskWriter
+from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES
 
@@ -42,7 +43,7 @@ class DiskTier:
         self,
         folder: str | os.PathLike[str],
         limit: int,
-        source: WriteSource,
+        source: RamTier,
         hourly: int | None = None,
     ) -> None:
         """Open a folder, making it if need be. Raises OSError when it cannot be used.
@@ -171,7 +172,3 @@ class DiskTier:
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`DiskCounts`), for `PromptCache.stats`."""
         return {**self.store.stats(), "disk_waiting": len(self.writer)}
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless the index is whole."""
-        self.store.check_integrity()

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
-from llamahybrid.prompt_cache.base import Bytes, Checkpoint, Logits, Segment, Tokens, clipped
+from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens, clipped
 from llamahybrid.prompt_cache.disk_store import WRITE, DiskStore
 from llamahybrid.prompt_cache.nodes import common_prefix
+from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, head_of, key_of, pack
 from llamahybrid.prompt_cache.write_behind import WriteBehind
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, WriteBudget
-
-
-class WriteSource(Protocol):
-    """The RAM tier, as its disk tier needs it; from any thread."""
-
-    @property
-    def pinned(self) -> Sequence[Tokens]:
-        """Paths whose records are never evicted."""
-
-    def checkpoint_at(self, namespace: str, path: Tokens) -> AbstractContextManager[Checkpoint | None]:
-        """The checkpoint at the end of a path; its bytes stay as they are in this context."""
-
-    def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
-        """The segments of [start, end) of a path, as they are cut now."""
 
 
 @dataclass(eq=False)
@@ -54,7 +39,7 @@ class Job:
 class DiskWriter:
     """Writes restore points to a store, behind what happens; not every one, and not more than a budget."""
 
-    def __init__(self, store: DiskStore, source: WriteSource, hourly: int) -> None:
+    def __init__(self, store: DiskStore, source: RamTier, hourly: int) -> None:
         """`hourly`: bytes that may be written an hour."""
         self._store = store
         self.source = source

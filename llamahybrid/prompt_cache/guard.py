@@ -1,7 +1,8 @@
-"""One lock for a store, and what an exception in the middle of a change leaves behind: nothing.
+"""One lock for a store, and what an exception in the middle of a change leaves behind: nothing of it.
 
 A KeyboardInterrupt may come between any two bytecodes, under the lock, too. Nothing is undone then: whoever
-takes the lock next finds the mark of a change that did not come to its end, and starts the store anew, empty.
+takes the lock next finds the mark of a change that did not come to its end, and starts the store anew: what
+lay in RAM is gone, what lies in a folder is read again.
 No half of a change is ever read, whatever the exception was and wherever it came from.
 
 The same thread may come in again while it is inside: a finaliser that the garbage collector runs there, a
@@ -29,15 +30,16 @@ R = TypeVar("R")
 class Guard:
     """The lock of one store."""
 
-    def __init__(self) -> None:
+    def __init__(self, warning: str = "") -> None:
+        """`warning`: said once when an exception has cost what the store held."""
         self.lock = threading.RLock()
+        self._warning = warning
         self.changing = False
         """A change has begun and has not come to its end."""
         self.deferred: deque[Callable[[], object]] = deque()
         """Left by calls from inside, to be done next."""
         self.restarts = 0
         """How often an exception cost the store what it held."""
-        self._told = False
         _guards.add(self)
 
     def inside(self) -> bool:
@@ -62,11 +64,9 @@ class Guard:
 
     def tell(self) -> None:
         """Say once that a store was started anew; never under the lock, as handlers are anybody's code."""
-        if self.restarts and not self._told:
-            self._told = True
-            logger.warning(
-                "an exception came while the prompt cache was changed; what it held in RAM is gone"
-            )
+        if self.restarts and self._warning:
+            warning, self._warning = self._warning, ""
+            logger.warning(warning)
 
 
 class Guarded(Protocol):

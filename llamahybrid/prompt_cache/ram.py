@@ -1,4 +1,4 @@
-"""RAM for snapshots: the size of the machine, and a pool of buffers that are used again.
+"""RAM for snapshots: the size of the machine, buffers that are used again, and the account of their bytes.
 
 A fresh buffer of a few hundred KiB costs 27-167 us to fill (page faults), a reused one 3-37 us.
 """
@@ -69,49 +69,49 @@ class Expected:
         self.nbytes = nbytes
 
 
-class Outstanding:
-    """What was handed out: it counts until it comes back, is kept, or is collected."""
+class Account:
+    """What RAM may take, `limit`, and what of it lies idle for reuse or is handed out, counted exactly.
 
-    def __init__(self) -> None:
-        self._counted: dict[int, weakref.ref[Any]] = {}  # by id
+    What was handed out counts until it comes back, is kept, or is collected.
+    """
 
-    def add(self, what: T) -> T:
-        """The same, which counts from now on."""
-        self._counted[id(what)] = weakref.ref(what)
-        return what
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.idle_bytes = 0
+        """Of buffers that wait to be used again."""
+        self._idle: dict[int, list[Bytes]] = {}  # by size
+        self._lent: dict[int, weakref.ref[Any]] = {}  # by id
 
-    def remove(self, what: Sized) -> None:
-        """It no longer counts here, if it did."""
-        self._counted.pop(id(what), None)
-
-    def counted(self, what: Sized) -> int:
-        """Bytes of this very thing that count here."""
-        ref = self._counted.get(id(what))
-        return what.nbytes if ref is not None and ref() is what else 0
-
+    @property
     def nbytes(self) -> int:
-        """Bytes of all that count; what was collected is forgotten here."""
-        alive = {key: what for key, ref in self._counted.items() if (what := ref()) is not None}
-        self._counted = {key: self._counted[key] for key in alive}
+        """Bytes that are idle or handed out."""
+        return self.idle_bytes + self.lent_bytes()
+
+    def lent_bytes(self) -> int:
+        """Bytes of all that is handed out; what was collected is forgotten here."""
+        alive = {key: what for key, ref in self._lent.items() if (what := ref()) is not None}
+        self._lent = {key: self._lent[key] for key in alive}
         return sum(what.nbytes for what in alive.values())
 
+    def lend(self, what: T) -> T:
+        """The same, which counts from now on."""
+        self._lent[id(what)] = weakref.ref(what)
+        return what
 
-class BufferPool:
-    """Idle snapshot buffers by size; counts their bytes exactly."""
+    def lent(self, what: Sized) -> int:
+        """Bytes of this very thing that count as handed out."""
+        ref = self._lent.get(id(what))
+        return what.nbytes if ref is not None and ref() is what else 0
 
-    def __init__(self) -> None:
-        self._idle: dict[int, list[Bytes]] = {}
-        self.nbytes = 0
+    def end_loan(self, what: Sized) -> None:
+        """It no longer counts as handed out, if it did."""
+        self._lent.pop(id(what), None)
 
-    def count(self, n_bytes: int) -> int:
-        """Idle buffers of exactly this size."""
-        return len(self._idle.get(n_bytes, ()))
+    def has_idle(self, n_bytes: int) -> bool:
+        """A buffer of exactly this size is idle."""
+        return n_bytes in self._idle
 
-    def holds(self, buffer: Bytes) -> bool:
-        """Whether this very buffer lies idle here."""
-        return any(b is buffer for b in self._idle.get(buffer.nbytes, ()))
-
-    def take(self, n_bytes: int) -> Bytes | None:
+    def reuse(self, n_bytes: int) -> Bytes | None:
         """An idle buffer of exactly this size, writeable, contents undefined; None if there is none."""
         stack = self._idle.get(n_bytes)
         if not stack:
@@ -119,33 +119,25 @@ class BufferPool:
         buffer = stack.pop()
         if not stack:
             del self._idle[n_bytes]
-        self.nbytes -= n_bytes
+        self.idle_bytes -= n_bytes
         buffer.flags.writeable = True
         return buffer
 
-    def put(self, buffer: Bytes) -> None:
+    def keep(self, buffer: Bytes) -> None:
         """Keep a buffer that owns its memory for reuse; read-only, so that no second owner goes unseen."""
         buffer.flags.writeable = False
         self._idle.setdefault(buffer.nbytes, []).append(buffer)
-        self.nbytes += buffer.nbytes
-
-    def clear(self) -> None:
-        """Give all idle buffers back to the system."""
-        self._idle.clear()
-        self.nbytes = 0
+        self.idle_bytes += buffer.nbytes
 
     def free(self, n_bytes: int) -> None:
         """Give idle buffers back to the system until `n_bytes` are free or none is left."""
-        target = max(0, self.nbytes - n_bytes)
-        while self.nbytes > target:
-            self.take(next(iter(self._idle)))
+        target = max(0, self.idle_bytes - n_bytes)
+        while self.idle_bytes > target:
+            self.reuse(next(iter(self._idle)))
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless sizes, ownership and the count are true."""
-        buffers = [b for stack in self._idle.values() for b in stack]
-        assert all(b.nbytes == size for size, stack in self._idle.items() for b in stack), "filed wrongly"
-        assert len({id(b) for b in buffers}) == len(buffers), "a buffer lies in the pool twice"
-        assert self.nbytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
+    def free_all(self) -> None:
+        """Give all idle buffers back to the system, whatever became of their count."""
+        self._idle, self.idle_bytes = {}, 0
 
 
 def owned(snapshot: Bytes) -> Bytes:

@@ -1,4 +1,4 @@
-"""What lies in RAM and what it takes: the tree, buffers idle and lent, pins, all within one byte budget.
+"""What lies in RAM and what it takes: the tree, buffers idle and lent, pins, all within one account.
 
 Not locked: that is its owner's. After an exception in the middle of a change there is no telling what holds,
 so a store is then given up for a new one (`renewed`).
@@ -14,7 +14,7 @@ from llamahybrid.prompt_cache.base import CacheStats, Checkpoint, Costs, Logits,
 from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins
-from llamahybrid.prompt_cache.ram import BufferPool, Outstanding
+from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.tree import Tree
 
 
@@ -32,22 +32,14 @@ class Counts:
 
 
 class RamStore:
-    """Checkpoints and segments in RAM, at most `limit` bytes but for what is pinned or lent."""
+    """Checkpoints and segments in RAM, within an account's limit but for what is pinned or lent."""
 
-    def __init__(
-        self,
-        limit: int,
-        eviction: Eviction,
-        outstanding: Outstanding | None = None,
-        counts: Counts | None = None,
-    ) -> None:
-        self.limit = limit
+    def __init__(self, account: Account, eviction: Eviction, counts: Counts | None = None) -> None:
+        self.account = account
+        """Buffers that are idle, or handed out and not kept yet, and what is about to be read from disk."""
         self.counts = Counts() if counts is None else counts
         self.eviction = eviction
         self.tree = Tree()
-        self.pool = BufferPool()
-        self.outstanding = Outstanding() if outstanding is None else outstanding
-        """What was handed out and is not kept yet, and what is about to be read from disk."""
         self.pins = Pins()
         self.doomed: set[Entry] = set()
         """Out of the tree, but pinned."""
@@ -61,22 +53,23 @@ class RamStore:
         """Prefixes that the user pinned; always set anew, so that any thread may read it."""
 
     def renewed(self) -> RamStore:
-        """An empty one with the same budget, eviction, outstanding, and prefixes that the user pinned.
+        """An empty one with the same account, eviction, and prefixes that the user pinned.
 
         What plans name stays theirs, and counts until they let go of it.
         """
-        store = RamStore(self.limit, self.eviction, self.outstanding, self.counts)
+        store = RamStore(self.account, self.eviction, self.counts)
+        store.account.free_all()
         store.tree.requests = self.tree.requests
         store.pinned = list(self.pinned)
         for entry in self.pins.entries():
-            store.outstanding.add(entry.checkpoint.snapshot)
+            store.account.lend(entry.checkpoint.snapshot)
         return store
 
     def used(self) -> int:
         """Bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self.doomed)
         stored = self.tree.token_bytes + self.tree.entry_bytes + self.tree.segment_bytes
-        return stored + doomed + self.pool.nbytes + self.outstanding.nbytes()
+        return stored + doomed + self.account.nbytes
 
     def pinned_bytes(self) -> int:
         """Bytes of the checkpoints in use."""
@@ -84,7 +77,7 @@ class RamStore:
 
     def most_cuts(self, costs: Costs) -> int:
         """Cuts whose snapshots fill half the budget: the other half keeps what is known already."""
-        return max(1, self.limit // (2 * max(1, costs.snapshot_bytes)))
+        return max(1, self.account.limit // (2 * max(1, costs.snapshot_bytes)))
 
     def is_pinned(self, path: Tokens) -> bool:
         """A path lies on a prefix that the user pinned."""
@@ -117,7 +110,7 @@ class RamStore:
         if entry.pins:
             self.doomed.add(entry)
         else:
-            self.pool.put(entry.checkpoint.snapshot)
+            self.account.keep(entry.checkpoint.snapshot)
 
     def pin(self, tokens: Tokens) -> int:
         """Keep the checkpoints on this path, now and later; how many there are."""
@@ -141,12 +134,12 @@ class RamStore:
             self.remove(entry)
         self.counts.damaged += self.tree.damaged
         self.tree = Tree()
-        self.pool.clear()
+        self.account.free_all()
         self.pinned = []
 
     def forget(self, tokens: Tokens) -> int:
         """Take out a path and all that goes on from it, but for what others share; bytes freed."""
-        before = self.used() - self.pool.nbytes
+        before = self.used() - self.account.idle_bytes
         pinned = (len(p) for p in self.pinned if len(p) < len(tokens) and same_start(p, tokens))
         stays = max(pinned, default=0)
         for name in self.tree.namespaces():
@@ -161,7 +154,7 @@ class RamStore:
         for entry in self.doomed:  # still in use: their bytes go back to the system afterwards
             entry.recycled = False
         self.pinned = [p for p in self.pinned if not np.array_equal(p[: len(tokens)], tokens)]
-        self.pool.clear()  # their bytes are not to lie about
+        self.account.free_all()  # their bytes are not to lie about
         return before - self.used()
 
     def let_go(self, user: object) -> None:
@@ -179,7 +172,7 @@ class RamStore:
         if not entry.pins and entry in self.doomed:
             self.doomed.remove(entry)
             if entry.recycled:
-                self.pool.put(entry.checkpoint.snapshot)
+                self.account.keep(entry.checkpoint.snapshot)
 
     def make_room(
         self,
@@ -196,11 +189,11 @@ class RamStore:
         may go. `reuse`: an idle buffer of this size is as good as room for one.
         """
         self.let_lost_go()
-        while (over := self.used() + need - self.limit) > 0:
-            if reuse is not None and self.pool.count(reuse):
+        while (over := self.used() + need - self.account.limit) > 0:
+            if reuse is not None and self.account.has_idle(reuse):
                 return True
-            if self.pool.nbytes:
-                self.pool.free(over)
+            if self.account.idle_bytes:
+                self.account.free(over)
                 continue
             victim = self.eviction.victim(self.tree, path, self.live, incoming, ladder)
             match victim:
@@ -217,7 +210,7 @@ class RamStore:
 
     def cannot_hold(self, n_bytes: int) -> bool:
         """More than pins leave room for, whatever else went."""
-        return n_bytes > self.limit - self.pinned_bytes()
+        return n_bytes > self.account.limit - self.pinned_bytes()
 
     def stats(self, restarts: int) -> CacheStats:
         """See `RamTier.stats`."""
@@ -234,28 +227,12 @@ class RamStore:
             extra={
                 "segment_bytes": self.tree.segment_bytes,
                 "tokens": self.tree.token_bytes // 4,
-                "idle_bytes": self.pool.nbytes,
-                "budget": self.limit,
+                "idle_bytes": self.account.idle_bytes,
+                "budget": self.account.limit,
                 "damaged": counts.damaged + self.tree.damaged,
                 "restarts": restarts,
             },
         )
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless tree, pool, pins and the byte count are all true."""
-        self.tree.check_integrity()
-        self.pool.check_integrity()
-        self.pins.check_integrity()
-        held = {e for e in self.tree.oldest_entries() if e.pins} | self.doomed
-        assert held == self.pins.entries(), "pins and checkpoints disagree"
-        assert all(e.node is None for e in self.doomed), "a doomed checkpoint is still in the tree"
-        assert all(e.node is not None for e in self.live), "the live path names an evicted checkpoint"
-        assert not any(n.bare() for n in self.tree.oldest_nodes()), "a segment that no checkpoint needs"
-        stored = [*self.tree.oldest_entries(), *self.doomed]
-        snapshots = [e.checkpoint.snapshot for e in stored]
-        assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
-        assert not any(self.pool.holds(s) for s in snapshots), "a stored snapshot lies in the pool"
-        assert self.used() <= self.limit or held or self.outstanding.nbytes(), "over budget"
 
 
 def row(logits: Logits | None) -> Logits | None:

@@ -29,10 +29,12 @@ from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.planning import plan_request, restore_point, unplanned
-from llamahybrid.prompt_cache.ram import Expected, is_whole, new_buffer, owned
+from llamahybrid.prompt_cache.ram import Account, Expected, is_whole, new_buffer, owned
 from llamahybrid.prompt_cache.ram_store import RamStore, row
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import restart_points
+
+RESTARTED = "an exception came while the prompt cache was changed; what it held in RAM is gone"
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class RamTier:
     """
 
     def __init__(self, limit: int, eviction: Eviction) -> None:
-        self.guard = Guard()
-        self.store = RamStore(limit, eviction)
+        self.guard = Guard(RESTARTED)
+        self.store = RamStore(Account(limit), eviction)
         self.followed: list[weakref.ref[LiveState]] = []
         """Contexts that `forget` has to reach."""
         self._forgets = 0
@@ -79,7 +81,7 @@ class RamTier:
     @guarded(nothing, later=True)
     def resize(self, limit: int) -> None:
         """Another budget: what no longer fits goes."""
-        self.store.limit = limit
+        self.store.account.limit = limit
         self.store.make_room(0)
 
     # -- a request's start -------------------------------------------------------------------------
@@ -147,12 +149,12 @@ class RamTier:
         whole = match if len(path) == len(view.tokens) else tree.match(view.namespace, view.tokens)
         store.live = whole.entries()
         growth = 4 * (position - match.length)
-        counted = store.outstanding.counted(snapshot)
+        counted = store.account.lent(snapshot)
         if not store.make_room(new_bytes - counted + growth, match, position):
             tree.prune_path(tree.match(view.namespace, path))
             store.counts.refused += 1
             return False
-        store.outstanding.remove(snapshot)
+        store.account.end_loan(snapshot)
         checkpoint = Checkpoint(view.namespace, position, owned(snapshot), logits)
         checkpoint.snapshot.flags.writeable = False
         marked = position in store.boundaries.get(view.namespace, ())
@@ -188,10 +190,10 @@ class RamTier:
         match = self.tree.match(view.namespace, view.tokens)
         self.guard.changing = True
         store.live = match.entries()
-        fits = n_bytes <= store.limit and store.make_room(n_bytes, match, ladder=False)
+        fits = n_bytes <= store.account.limit and store.make_room(n_bytes, match, ladder=False)
         store.counts.refused += not fits
         self.guard.changing = False  # running out of memory costs nothing
-        return store.outstanding.add(new_buffer(n_bytes)) if fits else None
+        return store.account.lend(new_buffer(n_bytes)) if fits else None
 
     @guarded(no, changes=False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
@@ -202,12 +204,12 @@ class RamTier:
         match = tree.match(view.namespace, view.tokens)
         self.guard.changing = True
         store.live = match.entries()
-        counted = store.outstanding.counted(segment.record)
+        counted = store.account.lent(segment.record)
         fits = store.make_room(segment.nbytes - counted, match, ladder=False)
         match = tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
         stored = fits and needed and match.length >= segment.end and tree.store(match, segment)
-        store.outstanding.remove(segment.record)
+        store.account.end_loan(segment.record)
         store.counts.refused += not fits
         return stored
 
@@ -232,7 +234,7 @@ class RamTier:
 
     def buffer(self, n_bytes: int) -> Bytes:
         """See `PromptCache.buffer`."""
-        if n_bytes > self.store.limit:
+        if n_bytes > self.store.account.limit:
             return np.empty(n_bytes, np.uint8)  # to be refused by `admit`: nothing should go for it
         return self._buffer(n_bytes)
 
@@ -240,9 +242,9 @@ class RamTier:
     def _buffer(self, n_bytes: int) -> Bytes:
         store = self.store
         store.make_room(n_bytes, reuse=n_bytes)
-        buffer = store.pool.take(n_bytes)
+        buffer = store.account.reuse(n_bytes)
         self.guard.changing = False  # running out of memory costs nothing
-        return store.outstanding.add(new_buffer(n_bytes) if buffer is None else buffer)
+        return store.account.lend(new_buffer(n_bytes) if buffer is None else buffer)
 
     @guarded(nothing, changes=False)
     def recycle(self, buffer: Bytes) -> None:
@@ -250,9 +252,9 @@ class RamTier:
         if not buffer.flags.writeable:
             raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
         self.guard.changing = True
-        self.store.outstanding.remove(buffer)
-        if is_whole(buffer) and self.store.used() + buffer.nbytes <= self.store.limit:
-            self.store.pool.put(buffer)
+        self.store.account.end_loan(buffer)
+        if is_whole(buffer) and self.store.used() + buffer.nbytes <= self.store.account.limit:
+            self.store.account.keep(buffer)
 
     # -- the user's own say ------------------------------------------------------------------------
 
@@ -307,11 +309,6 @@ class RamTier:
 
     _stats = guarded(_look, changes=False)(_look)  # from inside, too: a signal handler may ask
 
-    @guarded(nothing, changes=False)
-    def check_integrity(self) -> None:
-        """See `BasePromptCache.check_integrity`."""
-        self.store.check_integrity()
-
     # -- what the disk tier gives ------------------------------------------------------------------
 
     @guarded(lambda *_: Known(), changes=False)
@@ -333,13 +330,13 @@ class RamTier:
         self.guard.changing = True
         fits = store.make_room(n_bytes + growth, match, len(path))
         store.counts.refused += not fits
-        return store.outstanding.add(Expected(n_bytes)) if fits else None
+        return store.account.lend(Expected(n_bytes)) if fits else None
 
     @guarded(nothing)
     def take_in(self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int) -> None:
         """Take what was read, where it is not here already; unless anything was forgotten since."""
         store, tree = self.store, self.tree
-        store.outstanding.remove(expected)
+        store.account.end_loan(expected)
         if forgets != self._forgets:
             return
         match = tree.insert(view.namespace, path)

@@ -24,6 +24,7 @@ import xxhash
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+from llamahybrid.prompt_cache.nodes import ids_of, tokens_of
 from llamahybrid.prompt_cache.ram import new_buffer
 
 MAGIC = b"LLHDISK\0"
@@ -37,18 +38,6 @@ NAMESPACE_BYTES = 48
 
 KEY = re.compile(r"([0-9a-f]{32})-(attention|prompt|state)-(0|[1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
 """Digest of the whole prefix, what it is, start, end."""
-
-
-@dataclass(frozen=True)
-class Name:
-    """What a record's key says of it."""
-
-    digest: bytes
-    """`path_digest` of the whole prefix."""
-    kind: int
-    start: int
-    end: int
-    logits: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,18 +103,6 @@ def _key(digest: bytes, kind: int, start: int, end: int, *, logits: bool) -> str
     return f"{digest.hex()}-{sort}-{start}-{end}"
 
 
-def parse_key(key: str) -> Name | None:
-    """What a key says; None for text that is no key."""
-    match = KEY.fullmatch(key)
-    if match is None:
-        return None
-    digest, sort, start, end = match.groups()
-    kind = SEGMENT if sort == "attention" else SNAPSHOT
-    if (int(start) >= int(end)) if kind == SEGMENT else start != end:
-        return None
-    return Name(bytes.fromhex(digest), kind, int(start), int(end), sort == "prompt")
-
-
 def pack(
     namespace: str,
     kind: int,
@@ -142,7 +119,7 @@ def pack(
     name = namespace.encode()
     if len(name) > NAMESPACE_BYTES:
         raise ValueError(f"a namespace may have {NAMESPACE_BYTES} bytes, this one has {len(name)}")
-    ids = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    ids = ids_of(tokens)
     row = b"" if logits is None else np.ascontiguousarray(logits, dtype="<f4").tobytes()
     body = _BODY.pack(
         MAGIC,
@@ -204,11 +181,6 @@ def read_ids(file: BinaryIO, head: Head, base: int = 0) -> bytes:
     if not base and path_digest(head.namespace, np.frombuffer(ids, "<i4")) != head.digest:
         raise RecordError("a record's ids are damaged")
     return ids
-
-
-def tokens_of(ids: bytes) -> Tokens:
-    """Ids of a record as tokens, shape (n,)."""
-    return np.frombuffer(ids, "<i4").astype(np.int32)
 
 
 def read_record(file: BinaryIO, file_bytes: int) -> Record:

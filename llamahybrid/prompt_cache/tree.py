@@ -1,6 +1,6 @@
 """A radix tree of token paths: what was evaluated, and where on those paths checkpoints lie.
 
-Edges are compressed: a node holds the tokens of its edge as one int32 array, and comparisons are vectorised.
+Edges are compressed: a node holds the tokens of its edge as bytes, which are compared all at once.
 Checkpoints are indexed by position inside the edge that covers them, so a checkpoint never forces a split.
 A segment lies inside one edge; it is cut where its edge is. It is kept for the checkpoints behind its start.
 One root per namespace, so that state of another model or context shape can never match.
@@ -15,7 +15,16 @@ from itertools import islice
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens
-from llamahybrid.prompt_cache.nodes import Entry, Match, Node, common_prefix
+from llamahybrid.prompt_cache.nodes import (
+    ID_BYTES,
+    Entry,
+    Match,
+    Node,
+    common_prefix,
+    ids_of,
+    token_at,
+    tokens_of,
+)
 
 
 class Tree:
@@ -58,26 +67,13 @@ class Tree:
         return iter(self._nodes)
 
     def match(self, namespace: str, tokens: Tokens) -> Match:
-        """Follow `tokens` from the root of `namespace` as far as the tree knows them.
+        """Follow `tokens` from the root of `namespace` as far as the tree knows them."""
+        return self.follow(namespace, ids_of(tokens))
 
-        Edges are compared as bytes: a path may have thousands of short ones.
-        """
-        node = self._roots.get(namespace)
-        ids = np.ascontiguousarray(tokens, dtype=np.int32)
-        words, raw = ids.data, ids.tobytes()
-        path: list[Node] = []
-        at, total = 0, len(ids)
-        while node is not None and at < total:
-            node = node.children.get(words[at])
-            if node is None:
-                break
-            path.append(node)
-            edge = node.tokens.tobytes()
-            if not raw.startswith(edge, 4 * at):
-                at += common_prefix(node.tokens, ids[at:])
-                break
-            at += len(edge) // 4
-        return Match(at, tuple(path))
+    def follow(self, namespace: str, ids: bytes) -> Match:
+        """The same for tokens as `ids_of` has them."""
+        root = self._roots.get(namespace)
+        return Match(0, ()) if root is None else follow(root, 0, ids)
 
     def touch(self, match: Match) -> None:
         """Mark a matched path as used now."""
@@ -108,10 +104,28 @@ class Tree:
         """Add a token path (the tokens are copied) and mark it as used now; returns the whole path."""
         match = self.match(namespace, tokens)
         if match.length < len(tokens):
-            self._grow(namespace, match, np.array(tokens[match.length :], dtype=np.int32))
-            match = self.match(namespace, tokens)
+            match = self.extend(namespace, match, ids_of(tokens[match.length :]))
         self.touch(match)
         return match
+
+    def extend(self, namespace: str, match: Match, ids: bytes) -> Match:
+        """Append tokens (see `ids_of`) where a match ended, to a leaf or as a branch; the whole path."""
+        length, path = match.length + len(ids) // ID_BYTES, match.path
+        self.token_bytes += len(ids)
+        if path:
+            node = path[-1]
+            if match.length < node.end:
+                node = self._split(namespace, node, match.length)
+                path = (*path[:-1], node)
+            elif not node.children:
+                node.edge += ids
+                return Match(length, path)
+        else:
+            node = self._roots.setdefault(namespace, Node(None, 0, b""))
+        child = Node(node, node.end, ids, last_used=self._clock)
+        node.children[token_at(ids)] = child
+        self._nodes[child] = None
+        return Match(length, (*path, child))
 
     def attach(self, match: Match, checkpoint: Checkpoint, marked: bool = False) -> Entry:
         """Index a checkpoint on an inserted path; its place must be free."""
@@ -158,7 +172,7 @@ class Tree:
     def path_of(self, entry: Entry) -> Tokens:
         """The tokens before a checkpoint that is in the tree, shape (position,)."""
         assert entry.node is not None
-        return _tokens_to(entry.node)[: entry.position]
+        return tokens_to(entry.node)[: entry.position]
 
     def namespaces(self) -> list[str]:
         """Those with any path."""
@@ -195,10 +209,10 @@ class Tree:
 
     def trim(self, leaf: Node, needed: int = 0) -> None:
         """Cut the `tail` off a leaf; an empty leaf goes, and its parent closes up."""
-        first, length = int(leaf.tokens[0]), len(leaf.tokens) - leaf.tail(needed)
-        self.token_bytes -= leaf.tokens[length:].nbytes
-        if length:
-            leaf.tokens = leaf.tokens[:length].copy()
+        first, tail = token_at(leaf.edge), ID_BYTES * leaf.tail(needed)
+        self.token_bytes -= tail
+        if tail < len(leaf.edge):
+            leaf.edge = leaf.edge[: len(leaf.edge) - tail]
             return
         parent = leaf.parent
         assert parent is not None
@@ -208,51 +222,6 @@ class Tree:
             self._roots = {name: root for name, root in self._roots.items() if root.children}
         elif len(parent.children) == 1:
             self._merge(parent)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless order, links, compression and byte counts are all true."""
-        nodes: list[Node] = []
-        entries: list[Entry] = []
-        stack = list(self._roots.values())
-        assert all(r.children and not len(r.tokens) and not r.entries for r in stack), "a root is off"
-        while stack:
-            node = stack.pop()
-            for first, child in node.children.items():
-                assert child.parent is node, "a child does not know its parent"
-                assert child.start == node.end, "an edge does not start where its parent ends"
-                assert child.tokens[:1].tolist() == [first], "an edge is empty or filed wrongly"
-                assert len(child.children) != 1, "an edge is not compressed"
-                assert child.tokens.base is None, "an edge is a view and holds foreign memory"
-                assert all(child.start < p <= child.end for p in child.entries), (
-                    "a checkpoint is off its edge"
-                )
-                assert child.weight == len(child.entries) + sum(c.weight for c in child.children.values()), (
-                    "checkpoints miscounted"
-                )
-                edges = [child.start, *(p for s in child.segments for p in (s.start, s.end)), child.end]
-                assert edges == sorted(edges), "segments overlap or leave their edge"
-                assert all(s.start < s.end for s in child.segments), "a segment is empty"
-                assert all(e.node is child and e.position == p for p, e in child.entries.items()), (
-                    "entry link"
-                )
-                nodes.append(child)
-                entries.extend(child.entries.values())
-                stack.append(child)
-        assert set(nodes) == set(self._nodes), "orphan nodes"
-        assert set(entries) == set(self._entries), "orphan checkpoints"
-        assert self.token_bytes == sum(n.tokens.nbytes for n in nodes), "token bytes miscounted"
-        assert self.entry_bytes == sum(e.nbytes for e in entries), "checkpoint bytes miscounted"
-        segments = [s for n in nodes for s in n.segments]
-        assert self.segment_bytes == sum(s.nbytes for s in segments), "segment bytes miscounted"
-        assert len({id(s.record) for s in segments}) == len(segments), "two segments share their bytes"
-        assert set(entries) == set(self._line), "a checkpoint has no turn to be looked at"
-        for order in (list(self._entries), list(self._nodes)):
-            ages = [item.last_used for item in order]
-            assert ages == sorted(ages), "the order of use is off"
-        for entry in entries:
-            assert entry.node is not None
-            assert entry.above is entry.node.above(entry.position), "a checkpoint does not know the one above"
-            assert set(entry.below) == set(entry.node.below(entry.position)), "nor those below"
 
     def _link(self, entry: Entry, above: Entry | None, below: list[Entry]) -> None:
         """Put a checkpoint between the next ones on its path."""
@@ -274,23 +243,6 @@ class Tree:
             deeper.above = entry.above
         entry.above, entry.below = None, {}
 
-    def _grow(self, namespace: str, match: Match, rest: Tokens) -> None:
-        """Append `rest` where a match ended: extend a leaf, or branch."""
-        if match.path:
-            node = match.path[-1]
-            if match.length < node.end:
-                node = self._split(namespace, node, match.length)
-            elif not node.children:
-                node.tokens = np.concatenate([node.tokens, rest])
-                self.token_bytes += rest.nbytes
-                return
-        else:
-            node = self._roots.setdefault(namespace, Node(None, 0, np.empty(0, np.int32)))
-        child = Node(node, node.end, rest, last_used=self._clock)
-        node.children[int(rest[0])] = child
-        self.token_bytes += rest.nbytes
-        self._nodes[child] = None
-
     def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
         """Replace a segment by its two parts, or those that a checkpoint needs.
 
@@ -301,7 +253,7 @@ class Tree:
         parts: tuple[Segment, ...] = ()
         try:
             if splitter is not None:
-                parts = splitter(segment, _tokens_to(node)[: segment.end], position)
+                parts = splitter(segment, tokens_to(node)[: segment.end], position)
         except (ValueError, MemoryError):
             self.damaged += 1
         node.segments[at : at + 1] = parts
@@ -319,36 +271,60 @@ class Tree:
         crossing = next((s for s in node.segments if s.start < position < s.end), None)
         if crossing is not None:
             self._divide(namespace, node, crossing, position)
-        cut = position - node.start
-        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), last_used=self._clock, seen=node.seen)
+        cut = ID_BYTES * (position - node.start)
+        upper = Node(node.parent, node.start, node.edge[:cut], last_used=self._clock, seen=node.seen)
         upper.entries = {p: e for p, e in node.entries.items() if p <= position}
         for entry in upper.entries.values():
             entry.node = upper
         upper.segments = [s for s in node.segments if s.end <= position]
         node.segments = [s for s in node.segments if s.start >= position]
         upper.weight, node.weight = node.weight, node.weight - len(upper.entries)
-        node.parent.children[int(upper.tokens[0])] = upper
+        node.parent.children[token_at(upper.edge)] = upper
         node.entries = {p: e for p, e in node.entries.items() if p > position}
-        node.tokens = node.tokens[cut:].copy()
+        node.edge = node.edge[cut:]
         node.start, node.parent = position, upper
-        upper.children = {int(node.tokens[0]): node}
+        upper.children = {token_at(node.edge): node}
+        if node.disk is not None:
+            upper.disk = node.disk.split(upper)
         self._nodes[upper] = None
         return upper
 
     def _merge(self, node: Node) -> None:
         """Join a node with its only child."""
         (child,) = node.children.values()
-        node.tokens = np.concatenate([node.tokens, child.tokens])
+        node.edge += child.edge
         node.entries |= child.entries
         node.segments += child.segments
         for entry in child.entries.values():
             entry.node = node
+        if node.disk is not None and child.disk is not None:
+            node.disk.join(child.disk, node)
         node.children = child.children
         for grandchild in node.children.values():
             grandchild.parent = node
         del self._nodes[child]
 
 
-def _tokens_to(node: Node) -> Tokens:
+def follow(node: Node, position: int, ids: bytes) -> Match:
+    """Follow tokens (see `ids_of`) from a position on a node's edge as far as the tree knows them.
+
+    Edges are compared as bytes: a path may have thousands of short ones.
+    """
+    path, edge, at = list(node.path())[::-1], node.edge[ID_BYTES * (position - node.start) :], 0
+    while True:
+        if not ids.startswith(edge, at):
+            here = np.frombuffer(ids, "<i4", offset=at)
+            return Match(
+                position + at // ID_BYTES + common_prefix(np.frombuffer(edge, "<i4"), here), tuple(path)
+            )
+        at += len(edge)
+        child = node.children.get(token_at(ids, at // ID_BYTES)) if at < len(ids) else None
+        if child is None:
+            return Match(position + at // ID_BYTES, tuple(path))
+        path.append(child)
+        node, edge = child, child.edge
+
+
+def tokens_to(node: Node) -> Tokens:
     """The tokens from the root to the end of a node's edge."""
-    return np.concatenate([n.tokens for n in reversed(list(node.path()))])
+    return tokens_of(b"".join([n.edge for n in node.path()][::-1]))

@@ -55,7 +55,7 @@ class WriteBehind(Generic[Job]):
         """Nothing waits and nothing runs: in a process that was forked, whatever its parent had to do."""
         self._jobs: list[Job] = []
         self._running: Job | None = None
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # who comes in again, from a finaliser, does not wait for itself
         self._turn = threading.Lock()  # held by the thread that works
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -63,16 +63,18 @@ class WriteBehind(Generic[Job]):
     def change(self, change: Callable[[list[Job]], Iterable[Job]]) -> None:
         """Have `change(jobs that wait)` say which jobs wait from now on; what runs is not among them."""
         with self.lock:
-            self._jobs = list(change(self._jobs))
+            self._jobs = [job for job in change(self._jobs) if not job.cancelled]
         self._go_on()
 
     def cancel(self, which: Callable[[Job], bool], seconds: float) -> bool:
         """Take jobs out, and wait for one of them that runs, at most so long; False if it still does.
 
-        That one is marked as cancelled: it is for the job to leave nothing behind.
+        Each is marked as cancelled: it is for one that runs to leave nothing behind.
         """
         with self.lock:
-            self._jobs = [job for job in self._jobs if not which(job)]
+            for job in filter(which, self._jobs):
+                job.cancelled = True
+            self._jobs = [job for job in self._jobs if not job.cancelled]
             running = self._running
             if running is None or not which(running):
                 return True
@@ -91,9 +93,8 @@ class WriteBehind(Generic[Job]):
         return _waited(self._is_idle, FLUSH_SECONDS if seconds is None else seconds)
 
     def __len__(self) -> int:
-        """Jobs that are not done."""
-        with self.lock:
-            return len(self._jobs) + (self._running is not None)
+        """Jobs that are not done; without the lock, so that a signal handler may ask at any time."""
+        return len(self._jobs) + (self._running is not None)
 
     def _is_idle(self) -> bool:
         with self.lock:
@@ -136,11 +137,11 @@ class WriteBehind(Generic[Job]):
         """The first job that is due, which runs from now on; or how long none is."""
         with self.lock:
             now = time.monotonic()
-            for at, job in enumerate(self._jobs):
-                if job.due <= now:
-                    self._running = job
-                    del self._jobs[at]
-                    return job, 0.0
+            job = next((job for job in self._jobs if job.due <= now), None)
+            if job is not None:
+                self._running = job
+                self._jobs = [other for other in self._jobs if other is not job]
+                return job, 0.0
             return None, min((job.due - now for job in self._jobs), default=IDLE_SECONDS)
 
     def _failed(self, error: BaseException) -> None:

@@ -18,7 +18,7 @@ from llamahybrid.memory.profile import probe
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.snapshot import HEADER_BYTES
-from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache import BasePromptCache
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request.arrays import UpstreamArrays
 from llamahybrid.request.boundaries import Boundaries
@@ -46,7 +46,9 @@ def context_shape(
     return sequences, max(0, min(draft_planes, room - 2)) if caching else 0
 
 
-def assemble(llm: Llama, arrays: UpstreamArrays, cache: PromptCache, files: ModelFiles) -> Evaluation | None:
+def assemble(
+    llm: Llama, arrays: UpstreamArrays, cache: BasePromptCache, files: ModelFiles
+) -> Evaluation | None:
     """Probe the memory, guard the context, repair upstream's array sizes; None without memory (encoders)."""
     profile = probe(llm._ctx, bool(llm.context_params.swa_full))
     if not profile.has_memory:

@@ -20,8 +20,17 @@ from llamahybrid.memory.costs import SMALL_BATCH, CostMeter
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.restore import apply_plan, recover
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache.base import Bytes, Costs, LiveState, LiveView, Logits, Plan, Segment, Tokens
-from llamahybrid.prompt_cache.cache import PromptCache
+from llamahybrid.prompt_cache.base import (
+    BasePromptCache,
+    Bytes,
+    Costs,
+    LiveState,
+    LiveView,
+    Logits,
+    Plan,
+    Segment,
+    Tokens,
+)
 from llamahybrid.prompt_cache.ram import new_buffer
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.gate import RequestGate
@@ -47,7 +56,7 @@ class RequestRunner:
     def __init__(
         self,
         live: LiveSequence,
-        cache: PromptCache,
+        cache: BasePromptCache,
         boundaries: Boundaries,
         meter: CostMeter,
         gate: RequestGate,

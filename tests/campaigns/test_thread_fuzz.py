@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
+from tests.lab import thread_fuzz
 from tests.lab.differential import Mismatch
 from tests.lab.reference import Reference
 from tests.lab.thread_fuzz import SETTING, Outcome, shortfall, stress
@@ -39,6 +40,6 @@ def test_an_error_in_a_thread_is_the_rounds(tiny_model: TinyModel, monkeypatch: 
     def broken(cache: PromptCache) -> None:
         raise AssertionError("miscounted")
 
-    monkeypatch.setattr(PromptCache, "check_integrity", broken)
+    monkeypatch.setattr(thread_fuzz, "check_integrity", broken)
     with pytest.raises(AssertionError, match="miscounted"):
         stress(tiny_model("mamba", window=16), 1, Outcome())

@@ -39,6 +39,7 @@ from tests.lab.history import (
     Switch,
     shrink,
 )
+from tests.lab.integrity import check_integrity
 from tests.lab.reference import SETTINGS, Factory, Logits, Reference, Setting, difference, output_row
 
 
@@ -295,7 +296,7 @@ class Runner:
             raise Mismatch(f"inconsistent report: {report}")
         cache = getattr(self._llm, "prompt_cache", None)
         if cache is not None:
-            cache.check_integrity()
+            check_integrity(cache)
 
 
 def run(history: History, factory: Factory, model: Path, reference: Reference, setting: Setting) -> Verdict:

@@ -26,6 +26,7 @@ from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER
 from llamahybrid.prompt_cache.records import MAGIC, SNAPSHOT, key_of, pack
 from tests.lab.disk_fuzz import check_record, hasty, turn
+from tests.lab.integrity import check_integrity
 
 PASSING = (errno.EMFILE, errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOMEM)
 SPARE_DESCRIPTORS = 64
@@ -70,7 +71,7 @@ class History:
             lost = before - self._keys() - self.expendable
             assert not lost, f"{step.__name__} lost {len(lost)} sound records"
             assert self._outside() == self.outside, f"{step.__name__} touched something outside our folder"
-            self.cache.check_integrity()
+            check_integrity(self.cache)
         self._all_right()
         return self.done
 

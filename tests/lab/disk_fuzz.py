@@ -31,6 +31,7 @@ from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Segment, Token
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.records import SEGMENT
+from tests.lab.integrity import check_integrity
 
 NAMESPACE = "made up"
 CHATS = 30
@@ -117,7 +118,7 @@ def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
     while time.monotonic() < end:
         sources[turn(cache, rng)] += 1
     cache.close()
-    cache.check_integrity()
+    check_integrity(cache)
     os.write(1, json.dumps({"sources": sources, **cache.stats().extra}).encode() + b"\n")
 
 
@@ -176,7 +177,7 @@ def kill_one(folder: Path, seed: int) -> tuple[int, int]:
     cache = hasty(folder, 1 << 40)  # and it goes on without repair
     turn(cache, rng)
     cache.close()
-    cache.check_integrity()
+    check_integrity(cache)
     assert not cache.stats().extra["disk_failed"], "the folder cannot be written to any more"
     return len(keys), damaged
 

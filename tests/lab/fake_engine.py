@@ -14,7 +14,6 @@ import numpy as np
 
 from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.base import Bytes, LiveState, Logits, Segment, Tokens
-from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
 
 Kind = Literal["recurrent", "hybrid", "window", "plain"]
@@ -119,16 +118,13 @@ class FakeEngine:
             record[:] = segment.record
             if not self.cache.store_segment(view, Segment(start, end, record)):
                 break
-        if isinstance(self.cache, PromptCache):
-            self.cache.queue_writes(view)
+        self.cache.queue_writes(view)
 
     def snapshot(self) -> Bytes:
         """The state as bytes: length, tokens, padding; in a buffer of the cache if it lends them."""
         words = -(-(len(self.state) + 1) // self.snapshot_tokens) * self.snapshot_tokens
         n_bytes = self.snapshot_bytes or 4 * words
-        buffer = (
-            self.cache.buffer(n_bytes) if isinstance(self.cache, PromptCache) else np.empty(n_bytes, np.uint8)
-        )
+        buffer = self.cache.buffer(n_bytes)
         buffer.view(np.int32)[: len(self.state) + 1] = [len(self.state), *self.state]
         return buffer
 

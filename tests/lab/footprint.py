@@ -30,6 +30,7 @@ from rich.table import Table
 from llamahybrid import Llama, PromptCache, tiny
 from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.speech import Speech
+from tests.lab.integrity import check_integrity
 
 ALLOWED_SHARE = 1.10
 WARM_UP = 60
@@ -127,7 +128,7 @@ def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint
             chats.turn()
             requests += 1
             counted = max(counted, cache.stats().bytes_ram)
-        cache.check_integrity()
+        check_integrity(cache)
         evictions = cache.stats().evictions
         return Footprint(cache.ram_bytes, snapshot, warm, _status("VmHWM"), counted, requests, evictions)
 

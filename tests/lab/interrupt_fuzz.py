@@ -39,6 +39,7 @@ from llamahybrid import prompt_cache
 from llamahybrid.evaluate.quiet import silence
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
+from tests.lab.integrity import check_integrity
 
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
@@ -109,7 +110,7 @@ def work(cache: PromptCache) -> None:
     cache.ram_bytes = BUDGET // 2
     cache.ram_bytes = BUDGET
     cache.stats()
-    cache.check_integrity()
+    check_integrity(cache)
     if cache.flush(5):  # what is on disk comes back into an empty RAM
         cache.ram_bytes = 0
         cache.ram_bytes = BUDGET
@@ -129,14 +130,14 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
     try:
         with deadline(seconds):
             cache.ram_bytes = BUDGET
-            cache.check_integrity()
+            check_integrity(cache)
             cache.flush(seconds)  # what is being written is in use
             gc.collect()
-            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.outstanding.nbytes()
+            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.account.lent_bytes()
             if pinned or lent:
                 return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
             requests(cache, LATER)
-            cache.check_integrity()
+            check_integrity(cache)
             if requests(cache, (CHAT, CHAT)) < len(CHAT):
                 return "it serves nothing"
     except Stuck:

@@ -176,7 +176,7 @@ class NaivePromptCache(BasePromptCache):
         return CacheStats(len(self._checkpoints), n_bytes, self._hits, self._misses, self._saved)
 
     def check_integrity(self) -> None:
-        """See `BasePromptCache.check_integrity`."""
+        """Raise AssertionError unless everything is filed under its own path."""
         for (name, path), checkpoint in self._checkpoints.items():
             assert (name, len(path)) == (checkpoint.namespace, checkpoint.position), "filed wrongly"
         for (_, path), one in self._attention.items():

@@ -34,6 +34,7 @@ from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
+from tests.lab.integrity import check_integrity
 from tests.lab.reference import Reference, Setting
 from tests.lab.thread_fuzz import shortfall
 
@@ -137,7 +138,7 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
                         answer = _ask(llm, chats[index])
                         if answer != wanted[index]:
                             shortfall(reference, chats[index], answer)
-                        cache.check_integrity()
+                        check_integrity(cache)
         finally:
             faulthandler.cancel_dump_traceback_later()
     return outcome

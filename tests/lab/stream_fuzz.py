@@ -36,6 +36,7 @@ from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
+from tests.lab.integrity import check_integrity
 from tests.lab.reference import Reference, Setting
 from tests.lab.thread_fuzz import shortfall
 
@@ -96,7 +97,7 @@ class Campaign:
         for stream in begun:
             if stream.said != self.wanted[stream.chat][: len(stream.said)]:
                 shortfall(self.reference, self.chats[stream.chat], stream.said)
-        self.cache.check_integrity()
+        check_integrity(self.cache)
 
     def _begin(self) -> None:
         chat = self.rng.randrange(len(self.chats))

@@ -30,6 +30,7 @@ from llamahybrid.evaluate.speech import Speech
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
+from tests.lab.integrity import check_integrity
 from tests.lab.reference import Reference, Setting
 
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "gemma3")
@@ -99,7 +100,7 @@ def _meddler(cache: PromptCache, pool: _Pool, chance: random.Random, done: threa
             cache.clear()
         elif deed == 4:
             cache.ram_bytes = chance.randrange(limit // 3, limit)
-        cache.check_integrity()
+        check_integrity(cache)
     cache.ram_bytes = limit
 
 
@@ -153,7 +154,7 @@ def stress(model: Path, seed: int, outcome: Outcome) -> None:
         meddler.join()
         if pool.errors:
             raise pool.errors[0]
-        cache.check_integrity()
+        check_integrity(cache)
         for prompt, answer in pool.answers:
             outcome.worst = max(outcome.worst, shortfall(reference, prompt, answer))
         outcome.rounds += 1

@@ -10,6 +10,7 @@ from llamahybrid import Llama, PromptCache
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory import paging
 from llamahybrid.prompt_cache.base import Segment
+from tests.lab.integrity import check_integrity
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
 TWO = [(11 * i + 5) % 200 for i in range(90)]
@@ -193,7 +194,7 @@ def test_a_library_that_refuses_is_a_fault_and_the_cache_forgets(open_model, mon
     assert greedy(llm, asked) == greedy(fresh, asked)
     assert "refused stored attention" in caplog.text
     assert llm.last_request.cached == 0
-    llm.prompt_cache.check_integrity()
+    check_integrity(llm.prompt_cache)
 
 
 def test_a_cache_shared_by_two_models_of_one_kind(open_model):

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from llamahybrid.prompt_cache import Checkpoint, Costs, Plan, PromptCache
 from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.integrity import check_integrity
 from tests.lab.naive import NaivePromptCache
 
 AMPLE = 1 << 26
@@ -131,8 +132,8 @@ class Conversations(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        self.cache.check_integrity()
-        self.naive.check_integrity()
+        check_integrity(self.cache)
+        check_integrity(self.naive)
 
     @invariant()
     def held_snapshots_are_untouched(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, ram
 from llamahybrid.prompt_cache.base import Tokens
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
 
 SIZE = 1000
 NO_COSTS = Costs()
@@ -79,7 +80,7 @@ def test_one_array_admitted_twice_is_kept_twice() -> None:
     snapshot = np.full(SIZE, 5, np.uint8)
     for position in (1, 2, 2):
         cache.admit(view([1, 2]), position, snapshot)
-        cache.check_integrity()
+        check_integrity(cache)
     fill(cache, [3, 4], 1, 2)
     for tokens in ([1, 9], [1, 2, 9]):
         plan = cache.plan(np.array(tokens, np.int32), view([0]), (), NO_COSTS)
@@ -304,7 +305,7 @@ def test_two_plans_pin_twice() -> None:
     cache.clear()
     cache.release(one)
     cache.release(one)
-    cache.check_integrity()
+    check_integrity(cache)
     assert cache.stats().bytes_ram == SIZE
     cache.release(two)
     assert cache.stats().extra["idle_bytes"] == SIZE
@@ -369,7 +370,7 @@ def test_making_room_spares_the_tokens_of_the_path_itself() -> None:
     fill(cache, [9] * 10, 10)
     assert cache.admit(view(path[:200]), 200, np.zeros(SIZE, np.uint8))
     assert cache.stats().bytes_ram == SIZE + 4 * 210
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_a_path_asked_for_again_outlives_one_that_was_not() -> None:
@@ -409,7 +410,7 @@ def test_a_smaller_budget_takes_effect_at_once() -> None:
     cache.ram_bytes = 2 * SIZE + 300
     assert cache.stats().bytes_ram <= cache.ram_bytes
     assert cache.stats().entries == 2
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 @pytest.mark.parametrize(
@@ -447,7 +448,7 @@ def test_two_threads_share_one_cache() -> None:
                 engine.generate(rng.integers(0, 2, 8).tolist())
                 stats = cache.stats()
                 assert stats.bytes_ram <= 6000 + 2 * 400  # what two plans may keep pinned
-                cache.check_integrity()
+                check_integrity(cache)
         except BaseException as error:
             errors.append(error)
 

@@ -17,8 +17,9 @@ from llamahybrid.prompt_cache import disk_store
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.disk_store import DiskStore
-from llamahybrid.prompt_cache.disk_trie import ids_of
+from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
+from tests.lab.integrity import check_integrity
 
 LETTERS = 2
 
@@ -88,7 +89,7 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
         if step == "add":
             kind = data.draw(st.sampled_from([SNAPSHOT, SEGMENT]))
             start = data.draw(st.integers(0, len(tokens) - 1)) if kind == SEGMENT else len(tokens)
-            base = index.base_of("m", ids_of(np.array(tokens, np.int32)))
+            base = index.base_of("m", np.array(tokens, np.int32))
             one = head(kind, start, tokens, base, logits=kind == SNAPSHOT and data.draw(st.booleans()))
             if one.key not in index:
                 add(index, one, tokens)
@@ -112,7 +113,7 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
                 victim, path = naive.records.pop(key)
                 assert victim.kind == SEGMENT or path != spared[: len(path)]
                 index.remove(key)
-        index.check_integrity()
+        check_integrity(index)
         prompt = data.draw(PATHS)
         asked = np.array(prompt, np.int32)
         assert index.known("m", asked)[0] == naive.known(prompt)
@@ -169,7 +170,7 @@ def test_attention_serves_only_as_far_as_its_path_goes_along() -> None:
     offer = index.offer("m", asked, 0, 5, [(0, 5)])
     assert offer is not None
     assert [(p.start, p.end) for p in offer.pieces] == [(0, 2), (2, 5)]
-    index.check_integrity()
+    check_integrity(index)
 
 
 @pytest.mark.parametrize("twist", ["position", "digest"])
@@ -182,7 +183,7 @@ def test_records_that_contradict_each_other_are_refused(twist: str) -> None:
     liar = Head(**{**vars(liar), **change})
     with pytest.raises(RecordError):
         index.add(liar, ids_of(np.array([5, 6], np.int32)), liar.base)
-    index.check_integrity()
+    check_integrity(index)
     assert len(index) == 1
 
 
@@ -267,4 +268,27 @@ def test_nothing_takes_longer_for_there_being_more_records() -> None:
         ]
 
     few, many = steps(30), steps(300)
+    assert all(b <= 1.3 * a + 10 for a, b in zip(few, many, strict=True)), (few, many)
+
+
+def test_a_record_more_on_a_long_path_costs_no_more() -> None:
+    """A conversation is one edge, whatever of it is stored."""
+
+    def steps(turns: int) -> list[int]:
+        index, path = DiskIndex(), list(range(10 * turns))
+        for end in range(10, 10 * turns + 1, 10):
+            for kind, start in ((SEGMENT, end - 10), (SNAPSHOT, end)):
+                one = head(kind, start, path[:end], end - 10)
+                ids = ids_of(np.array(path[end - 10 : end], np.int32))
+                base = one.base if index.knows(one) else 0
+                last = calls(lambda one=one, ids=ids, base=base: index.add(one, ids, base))
+        check_integrity(index)
+        prompt = np.array(path, np.int32)
+        return [
+            last,
+            calls(lambda: index.serves("m", prompt, logits=False, attention=False)),
+            calls(lambda: index.remove(one.key)),
+        ]
+
+    few, many = steps(20), steps(120)
     assert all(b <= 1.3 * a + 10 for a, b in zip(few, many, strict=True)), (few, many)

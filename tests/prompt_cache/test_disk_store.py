@@ -17,6 +17,7 @@ from llamahybrid.prompt_cache.disk_store import DiskStore
 from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack
 from tests.lab import disk_faults
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
 
 from .asking import SLOW, A, B, C, ask, files, filled
 from .test_disk import put
@@ -42,7 +43,7 @@ def test_what_others_add_and_remove_is_noticed(tmp_path: Path) -> None:
     store.refresh()
     assert [store.has(key) for key in keys] == [key != keys[3] for key in keys]
     assert store.counts.gone == 1
-    store.check_integrity()
+    check_integrity(store)
 
 
 # -- records that somebody made up -----------------------------------------------------------------
@@ -62,7 +63,7 @@ def test_a_made_up_record_raises_nowhere_and_costs_nothing_else(folder: Path, wh
         assert ask(used, [*range(4), 900 + number]).cached <= 4
         assert ask(used, C).cached == len(C)
         assert used.close()
-        used.check_integrity()
+        check_integrity(used)
         assert counts(used)["disk_errors"] == 0
 
 

@@ -19,6 +19,7 @@ from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.records import read_head
 from tests.lab import disk_fuzz
 from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.integrity import check_integrity
 
 from .asking import SLOW, A, B, C, ask, files
 
@@ -38,14 +39,14 @@ def opened(folder: Path) -> Iterator[object]:
     def make(ram_bytes: int = 1 << 24, disk_bytes: int = 1 << 30) -> PromptCache:
         for cache in caches:
             cache.close()
-            cache.check_integrity()
+            check_integrity(cache)
         caches.append(PromptCache(ram_bytes, folder, disk_bytes))
         return caches[-1]
 
     yield make
     for cache in caches:
         cache.close()
-        cache.check_integrity()
+        check_integrity(cache)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -292,7 +293,7 @@ def test_what_was_evicted_before_it_could_be_written_is_counted(opened, monkeypa
         ask(cache, prompt)
     gate.set()
     cache.flush()
-    cache.check_integrity()
+    check_integrity(cache)
     assert cache.stats().extra["disk_dropped"] > 0
     for prompt in (A, B, C):
         ask(opened(), prompt)  # the fake engine tells a wrong restore
@@ -326,7 +327,7 @@ def test_random_histories_with_restarts(tmp_path_factory, data: st.DataObject) -
                 raw = bytearray(path.read_bytes())
                 raw[at % len(raw)] ^= 1 << (at % 8)
                 path.write_bytes(raw)
-        cache.check_integrity()
+        check_integrity(cache)
     cache.close()
 
 

@@ -17,6 +17,7 @@ from llamahybrid.prompt_cache import PromptCache, disk_tier, write_behind
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
 
 from .asking import SLOW, A, B, C, ask, everything, files
 
@@ -237,6 +238,7 @@ import os, sys, threading, time
 import numpy as np
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
+from tests.lab.integrity import check_integrity
 from tests.prompt_cache.asking import A, B, C, ask
 cache = PromptCache(1 << 24, sys.argv[1])
 ask(cache, A)
@@ -251,7 +253,7 @@ cache.disk.writer.queue.flush(0)
 time.sleep(0.1)
 held = threading.Event()
 def hold():
-    with cache.ram.guard.lock, cache.disk.store.lock, cache.disk.writer.queue.lock:
+    with cache.ram.guard.lock, cache.disk.store.guard.lock, cache.disk.writer.queue.lock:
         held.set()
         time.sleep(1)
 if sys.argv[2] == "locked":
@@ -264,7 +266,7 @@ if pid == 0:
     ok = ok and ask(PromptCache(1 << 24, sys.argv[1]), A).source == "disk"
     ask(cache, C)
     ok = ok and cache.flush(10) and cache.disk.forget(np.array([1, 2, 3], np.int32))
-    cache.check_integrity()
+    check_integrity(cache)
     os._exit(0 if ok else 1)
 end = time.monotonic() + 30
 while (done := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < end:
@@ -273,7 +275,7 @@ if not done[0]:
     os.kill(pid, 9)
 print("child", os.waitstatus_to_exitcode(done[1]) if done[0] else "stuck")
 print("parent", cache.flush(30))
-cache.check_integrity()
+check_integrity(cache)
 """
 
 
@@ -308,7 +310,7 @@ def test_a_stopped_process_in_the_middle_of_a_write_holds_nobody_up(folder: Path
 
 
 PACKAGE = str(Path(disk_tier.__file__).parent)
-ROOMS = ("disk.py", "disk_folder.py", "disk_index.py", "disk_store.py", "disk_tier.py", "disk_trie.py")
+ROOMS = ("disk.py", "disk_folder.py", "disk_index.py", "disk_store.py", "disk_tier.py")
 ROOMS += ("disk_writer.py", "records.py", "write_behind.py", "write_policy.py")
 STRIDE = 9
 """Every so many-th line: all of them take minutes."""
@@ -366,11 +368,11 @@ def test_an_interrupt_at_any_line_leaves_a_tier_that_works(tmp_path: Path) -> No
         if again.disk is not None:
             writer = again.disk.writer
             writer.source = again.ram
-            again.disk.store.check_integrity()
+            check_integrity(again.disk.store)
             ask(again, A[:250])
             assert again.flush(20), target
             assert (
                 FakeEngine(PromptCache(1 << 24, tmp_path / str(number)), costs=SLOW).prefill(A[:250]).cached
                 == 250
             )
-            again.check_integrity()
+            check_integrity(again)

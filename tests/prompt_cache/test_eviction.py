@@ -14,6 +14,7 @@ from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab import offline
 from tests.lab.contest import Cell, SmallTree
+from tests.lab.integrity import check_integrity
 from tests.lab.policies import Lru
 from tests.lab.replay import LARGE, RECURRENT, SCALE, SMALL, Player, Sizes
 from tests.lab.traces import FAMILIES, Ask
@@ -119,7 +120,7 @@ def test_a_segment_is_not_stored_once_the_checkpoint_behind_it_had_to_go() -> No
     fill(cache, [7] * 100, 100)
     fill(cache, range(100), 5)
     cache.store_segment(paged, attention(0, 5))
-    cache.check_integrity()
+    check_integrity(cache)
     assert cache.stats().segments == 0
     assert kept(cache, [7] * 100, 100) == [100]
 
@@ -145,7 +146,7 @@ def test_traces_stay_within_the_budget_and_whole(sizes: Sizes) -> None:
     player = Player(cache, sizes)
     for request in FAMILIES[1].trace(0, 4, 25):
         player.ask(request)
-        cache.check_integrity()
+        check_integrity(cache)
         assert cache.stats().bytes_ram <= cache.ram_bytes
     assert 0 < player.cached < player.total
 

@@ -14,6 +14,7 @@ from llamahybrid.prompt_cache import BasePromptCache, Costs, PromptCache
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
 from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.integrity import check_integrity
 from tests.lab.naive import NaivePromptCache
 
 AMPLE = 1 << 22
@@ -196,7 +197,7 @@ def test_pins_of_it_go_and_a_pinned_beginning_stays() -> None:
     engine.prefill([3, 2, 1])
     cache.forget(SECRET[:120])
     assert sorted(map(len, cache.ram.store.pinned)) == [60, len(OTHER)]
-    cache.check_integrity()
+    check_integrity(cache)
     plan = FakeEngine(cache, "hybrid").prefill([*SECRET, 5], [60])
     assert (plan.matched, plan.cached, [s.end for s in plan.segments]) == (60, 60, [60])
 

@@ -10,6 +10,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,15 @@ import pytest
 
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache, ram_tier
 from llamahybrid.prompt_cache.base import Segment, Tokens
+from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import Entry, Match
-from llamahybrid.prompt_cache.ram import BufferPool
+from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab import interrupt_fuzz
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
 
 AMPLE = 1 << 22
 CHAT = list(range(100, 300))
@@ -88,7 +91,7 @@ def test_a_broken_lock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken.wait()
     assert interrupt_fuzz.verdict(cache, 0.2) == "its lock is held"
     done.set()
-    monkeypatch.setattr(RamStore, "check_integrity", lambda self: interrupt())
+    monkeypatch.setattr(interrupt_fuzz, "check_integrity", interrupt)
     assert "KeyboardInterrupt" in str(interrupt_fuzz.verdict(cache, 60))
 
 
@@ -137,7 +140,7 @@ def test_half_a_change_is_never_read(caplog: pytest.LogCaptureFixture) -> None:
     assert plan.checkpoint.snapshot.tobytes() == before
     cache.release(plan)
     cache.recycle(lent)
-    cache.check_integrity()
+    check_integrity(cache)
     del plan, lent
     serves(cache)
 
@@ -194,8 +197,8 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (Tree, "trim", lambda c: c.forget(CHAT)),
     (Tree, "remove_segment", lambda c: c.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))),
     (RamStore, "is_pinned", lambda c: c.unpin(CHAT)),
-    (BufferPool, "clear", lambda c: c.clear()),
-    (BufferPool, "put", lambda c: c.recycle(np.zeros(100, np.uint8))),
+    (Account, "free_all", lambda c: c.clear()),
+    (Account, "keep", lambda c: c.recycle(np.zeros(100, np.uint8))),
 ]
 
 
@@ -210,7 +213,7 @@ def test_every_change_that_does_not_come_to_its_end_is_known(
             call(cache)
     stats = cache.stats()
     assert (stats.extra["restarts"], stats.entries, stats.segments) == (1, 0, 0)
-    cache.check_integrity()
+    check_integrity(cache)
     FakeEngine(cache).prefill(CHAT)
     assert planned(cache).cached == len(CHAT)
 
@@ -266,7 +269,7 @@ def test_a_plan_that_got_lost_is_released() -> None:
     planned(cache, [1])
     assert not cache.ram.store.doomed
     assert not cache.ram.store.pins.entries()
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_bytes_that_are_written_stay_until_the_writer_is_gone_however_it_went() -> None:
@@ -349,7 +352,7 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
         cache.queue_writes(view)
         cache.recycle(cache.buffer(100))
         cache.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))
-        cache.check_integrity()
+        check_integrity(cache)
         with cache.ram.checkpoint_at("model", ids(CHAT)) as found:
             seen.append(found)
         cache.release(plan)
@@ -371,7 +374,47 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
     cache.release(other)
     assert not cache.ram.store.pins.entries()
     assert len(cache.ram.store.pinned) == 1
-    cache.check_integrity()
+    check_integrity(cache)
+
+
+def test_who_comes_in_again_under_the_lock_of_the_folder_never_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = filled(disk_dir=tmp_path)
+    cache.queue_writes(FakeEngine(cache, state=list(CHAT)).view())
+    assert cache.flush()
+    assert cache.disk is not None
+    store, listed = cache.disk.store, RecordStore.listed
+    cache.disk.writer.quiet_seconds = 1000.0
+    monkeypatch.setattr("llamahybrid.prompt_cache.disk_writer.MOST_SECONDS", 1000.0)
+    other = FakeEngine(cache)
+    other.prefill(OTHER)
+    cache.queue_writes(other.view())
+    waiting = len(cache.disk.writer)
+    assert waiting
+    held = cache.stats().extra["disk_records"]
+    assert held
+    seen: list[object] = []
+
+    def coming_in_again(records: RecordStore, shard: str) -> set[str]:
+        if not seen:
+            seen.append(store.guard.inside())
+            seen.extend([cache.stats().extra["disk_records"], planned(cache, [1, 2]).cached])
+            cache.queue_writes(other.view())
+            seen.append(len(cache.disk.writer))  # type: ignore[union-attr]
+            seen.append(cache.disk.forget(ids(CHAT), 0.0))  # type: ignore[union-attr]
+            seen.append(store.has("k"))
+        return listed(records, shard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordStore, "listed", coming_in_again)
+        store.records.look_again("0")
+        within(60, store.refresh)
+    assert seen == [True, held, 0, waiting, False, False]
+    assert cache.stats().extra["disk_records"] == 0, "what was to be forgotten is gone"
+    assert not RecordStore(tmp_path).keys()
+    assert cache.flush()
+    check_integrity(cache)
 
 
 def test_what_is_forgotten_in_a_finaliser_is_gone_for_the_next_request() -> None:
@@ -398,7 +441,7 @@ def test_a_signal_handler_may_look_in_at_any_time() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert seen
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 # -- a child process -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from llamahybrid.prompt_cache import Checkpoint
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.pins import Pins
+from tests.lab.integrity import check_integrity
 
 
 class User:
@@ -28,7 +29,7 @@ def test_each_user_counts_until_it_lets_go_once() -> None:
     assert (one.pins, pins.entries()) == (1, {one})
     assert pins.let_go(second) is one
     assert (one.pins, pins.entries()) == (0, set())
-    pins.check_integrity()
+    check_integrity(pins)
 
 
 def test_a_user_that_is_gone_is_found_once() -> None:
@@ -56,4 +57,4 @@ def test_a_miscount_is_noticed() -> None:
     pins.hold(user, one)
     one.pins += 1
     with pytest.raises(AssertionError, match="disagree"):
-        pins.check_integrity()
+        check_integrity(pins)

@@ -11,6 +11,7 @@ import pytest
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Logits, Reason
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
 
 from .test_scenarios import DIFFERENT, HISTORY
 
@@ -140,7 +141,7 @@ def test_a_dropped_checkpoint_is_not_offered_again() -> None:
     cache.release(plan)
     cache.drop(plan.checkpoint)
     assert plan_for(cache, HISTORY, live_view([*HISTORY[:250], 0])).cached == 0
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 @pytest.mark.parametrize(

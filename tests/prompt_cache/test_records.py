@@ -12,14 +12,13 @@ from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import records
 from llamahybrid.prompt_cache.records import (
     HEAD_BYTES,
+    KEY,
     SEGMENT,
     SNAPSHOT,
-    Name,
     Record,
     head_of,
     key_of,
     pack,
-    parse_key,
     path_digest,
     read_head,
     read_ids,
@@ -120,17 +119,11 @@ def test_a_record_says_what_its_head_says() -> None:
 
 
 def test_a_key_says_what_a_record_is_before_it_is_read() -> None:
-    digest = path_digest("model", TOKENS)
-    assert parse_key(key_of("model", SEGMENT, 10, TOKENS)) == Name(digest, SEGMENT, 10, 40, False)
-    assert parse_key(key_of("model", SNAPSHOT, 40, TOKENS, logits=True)) == Name(
-        digest, SNAPSHOT, 40, 40, True
-    )
-    for key in (
-        f"{digest.hex()}-attention-40-40",
-        f"{digest.hex()}-state-10-40",
-        f"{digest.hex()}-other-0-1",
-    ):
-        assert parse_key(key) is None
+    digest = path_digest("model", TOKENS).hex()
+    assert key_of("model", SEGMENT, 10, TOKENS) == f"{digest}-attention-10-40"
+    assert key_of("model", SNAPSHOT, 40, TOKENS, logits=True) == f"{digest}-prompt-40-40"
+    assert KEY.fullmatch(f"{digest}-state-40-40")
+    assert not KEY.fullmatch(f"{digest}-other-0-1")
 
 
 def test_the_payload_is_not_copied_to_be_written() -> None:

@@ -8,6 +8,7 @@ import pytest
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import Reason
 from tests.lab.fake_engine import FakeEngine, Kind, logits_of
+from tests.lab.integrity import check_integrity
 
 from .workloads import Chat
 
@@ -126,7 +127,7 @@ def test_a_pinned_prefix_outlives_everything_else() -> None:
     assert cache.pin(system) > 0
     for seed in range(40):
         one.prefill([(seed * 37 + i) % 500 + 2000 for i in range(300)])
-        cache.check_integrity()
+        check_integrity(cache)
     assert one.prefill(system + DIFFERENT[100:140], [200]).cached == 200
     cache.ram_bytes = 500
     assert one.prefill(system + DIFFERENT[140:180], [200]).cached == 200
@@ -156,7 +157,7 @@ def test_a_forgotten_chat_is_gone_and_the_others_stay(kind: Kind) -> None:
         e.generate(list(range(50)))
     e.prefill([5, 6, 7])
     assert cache.forget(secret) > 0
-    cache.check_integrity()
+    check_integrity(cache)
     e.prefill([8, 9])
     again = e.prefill(secret, [100])
     assert again.matched == again.cached == 100
@@ -172,7 +173,7 @@ def test_a_prefix_is_forgotten_with_every_chat_that_goes_on_from_it(kind: Kind) 
         e.generate(list(range(40)))
     e.prefill([5, 6, 7])
     cache.forget(HISTORY[:90])
-    cache.check_integrity()
+    check_integrity(cache)
     stats = cache.stats()
     assert (stats.extra["tokens"], stats.extra["idle_bytes"]) == (3, 0)
     assert e.prefill(HISTORY).matched == 0

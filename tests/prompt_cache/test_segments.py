@@ -12,6 +12,7 @@ from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
 
 ENGINE = FakeEngine(PromptCache(0))
 """Makes segments, cuts them and tells what is in them."""
@@ -62,7 +63,7 @@ def test_a_restore_inside_a_segment_gets_the_part_before_it() -> None:
     plan = plan_for(cache, [*PATH[:200], 999], view(ELSEWHERE))
     assert (plan.cached, ranges(plan.segments)) == (150, [(0, 150)])
     assert ENGINE.tokens_in(plan.segments[0], []) == PATH[:150]
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_a_context_that_cannot_load_segments_gets_none_and_spoils_none() -> None:
@@ -117,7 +118,7 @@ def test_what_overlaps_or_leaves_its_edge_is_not_kept(start: int, end: int) -> N
     longer = [*PATH, *range(300, 400)]
     assert cache.store_segment(view(PATH), piece(PATH, 0, 50))
     assert not cache.store_segment(view(longer), piece(longer, start, end))
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_a_segment_of_tokens_that_lie_elsewhere_is_not_kept() -> None:
@@ -148,7 +149,7 @@ def test_segments_go_with_the_last_checkpoint_that_needs_them() -> None:
         assert plan.checkpoint is not None
         cache.drop(plan.checkpoint)
         assert plan_for(cache, [*left[:200], 999], view(ELSEWHERE)).cached == len(left)
-        cache.check_integrity()
+        check_integrity(cache)
     assert (cache.stats().segments, cache.stats().extra["segment_bytes"]) == (0, 0)
 
 
@@ -209,7 +210,7 @@ def test_one_that_cannot_be_taken_again_leaves_no_segments_behind() -> None:
     assert not cache.admit(view(PATH[:200]), 200, np.zeros(4 * SIZE, np.uint8))
     assert lent.nbytes == 2 * SIZE
     assert cache.stats().segments == 0
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 # -- what it may cost ------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def test_no_segment_is_kept_at_the_price_of_a_checkpoint_of_its_path() -> None:
         assert cache.store_segment(view(PATH), piece(PATH, 0, 300)) is fits
         stats = cache.stats()
         assert (stats.entries, stats.segments, stats.refused) == (3, fits, 0 if fits else 2)
-        cache.check_integrity()
+        check_integrity(cache)
 
 
 def test_room_for_a_segment_is_made_before_it_is_saved() -> None:
@@ -250,7 +251,7 @@ def test_room_for_a_segment_is_made_before_it_is_saved() -> None:
     assert cache.stats().bytes_ram == held, "counted once"
     del room
     assert cache.stats().bytes_ram == held
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_room_that_is_not_used_is_room_again() -> None:
@@ -321,7 +322,7 @@ def test_a_path_that_closes_up_while_room_is_made_gets_its_segment() -> None:
     cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
     assert cache.store_segment(view(PATH[:200]), piece(PATH, 100, 150))
     assert plan_for(cache, PATH[:100] + [-1] * 50, view(ELSEWHERE)).matched == 100
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_a_path_longer_than_others_does_not_protect_them() -> None:
@@ -348,7 +349,7 @@ def test_a_segment_in_two_parts_takes_no_more_than_the_budget(how: str) -> None:
     else:
         cache.admit(view(branch), 201, np.zeros(SIZE, np.uint8))
     assert cache.stats().bytes_ram <= cache.ram_bytes
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 # -- what is damaged -------------------------------------------------------------------------------
@@ -374,7 +375,7 @@ def test_a_flipped_bit_is_a_miss_once_and_for_no_other_chat(how: str) -> None:
         assert cache.admit(view(branch), 201, np.zeros(SIZE, np.uint8))
     plan = plan_for(cache, branch, view(ELSEWHERE))
     assert (plan.matched >= 200, plan.cached, plan.segments) == (True, 0, ())
-    cache.check_integrity()
+    check_integrity(cache)
     stats = cache.stats()
     assert (stats.extra["damaged"], stats.extra["restarts"], stats.segments) == (1, 0, 1)
     assert plan_for(cache, [*other[:200], 999], view(ELSEWHERE)).cached == 150
@@ -396,7 +397,7 @@ def test_one_damaged_piece_leaves_what_lies_before_it() -> None:
     deeper.record[16] ^= 1
     plan = plan_for(cache, [*PATH[:240], 999], view(ELSEWHERE))
     assert (plan.cached, ranges(plan.segments)) == (100, [(0, 100)])
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_no_memory_for_two_parts_costs_that_segment() -> None:
@@ -410,7 +411,7 @@ def test_no_memory_for_two_parts_costs_that_segment() -> None:
     cache.remember("m", np.array([*PATH[:200], 999], np.int32))
     assert (cache.stats().segments, cache.stats().entries) == (0, 2)
     assert cache.stats().extra["damaged"] == 1
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_a_segment_that_does_not_load_goes_and_the_checkpoints_stay() -> None:
@@ -423,7 +424,7 @@ def test_a_segment_that_does_not_load_goes_and_the_checkpoints_stay() -> None:
     stats = cache.stats()
     assert (stats.segments, stats.entries, stats.extra["damaged"]) == (0, 2, 1)
     assert stats.extra["segment_bytes"] == 0
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_of_a_segment_in_two_parts_only_what_a_checkpoint_needs_stays() -> None:
@@ -436,6 +437,6 @@ def test_of_a_segment_in_two_parts_only_what_a_checkpoint_needs_stays() -> None:
     cache.drop(plan.checkpoint)
     cache.remember("m", np.array([*PATH[:150], 999], np.int32))
     assert [s.end for s in stored_pieces(cache)] == [150]
-    cache.check_integrity()
+    check_integrity(cache)
     cache.ram_bytes = 0
     assert cache.stats().bytes_ram == 0

@@ -9,7 +9,7 @@ import pytest
 
 from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView
 from llamahybrid.prompt_cache.base import Segment
-from llamahybrid.prompt_cache.nodes import Entry, Match, Node
+from llamahybrid.prompt_cache.nodes import Entry, Match, Node, ids_of
 from llamahybrid.prompt_cache.selection import choose, difference, reachable
 
 ROW = np.zeros(3, np.float32)
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_takes_longer_than_decoding_is_left_alone() -> None:
 
 
 def test_the_token_that_differs_is_told_where_all_that_is_known_ends() -> None:
-    node = Node(None, 0, np.arange(10, dtype=np.int32))
+    node = Node(None, 0, ids_of(np.arange(10)))
     prompt = np.array([0, 1, 2, 77, 4], np.int32)
     known, unknown = Match(3, (node,)), Match(0, ())
     nothing, live = np.empty(0, np.int32), np.array([0, 1, 2, 55], np.int32)

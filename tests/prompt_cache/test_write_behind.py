@@ -74,6 +74,24 @@ def test_what_waits_can_be_taken_back_and_what_runs_is_told(worker: Worker) -> N
     assert worker.done == []
 
 
+def test_who_comes_in_again_does_not_wait_for_itself_and_takes_back_what_waits() -> None:
+    """As a finaliser does that the collector runs while the queue is changed."""
+    worker = Worker()
+    worker.add(Job("secret", due=time.monotonic() + 1000))
+    seen: list[object] = []
+
+    def changing(waiting: list[Job]) -> list[Job]:
+        seen.extend([len(worker.queue), worker.queue.cancel(lambda job: job.name == "secret", 0.0)])
+        return [*waiting, Job("other")]
+
+    thread = threading.Thread(target=worker.queue.change, args=(changing,), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits for itself"
+    assert worker.queue.flush(20)
+    assert (seen, worker.done) == ([1, True], ["other"])
+
+
 def test_waiting_ends_when_the_time_is_over(worker: Worker) -> None:
     worker.add(Job("slow"))
     assert worker.begun.wait(20)

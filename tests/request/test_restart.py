@@ -10,6 +10,7 @@ import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from tests.lab.integrity import check_integrity
 
 SYSTEM = [(7 * i + 3) % 200 for i in range(120)]
 MODELS: dict[str, dict[str, Any]] = {
@@ -70,7 +71,7 @@ def test_a_restart_before_every_turn_goes_on_from_what_was_written(start) -> Non
         assert report.left <= len(prompt) - max(known, default=0) + MIN_SPACING
         written += [prompt[: report.matched], prompt, [*prompt, *text[:-1]]]
         llm.close()
-        llm.prompt_cache.check_integrity()
+        check_integrity(llm.prompt_cache)
 
 
 def test_what_was_read_gives_the_logits_of_a_fresh_context(start) -> None:

@@ -13,6 +13,7 @@ from llamahybrid.memory.costs import LARGE_BATCH, CostMeter
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.request.boundaries import Boundaries
+from tests.lab.naive import NaivePromptCache
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
 TWO = [(11 * i + 5) % 200 for i in range(160)]
@@ -485,6 +486,17 @@ def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
     large = [b - a for a, b in itertools.pairwise([0, *range(64, len(ONE), 64), len(ONE)]) if b - a >= 64]
     assert 1 <= len(meter.large()) <= len(large)
     assert sum(meter.large()) <= llm.last_request.prefill_seconds
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
+def test_the_naive_twin_runs_under_the_runner(open_model, arch):
+    """The runner asks for nothing that is not of the abstract cache, and both give it the same."""
+    ours, twin = open_model(arch), open_model(arch)
+    twin.runner.cache = NaivePromptCache()
+    for prompt in (ONE, [*ONE, 3], TWO, [*ONE[:60], *TWO], ONE):
+        assert take(twin, prompt, 4) == take(ours, prompt, 4)
+        assert twin.last_request.cached == ours.last_request.cached
+    assert twin.runner.cache.stats().hits >= 2
 
 
 class Knowing(Noting):

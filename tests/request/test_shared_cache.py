@@ -14,6 +14,7 @@ import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
+from tests.lab.integrity import check_integrity
 
 SECRET = [(7 * i + 3) % 150 for i in range(120)]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
@@ -73,7 +74,7 @@ def test_forgotten_stays_forgotten(opened: Callable[..., Any], tmp_path: Path, a
     assert answer == take(opened(llama_cpp.Llama, arch), [*SECRET, 5])
     take(llm, [*SECRET, 5, *answer[:3], 7])
     assert llm.last_request.cached > 100, "asked for again it is a chat like any other"
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "llama"])
@@ -172,7 +173,7 @@ def test_a_flipped_bit_in_attention_is_a_miss_and_no_error(opened: Callable[...,
         assert take(llm, prompt) == take(fresh, prompt)
     assert llm.prompt_cache.stats().extra["damaged"] > 0
     assert llm.last_request.cached > 0, "what was decoded again serves"
-    llm.prompt_cache.check_integrity()
+    check_integrity(llm.prompt_cache)
 
 
 def test_a_segment_that_does_not_load_costs_no_checkpoint(
