@@ -20,7 +20,7 @@ from llamahybrid.errors import LlamaHybridError, RequestCancelled, SnapshotError
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.request.arrays import UpstreamArrays
+from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
 from llamahybrid.request.assembly import assemble, context_shape
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.finalisers import collecting
@@ -71,6 +71,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         explain: bool = False,
         **kwargs: Any,
     ) -> None:
+        self.arrays = UpstreamArrays()
         self._prompt_cache_argument = prompt_cache
         self._explain = explain
         self._paging = paging
@@ -90,13 +91,21 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             super().__init__(model_path, **kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
-            arrays = UpstreamArrays(self)
-            arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
-            self.evaluation = assemble(self, arrays, cache, files)
+            self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
+            self.evaluation = assemble(self, self.arrays, cache, files)
             self.draft_model = self._draft_model
         except BaseException:
             files.abandon()
             raise
+
+    input_ids = upstream_attribute("input_ids")
+    n_tokens = upstream_attribute("n_tokens")
+    scores = upstream_attribute("scores")
+    _sampler = upstream_attribute("sampler")
+    _mirostat_mu = upstream_attribute("mirostat_mu")
+    _requires_eval = upstream_attribute("requires_eval")
+    _logits_all = upstream_attribute("logits_all")
+    _seed = upstream_attribute("seed")
 
     @property
     def runner(self) -> RequestRunner | None:

@@ -68,7 +68,7 @@ def assemble(llm: Llama, arrays: UpstreamArrays, cache: PromptCache, files: Mode
     runner = RequestRunner(live, cache, boundaries, meter, llm.requests.gate, llm.n_batch, remembered)
     drafts = Drafts(live, meter, llm.n_batch, int(llm.context_params.n_ubatch))
     guarded.live = live
-    arrays.make()
+    arrays.make(llm._n_ctx, llm._n_vocab, len(llm.scores))
     return Evaluation(runner, drafts, arrays)
 
 

@@ -169,7 +169,7 @@ class Evaluation:
         for start, end in self.runner.decode(request, work, outputs) if len(work) else ():
             self.mirror(work[start - first : end - first], start)
             if arrays.keeps_rows:
-                arrays.take_rows(start, end)
+                arrays.take_rows(start, self._live.native.all_logits(end - start, self._n_vocab))
 
     def mirror(self, ids: Tokens, start: int = 0) -> None:
         """Upstream's arrays say what the live sequence says: [start, ...) is `ids`."""
