@@ -11,15 +11,19 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
+from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.errors import LlamaHybridError, RequestCancelled, SnapshotError
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
 from llamahybrid.request.assembly import assemble, context_shape
 from llamahybrid.request.evaluation import Evaluation
@@ -67,23 +71,27 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         wait: bool | float = True,
         paging: bool = True,
         draft_planes: int | None = None,
+        n_parallel: int = 1,
         cache_salt: str = "",
         explain: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.arrays = UpstreamArrays()
+        self.requests = Requests(self, wait)
+        self._gate = self.requests.gate
         self._prompt_cache_argument = prompt_cache
         self._explain = explain
         self._paging = paging
-        self._sequences, self._planes = context_shape(prompt_cache is not False, paging, draft_planes, kwargs)
-        self.evaluation: Evaluation | None = None
+        caching = not (prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"))
+        self._parallel = n_parallel
+        if n_parallel > 1 and not caching:
+            raise ValueError("n_parallel: requests run at once with the prompt cache only")
+        shape = context_shape(prompt_cache is not False, paging, draft_planes, n_parallel, kwargs)
+        self._sequences, self._planes = shape
         self._draft_model: LlamaDraftModel | None = None
         self._upstream_cache: Any = None
-        self.requests = Requests(self, wait)
-        self._gate = self.requests.gate
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
-        if prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"):
+        if not caching:
             super().__init__(model_path, **kwargs)
             return
         cache = prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache()
@@ -92,7 +100,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().__init__(model_path, **kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
-            self.evaluation = assemble(self, self.arrays, cache, files)
+            assemble(self, self.requests.slots, n_parallel, cache, files)
             self.draft_model = self._draft_model
         except BaseException:
             files.abandon()
@@ -105,7 +113,25 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _mirostat_mu = upstream_attribute("mirostat_mu")
     _requires_eval = upstream_attribute("requires_eval")
     _logits_all = upstream_attribute("logits_all")
-    _seed = upstream_attribute("seed")
+
+    @property
+    def _seed(self) -> int:
+        """The seed of the request that runs; the next one's, which upstream draws from it."""
+        return self.arrays.seed
+
+    @_seed.setter
+    def _seed(self, seed: int) -> None:
+        self.requests.seed = self.arrays.seed = seed
+
+    @property
+    def arrays(self) -> UpstreamArrays:
+        """Upstream's attributes of the slot that is meant: in a request its own, else this thread's last."""
+        return self.requests.slots.here().arrays
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What decodes in that slot; None where upstream's behaviour was asked for."""
+        return self.requests.slots.here().evaluation
 
     @property
     def runner(self) -> RequestRunner | None:
@@ -121,6 +147,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def draft_model(self) -> LlamaDraftModel | None:
         """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
         drafting = self.evaluation is not None and self._draft_model is not None and self._gate.inside
+        if drafting and self._parallel > 1:
+            return None  # its rollback planes hold the rows of others, too
         return self.drafts if drafting else self._draft_model
 
     @draft_model.setter
@@ -232,6 +260,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return create(*args, **kwargs)
         rows = kwargs.get("logprobs") is not None and self._draft_model is not None
         ticket = self.requests.ticket(completing=True, rows=rows)
+        ticket.whole = True
         return self._gate.alone(lambda: create(*args, **kwargs), ticket=ticket)
 
     def _completion(self, ticket: Ticket, options: dict[str, Any]) -> Generator[Any, Any, None]:
@@ -294,7 +323,29 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         gate = self._gate
         if gate.inside and not gate.telling and self.evaluation.append(tokens):
             return
-        gate.alone(self.evaluation.eval, tokens)
+        gate.alone(self._eval, tokens)
+
+    def _eval(self, tokens: Sequence[int]) -> None:
+        assert self.evaluation is not None, "else upstream decodes"
+        self.evaluation.eval(tokens)
+
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
+        work = partial(super().sample, *args, **kwargs)
+        return int(work() if self._parallel == 1 or self._gate.inside else self._gate.alone(work))
+
+    def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._init_sampler(*args, **kwargs)
+        if self._parallel == 1:
+            return sampler
+        model = ref(self)  # no cycle: it is freed when nobody uses it any more
+
+        def copied() -> Logits | None:
+            llm = model()
+            runner = None if llm is None else llm.runner
+            return None if runner is None else runner.live.row.copied()
+
+        return RowSampler.over(sampler, copied)
 
     @property
     def _scores(self) -> Any:
@@ -327,7 +378,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         elif self._gate.closed:
             self.n_tokens = 0
         else:
-            self._gate.alone(self.evaluation.reset)
+            self._gate.alone(self._reset)
+
+    def _reset(self) -> None:
+        assert self.evaluation is not None, "else upstream resets"
+        self.evaluation.reset()
 
     @property
     def cache_salt(self) -> str:
@@ -344,21 +399,23 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None or self._gate.closed:
             self._cache_salt = salt
         else:
-            self._gate.alone(self._set_salt, salt, self.evaluation.runner.live)
+            self._whole(self._set_salt, salt, self.evaluation.runner.live)
 
     def _set_salt(self, salt: str, live: LiveSequence) -> None:
         self.requests.end_active()
         self._cache_salt = salt
-        assert live.identity.computation is not None
-        live.identity.computed_by(replace(live.identity.computation, salt=salt))
+        for each in live.shared.members:
+            assert each.identity.computation is not None
+            each.identity.computed_by(replace(each.identity.computation, salt=salt))
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
         if self.evaluation is None:
             return super().save_state()
-        return self._gate.alone(self._save_state, self.evaluation)
+        return self._whole(self._save_state)
 
-    def _save_state(self, evaluation: Evaluation) -> llama_cpp.LlamaState:
+    def _save_state(self) -> llama_cpp.LlamaState:
+        evaluation = self._alone_in_context()
         evaluation.decode(evaluation.align(), None)
         return seal_state(super().save_state(), evaluation.runner.live, evaluation.arrays.true_rows)
 
@@ -371,9 +428,26 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None:
             super().load_state(state)
         else:
-            self._gate.alone(self._load_state, state, self.evaluation)
+            self._whole(self._load_state, state)
 
-    def _load_state(self, state: llama_cpp.LlamaState, evaluation: Evaluation) -> None:
+    def _whole(self, work: Callable[..., Any], *args: Any) -> Any:
+        """A single operation on the whole context, while no other request is in."""
+        ticket = self.requests.ticket()
+        ticket.whole = True
+        return self._gate.alone(work, *args, ticket=ticket)
+
+    def _alone_in_context(self) -> Evaluation:
+        """What decodes in this step's slot; the other slots are emptied, as far as is needed stored."""
+        for slot in self.requests.slots.all:
+            if slot is not self.requests.slots.current and slot.evaluation is not None:
+                slot.evaluation.runner.save_tip()
+                slot.evaluation.runner.live.empty()
+        evaluation = self.evaluation
+        assert evaluation is not None, "without one upstream saves and loads"
+        return evaluation
+
+    def _load_state(self, state: llama_cpp.LlamaState) -> None:
+        evaluation = self._alone_in_context()
         self.requests.end_active()
         try:
             load(state, evaluation, super().load_state)
@@ -403,6 +477,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             "wait": self._gate.wait,
             "paging": self._paging,
             "draft_planes": self._planes,
+            "n_parallel": self._parallel,
             "cache_salt": self._cache_salt,
             "explain": self._explain,
         }

@@ -58,7 +58,7 @@ class OutputRow:
     # -- where several sequences share a context -----------------------------------------------------
 
     def keep(self, index: int = -1) -> None:
-        """Copy the row that a token of the last batch has, by its place there; another one's takes its place."""
+        """Copy the row that a token of the last batch has, by its place there: it is about to go."""
         row = self._native.logits(self._n_vocab, index) if self._state.row_covers_tip else None
         if row is None:
             return

@@ -7,7 +7,6 @@ buffers are zeroed for all of them or for none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -81,6 +80,7 @@ class SharedContext:
         if len(step) == 1:
             live, token = step[0]
             live.decode((token,), "last")
+            live.recount()
             return [None]
         self.keep_row()
         lives = [live for live, _ in step]

@@ -142,6 +142,12 @@ class UpstreamArrays:
         if len(self.scores) < self._n_ctx:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
 
+    def take_settings(self, other: UpstreamArrays) -> None:
+        """The request that had `other` goes on here, with nothing decoded yet."""
+        self.seed = other.seed
+        self.reset()
+        self.keep_rows(other.logits_all)
+
     # -- while another request has the place ------------------------------------------------------
 
     def set_aside(self) -> SetAside:

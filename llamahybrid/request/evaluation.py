@@ -16,6 +16,7 @@ from llamahybrid.errors import ContextOverflow, DecodeError, RequestSuperseded
 from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.arrays import UpstreamArrays
+from llamahybrid.request.batcher import BatchLost
 from llamahybrid.request.request import Request
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.speculation.drafts import Drafts
@@ -37,6 +38,10 @@ class Evaluation:
         self._live = runner.live
         self._n_vocab = runner.live.n_vocab
         self._n_ctx = runner.live.capacity
+
+    def live_prefix(self, prompt: Tokens) -> int:
+        """Tokens of a prompt that are live."""
+        return 0 if self._live.state.is_invalid else common_prefix(self._live.tokens, prompt)
 
     # -- a request -------------------------------------------------------------------------------
 
@@ -149,7 +154,10 @@ class Evaluation:
         if n >= self._n_ctx or not 0 <= token < self._n_vocab:
             return False
         self.runner.before_token(request)
-        self.runner.append(token)
+        try:
+            self.runner.append(token)
+        except BatchLost:
+            return False
         self.arrays.append(token, n)
         return True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +24,7 @@ from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveState, LiveView, Logits, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.ram import new_buffer
+from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.request import Request
@@ -53,7 +55,9 @@ class RequestRunner:
         gate: RequestGate,
         n_batch: int,
         remembered: RememberedCosts | None = None,
+        batcher: Batcher | None = None,
     ) -> None:
+        """`batcher`: what decodes where there are several live sequences in the context."""
         self.live = live
         self._remembered = remembered
         self.cache = cache
@@ -61,6 +65,7 @@ class RequestRunner:
         self._boundaries = boundaries
         self._gate = gate
         self._n_batch = n_batch
+        self._batcher = batcher
         self._state = LiveState(lambda: live.tokens)
         self._warned: set[str] = set()
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
@@ -183,12 +188,16 @@ class RequestRunner:
             start = first
             while start < last:
                 end = next(border for border in borders if border > start)
+                if self._batcher is not None:
+                    end = min(end, start + self._batcher.largest_piece())
                 wanted: Outputs = outputs if outputs == "all" or end == last else "none"
                 self._gate.check()
-                clock = time.perf_counter()
-                self._decode_batch(request, tokens[start - first : end - first], wanted)
+                with self._alone():
+                    clock = time.perf_counter()
+                    self._decode_batch(request, tokens[start - first : end - first], wanted)
+                    if prefilled is not None:
+                        self._measure(end - start, clock)
                 if prefilled is not None:
-                    self._measure(end - start, clock)
                     self._carry_out(prefilled.schedule.decoded(end), prefilled)
                     if end < last and prefilled.schedule.recut(live.n):
                         borders = batch_borders(first, last, prefilled.schedule.cuts, self._n_batch)
@@ -201,6 +210,10 @@ class RequestRunner:
             self.meter.decoded(len(tokens), seconds)
         if request is not None and request.prefilling:
             request.prefill_seconds += seconds
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Room for a batch of this sequence alone."""
+        return nullcontext() if self._batcher is None else self._batcher.piece()
 
     def _measure(self, tokens: int, clock: float) -> None:
         """Note what a prompt's batch took that began at `clock`; the next one's undo waits for it anyway."""
@@ -248,9 +261,12 @@ class RequestRunner:
     def append(self, token: int) -> None:
         """Append one token and ask for its logits: `decode` without its machinery.
 
-        Raises RequestCancelled before it is decoded.
+        Raises RequestCancelled before it is decoded, and BatchLost (see `Batcher.append`).
         """
         self._gate.check()
+        if self._batcher is not None:
+            self._batcher.append(self.live, token)
+            return
         clock = time.perf_counter()
         try:
             self.live.decode((token,), "last")
@@ -265,6 +281,8 @@ class RequestRunner:
         rested on is then forgotten, and the prompt must be decoded from zero.
         """
         request.prefilling = False
+        if self._batcher is not None:
+            self._batcher.end_prompt()
         live = self.live
         if not live.profile.needs_checkpoints:
             return True
