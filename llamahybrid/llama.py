@@ -31,6 +31,7 @@ from llamahybrid.request.finalisers import collecting
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import RequestHandle, Requests, made_with
 from llamahybrid.request.runner import RequestRunner
+from llamahybrid.request.slots import Slots
 from llamahybrid.request.ticket import Ticket
 from llamahybrid.saved_state import UsefulStates, load, seal_state
 from llamahybrid.speculation.drafts import Drafts
@@ -78,6 +79,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     ) -> None:
         self.requests = Requests(self, wait)
         self._gate = self.requests.gate
+        self.slots = Slots(self._gate)
         self._prompt_cache_argument = prompt_cache
         self._explain = explain
         self._paging = paging
@@ -100,7 +102,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().__init__(model_path, **kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
-            assemble(self, self.requests.slots, n_parallel, cache, files)
+            assemble(self, self.slots, n_parallel, cache, files)
             self.draft_model = self._draft_model
         except BaseException:
             files.abandon()
@@ -126,12 +128,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def arrays(self) -> UpstreamArrays:
         """Upstream's attributes of the slot that is meant: in a request its own, else this thread's last."""
-        return self.requests.slots.here().arrays
+        return self.slots.here().arrays
 
     @property
     def evaluation(self) -> Evaluation | None:
         """What decodes in that slot; None where upstream's behaviour was asked for."""
-        return self.requests.slots.here().evaluation
+        return self.slots.here().evaluation
 
     @property
     def runner(self) -> RequestRunner | None:
@@ -438,8 +440,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _alone_in_context(self) -> Evaluation:
         """What decodes in this step's slot; the other slots are emptied, as far as is needed stored."""
-        for slot in self.requests.slots.all:
-            if slot is not self.requests.slots.current and slot.evaluation is not None:
+        for slot in self.slots.all:
+            if slot is not self.slots.current and slot.evaluation is not None:
                 slot.evaluation.runner.save_tip()
                 slot.evaluation.runner.live.empty()
         evaluation = self.evaluation

@@ -23,11 +23,11 @@ from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.request import Request
-from llamahybrid.request.slots import Slots
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
+    from llamahybrid.request.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ class Requests:
     def __init__(self, llm: Llama, wait: bool | float) -> None:
         self._of = ref(llm)  # no cycle: a model is freed when nobody uses it any more
         self.gate = RequestGate(wait, self)
-        self.slots = Slots(self.gate)
         self.seed = 0
         """Upstream's, which goes on from request to request."""
         self._last: Request | None = None
@@ -113,7 +112,13 @@ class Requests:
     @property
     def evaluation(self) -> Evaluation | None:
         """What decodes for the one that is meant; None where upstream does, without them."""
-        return self.slots.here().evaluation
+        llm = self._of()
+        return None if llm is None else llm.slots.here().evaluation
+
+    @property
+    def slots(self) -> Slots:
+        """Where they are decoded."""
+        return self._llm.slots
 
     @property
     def last(self) -> Request | None:
@@ -280,9 +285,9 @@ class Requests:
 
     def _leave(self, ticket: Ticket) -> None:
         """It gives its slot back."""
-        self.slots.leave(ticket)
-        if self.slots.batcher is not None:
-            self.slots.batcher.leave(ticket)
+        llm = self._of()
+        if llm is not None:
+            llm.slots.leave(ticket)
 
     def resume(self, ticket: Ticket) -> None:
         """See `Tenant.resume`. Raises RequestSuperseded where what it rests on is gone for good."""

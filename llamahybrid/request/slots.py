@@ -102,6 +102,8 @@ class Slots:
             if slot.ticket is ticket:
                 slot.ticket = None
         ticket.slot = None
+        if self.batcher is not None:
+            self.batcher.leave(ticket)
 
     def _give(self, slot: Slot, ticket: Ticket) -> None:
         slot.ticket, slot.used = ticket, next(self._uses)
