@@ -212,6 +212,7 @@ def bystander(bench: Bench) -> Outcome:
 )
 def shared_tokens(bench: Bench) -> Outcome:
     """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
+    bench.need_shared_tokens()
     shape = {"n_seq_max": 2, "kv_unified": True}
     twin = bench.context(**shape)
     twin.count_polls()

@@ -25,6 +25,9 @@ from llamahybrid.hazards.probe import NotApplicable
 FULL, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*
 ABORTED = 2  # llama_decode: the abort callback said stop
 _ERROR = 4  # ggml_log_level
+_UNSHARED = (b"qwen4exp",)
+"""Architectures that assert that each token is of one sequence (src/models/qwen4exp.cpp, set_input)."""
+
 _MULTI_ROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE
 
 Logits: TypeAlias = npt.NDArray[np.float32]
@@ -120,6 +123,8 @@ class Context:
         if not self.ctx:
             raise RuntimeError("llama_init_from_model made no context")
         self.memory = lib.llama_get_memory(self.ctx)
+        self.alone = 1
+        """Tokens that a clean run may decode one by one, where batches decide."""
         self.polls = 0
         """Polls of the abort callback so far."""
         self.stop_at: int | None = None
@@ -153,6 +158,8 @@ class Context:
         status = self.feed(0, length, seq, text=text, chunk=chunk)
         if status:
             raise RuntimeError(f"llama_decode returned {status} for {length} tokens in a clean context")
+        if chunk == 1:
+            self.alone = length
         return self
 
     def logits(self) -> Logits:
@@ -165,7 +172,8 @@ class Context:
         """Decode the token at position `length`: how far off a clean run, or the status of a refused decode.
 
         Where batches alone decide (experts, thresholds), one clean run may be as far from another: then the
-        nearer one counts, of the text at once and of the text with its last token decoded alone.
+        nearer one counts, of the text at once and of the text with its last token decoded alone, or all of
+        them where this context got them so.
         """
         if status := self.feed(length, length + 1, seq, text=text):
             return status
@@ -173,7 +181,8 @@ class Context:
         found = gap(row, self.bench.clean(length, text=text, **self.params))
         if found.exact or length < 2:
             return found
-        apart = gap(row, self.bench.clean(length, text=text, alone=1, **self.params))
+        alone = min(self.alone, length)
+        apart = gap(row, self.bench.clean(length, text=text, alone=alone, **self.params))
         return min(found, apart, key=lambda gap: gap.largest)
 
     def goes_on_after_refusal(self, length: int) -> Gap | int:
@@ -347,6 +356,13 @@ class Bench:
         """Raise NotApplicable unless the model attends through a sliding window."""
         if not lib.llama_model_n_swa(self.model):
             raise NotApplicable("the model has no sliding window")
+
+    def need_shared_tokens(self) -> None:
+        """Raise NotApplicable where a token is of one sequence only."""
+        name = ctypes.create_string_buffer(64)
+        lib.llama_model_meta_val_str(self.model, b"general.architecture", name, len(name))
+        if name.value in _UNSHARED:
+            raise NotApplicable("a token of two sequences ends the process on purpose (GGML_ASSERT)")
 
     def need_multi_rope(self, yes: bool) -> None:
         """Raise NotApplicable unless positions are (`yes`) or are not M-RoPE's."""

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, TypeVar
 
 from llamahybrid.capi.shim import Stop
 from llamahybrid.errors import Busy, LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.request.finalisers import in_finaliser
+from llamahybrid.request.step_frames import StepFrames
 from llamahybrid.request.ticket import Tenant, Ticket, this_thread
 
 PATIENCE = 1.0
@@ -69,6 +68,7 @@ class RequestGate:
         """Tickets that wait, in order of arrival, and when each last said so."""
         self._bells: list[threading.Lock] = []
         self._closed = self._shut = False
+        self._frames = StepFrames()
         self._steps = 0
         self._suspect: tuple[object, ...] = ()
         self._suspected_at = 0.0
@@ -106,7 +106,7 @@ class RequestGate:
             return False
         if self.telling:
             raise LlamaHybridError("on_request cannot use its model; do that when it has returned")
-        if _runs(sys._getframe(), self):
+        if self._frames.run_in():
             return True
         self._replace_lock()
         return False
@@ -125,9 +125,10 @@ class RequestGate:
         `Tenant.resume` raises.
         """
         if self.inside:
-            if _runs(sys._getframe(1), self):
+            if self._frames.run_in():
                 raise RuntimeError("a request cannot be advanced from inside another one's step")
             self._replace_lock()
+        frame = self._frames.enter()
         deadline = None if ticket.thread is not None else self._deadline()
         try:
             while True:
@@ -163,6 +164,7 @@ class RequestGate:
                 self._line.pop(ticket, None)
                 if len(self._seated) < self.slots:
                     self._ring()
+            self._frames.leave(frame)
 
     def step_aside(self, ticket: Ticket, wait: Callable[[], object]) -> None:
         """Let others make their steps while this one waits in the middle of its own.
@@ -233,12 +235,14 @@ class RequestGate:
         """End what was given up, if nobody is in: who has just come does it otherwise."""
         if self._stepping is not None or (ticket not in self._seated and len(self._seated) >= self.slots):
             return
+        frame = self._frames.enter()
         try:
             if self._work.acquire(blocking=False):
                 self._end_abandoned()
         finally:
             if self.inside:
                 self._work.release()
+            self._frames.leave(frame)
 
     # -- cancelling ------------------------------------------------------------------------------
 
@@ -266,6 +270,7 @@ class RequestGate:
             raise RuntimeError("a model cannot be closed from inside one of its own requests")
         self._closed = True
         self.cancel()
+        frame = self._frames.enter()
         try:
             while not self._work.acquire(timeout=POLL) or not self._all_outside():
                 self._heal()
@@ -279,6 +284,7 @@ class RequestGate:
         finally:
             if self.inside:
                 self._work.release()
+            self._frames.leave(frame)
             self._ring()
 
     # -- whose turn it is ------------------------------------------------------------------------
@@ -435,9 +441,8 @@ class RequestGate:
     def _heal(self) -> None:
         """Replace a lock whose holder is in no step: an interrupt came before it was given back."""
         work, steps = self._work, self._steps
-        frames = sys._current_frames()
         for ticket in self.seated:
-            if ticket.inside and not _runs(frames.get(ticket.inside), self):
+            if ticket.inside and not self._frames.run_in(ticket.inside):
                 ticket.inside = 0  # an interrupt came before it could say that it left
         if work.acquire(blocking=False):  # nobody is in
             try:
@@ -446,8 +451,7 @@ class RequestGate:
                 work.release()
             return
         owner = re.search(r"owner=(\d+)", repr(work))
-        frame = frames.get(int(owner[1])) if owner else None
-        if owner is None or (frame is not None and _runs(frame, self)):
+        if owner is None or self._frames.run_in(int(owner[1])):
             self._suspect = ()
             return
         # Between the two looks the owner may have left, and somebody come: only one that stays is void.
@@ -461,15 +465,3 @@ class RequestGate:
         self._stepping = None
         self._work = threading.RLock()
         self._ring()
-
-
-_STEPS = {RequestGate.run.__code__, RequestGate.close.__code__, RequestGate._tidy.__code__}
-
-
-def _runs(frame: FrameType | None, gate: RequestGate) -> bool:
-    """A stack has a step of this gate on it."""
-    while frame is not None:
-        if frame.f_code in _STEPS and frame.f_locals.get("self") is gate:
-            return True
-        frame = frame.f_back
-    return False

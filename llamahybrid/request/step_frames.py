@@ -1,0 +1,50 @@
+"""StepFrames: which threads are in the middle of a step, as can be told after an interrupt at any line.
+
+A frame that is being executed refuses to be cleared, one that was left does not (`frame.clear`). That is
+asked here, and no stack of another thread is walked: what `f_back` of a generator's frame points to is freed
+memory once that was suspended (seen with CPython 3.11: frames that were dictionaries).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+
+
+class StepFrames:
+    """The calls that make steps, by thread."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, list[FrameType]] = {}
+
+    def enter(self) -> FrameType:
+        """The caller's frame is in a step until it is left, or gives itself to `leave`."""
+        frame = sys._getframe(1)
+        self._frames.setdefault(threading.get_ident(), []).append(frame)
+        return frame
+
+    def leave(self, frame: FrameType) -> None:
+        """It is no more."""
+        thread = threading.get_ident()
+        left = [f for f in self._frames.get(thread, ()) if f is not frame and executes(f)]
+        if left:
+            self._frames[thread] = left
+        else:
+            self._frames.pop(thread, None)
+
+    def run_in(self, thread: int | None = None) -> bool:
+        """A thread, the calling one by default, is in the middle of a step."""
+        thread = threading.get_ident() if thread is None else thread
+        if thread not in sys._current_frames():  # of a parent process, too
+            return False
+        return any(executes(frame) for frame in list(self._frames.get(thread, ())))
+
+
+def executes(frame: FrameType) -> bool:
+    """A function's call has not come to its end."""
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False
