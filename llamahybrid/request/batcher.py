@@ -236,6 +236,12 @@ class Batcher:
         tokens = int(PIECE_STEPS * self._step_seconds / seconds)
         return min(self._n_batch, max(SMALLEST_PIECE, tokens))
 
+    # -- room ------------------------------------------------------------------------------------
+
+    def used(self) -> int:
+        """Cells that are taken, at most: what sequences share is counted for each."""
+        return sum(live.n for live in self._shared.members)
+
     # -- who is here -----------------------------------------------------------------------------
 
     def stepped(self, ticket: Ticket) -> None:

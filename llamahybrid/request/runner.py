@@ -197,6 +197,8 @@ class RequestRunner:
                     self._decode_batch(request, tokens[start - first : end - first], wanted)
                     if prefilled is not None:
                         self._measure(end - start, clock)
+                    if self._batcher is not None:  # others look at the library's counters before we are done
+                        live.recount()
                 if prefilled is not None:
                     self._carry_out(prefilled.schedule.decoded(end), prefilled)
                     if end < last and prefilled.schedule.recut(live.n):
