@@ -123,6 +123,8 @@ class Context:
         if not self.ctx:
             raise RuntimeError("llama_init_from_model made no context")
         self.memory = lib.llama_get_memory(self.ctx)
+        if not self.memory:
+            raise NotApplicable("the architecture keeps no state between batches")
         self.alone = 1
         """Tokens that a clean run may decode one by one, where batches decide."""
         self.polls = 0
