@@ -76,7 +76,10 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: PromptCache, file
     meter = CostMeter(llm.n_batch, replace(known, snapshot_bytes=record))
     gate = llm.requests.gate
     shared = SharedContext(guarded, llm.n_batch, n_parallel)
-    batcher = Batcher(shared, gate, meter, llm.n_batch) if n_parallel > 1 else None
+    batcher = None
+    if n_parallel > 1:
+        cells = llm._n_ctx if profile.attention_per_token else None
+        batcher = Batcher(shared, gate, meter, llm.n_batch, cells, slots)
     for seq in range(n_parallel):
         slot = slots.all[0] if seq == 0 else Slot()
         live = LiveSequence(

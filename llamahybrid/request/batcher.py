@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from llamahybrid.errors import DecodeError, LlamaHybridError
 from llamahybrid.memory.costs import CostMeter
@@ -23,10 +24,17 @@ from llamahybrid.memory.shared import SharedContext
 from llamahybrid.request.gate import POLL, RequestGate
 from llamahybrid.request.ticket import Ticket
 
+if TYPE_CHECKING:
+    from llamahybrid.request.runner import RequestRunner
+    from llamahybrid.request.slots import Slots
+
 PIECE_STEPS = 10
 """A piece of a prompt takes about as long as so many steps of the answers that wait for it."""
 
 SMALLEST_PIECE = 32
+
+ROOM_TOKENS = 64
+"""A request that gave up its cells comes back when there is room for so many more of its tokens."""
 
 GRACE_SHARE = 0.25
 """How long a step waits for answers that are expected: this share of what the last one took,"""
@@ -39,10 +47,15 @@ class BatchLost(LlamaHybridError):
     """A token was not decoded with those of others, or nobody knows; its own request has to see to it."""
 
 
+class NoRoom(BatchLost):
+    """Cells ran out, and older requests go on first: this one gives its own back, and waits."""
+
+
 class Job:
     """One token of an answer that waits to be decoded."""
 
-    def __init__(self, live: LiveSequence, token: int) -> None:
+    def __init__(self, ticket: Ticket, live: LiveSequence, token: int) -> None:
+        self.ticket = ticket
         self.live = live
         self.token = token
         self.position = live.n
@@ -70,7 +83,19 @@ class Job:
 class Batcher:
     """Puts the tokens of several live sequences into batches."""
 
-    def __init__(self, shared: SharedContext, gate: RequestGate, meter: CostMeter, n_batch: int) -> None:
+    def __init__(
+        self,
+        shared: SharedContext,
+        gate: RequestGate,
+        meter: CostMeter,
+        n_batch: int,
+        cells: int | None,
+        slots: Slots,
+    ) -> None:
+        """`cells`: tokens that all sequences may hold together, None where no cells are kept for them."""
+        self._cells = cells or 0
+        self._bounded = cells is not None
+        self._slots = slots
         self._shared = shared
         self._gate = gate
         self._meter = meter
@@ -98,7 +123,7 @@ class Batcher:
         Raises BatchLost where memory is no longer what it was, RequestCancelled, or DecodeError.
         """
         ticket = self._ticket()
-        job = Job(live, token)
+        job = Job(ticket, live, token)
         if not self._jobs:
             self._since = time.monotonic()
         self._jobs[ticket] = job
@@ -140,7 +165,7 @@ class Batcher:
         jobs = list(self._jobs.values())[: self._n_batch]
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
-        jobs = [j for j in jobs if not j.done]
+        jobs = self._that_fit([j for j in jobs if not j.done])
         began = time.perf_counter()
         try:
             faults = self._shared.decode_step([(j.live, j.token) for j in jobs]) if jobs else []
@@ -200,7 +225,7 @@ class Batcher:
         return self._prompts[0] if self._prompts else None
 
     @contextmanager
-    def piece(self) -> Iterator[None]:
+    def piece(self, live: LiveSequence, tokens: int) -> Iterator[None]:
         """The body decodes a batch of one sequence alone, once the answers that wait have had a step."""
         ticket = self._ticket()
         bell = threading.Lock()
@@ -219,6 +244,11 @@ class Batcher:
         finally:
             self._piece_waits = False
             self._bells.pop(ticket, None)
+        self._free_cells(tokens, list(self._jobs.values()), live)
+        while self.free() < tokens and any(not t.over for t in self._answering):
+            self._gate.check()  # their next tokens come, and then their cells can be had
+            self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
+            self._free_cells(tokens, list(self._jobs.values()), live)
         try:
             yield
         finally:
@@ -238,9 +268,60 @@ class Batcher:
 
     # -- room ------------------------------------------------------------------------------------
 
-    def used(self) -> int:
-        """Cells that are taken, at most: what sequences share is counted for each."""
-        return sum(live.n for live in self._shared.members)
+    def free(self) -> int:
+        """Cells that are free; those that several sequences hold count for each."""
+        if not self._bounded:
+            return 1 << 30
+        return self._cells - sum(live.n for live in self._shared.members)
+
+    def wait_for_room(self, live: LiveSequence, tokens: int) -> None:
+        """Wait until a sequence may hold so many tokens: idle slots are emptied, the others waited for."""
+        ticket = self._ticket()
+        while self.free() + live.n < tokens and self._others_hold(live):
+            if self._empty_idle(live) or self._gate.make_way(ticket):
+                continue
+            self._gate.check()
+            self._gate.step_aside(ticket, partial(time.sleep, POLL / 10))
+
+    def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
+        """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
+        self._answering.pop(self._ticket(), None)
+        self._ring()
+        self.wait_for_room(live, min(tokens + ROOM_TOKENS, self._cells))
+
+    def _that_fit(self, jobs: list[Job]) -> list[Job]:
+        """Those of them that there are cells for; the youngest lose theirs."""
+        if jobs and self.free() < len(jobs):
+            oldest = min(jobs, key=lambda job: job.ticket.born)
+            self._free_cells(len(jobs), [job for job in jobs if job is not oldest], oldest.live)
+        return [job for job in jobs if not job.done]
+
+    def _free_cells(self, tokens: int, jobs: list[Job], live: LiveSequence) -> None:
+        """Have cells for so many tokens, if that can be: idle slots lose theirs first, young jobs last.
+
+        `live`: who is not to lose any.
+        """
+        while self.free() < tokens and (self._empty_idle(live) or self._gate.make_way(self._ticket())):
+            continue
+        for job in sorted(jobs, key=lambda job: -job.ticket.born):
+            if self.free() >= tokens:
+                return
+            self._empty(self._slots.runner_of(job.live))
+            job.end(NoRoom("cells have run out"))
+
+    def _empty(self, runner: RequestRunner) -> None:
+        runner.save_tip()
+        runner.live.empty()
+
+    def _others_hold(self, live: LiveSequence) -> bool:
+        return any(other.n for other in self._shared.members if other is not live)
+
+    def _empty_idle(self, live: LiveSequence) -> bool:
+        """Empty the slot that nobody has for longest; False if there is none."""
+        idle = self._slots.idle(live, list(self._prompts)[1:])
+        if idle is not None:
+            self._empty(idle)
+        return idle is not None
 
     # -- who is here -----------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from llamahybrid.errors import ContextOverflow, DecodeError, RequestSuperseded
 from llamahybrid.memory.state import common_prefix
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.arrays import UpstreamArrays
-from llamahybrid.request.batcher import BatchLost
+from llamahybrid.request.batcher import BatchLost, NoRoom
 from llamahybrid.request.request import Request
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.speculation.drafts import Drafts
@@ -73,7 +73,7 @@ class Evaluation:
         self.handoff = False
         if len(prompt) == 0:
             raise ContextOverflow("the prompt is empty: there is nothing to sample from")
-        self._fits(len(prompt))
+        self.require_fit(len(prompt))
         rows = min(arrays.true_rows, common_prefix(live.tokens, prompt))
         arrays.true_rows = 0
         self.active = request = self.runner.begin(prompt, rows if arrays.keeps_rows else None)
@@ -128,7 +128,7 @@ class Evaluation:
             self._notice_native()
             self.runner.check()
         work = np.concatenate([self.align(), self.checked(tokens)])
-        self._fits(self._live.n + len(work))
+        self.require_fit(self._live.n + len(work))
         request = self.active
         if request is not None and not request.prefilling:
             self._decode_answer(work, request, unsure=len(tokens) - 1)
@@ -156,7 +156,9 @@ class Evaluation:
         self.runner.before_token(request)
         try:
             self.runner.append(token)
-        except BatchLost:
+        except BatchLost as lost:
+            if isinstance(lost, NoRoom):
+                self.runner.wait_to_return(n)
             return False
         self.arrays.append(token, n)
         return True
@@ -217,7 +219,8 @@ class Evaluation:
             raise DecodeError(-1, f"token ids must lie in [0, {self._n_vocab}); llama_decode would return -1")
         return ids.astype(np.int32)
 
-    def _fits(self, n: int) -> None:
+    def require_fit(self, n: int) -> None:
+        """Raise ContextOverflow where so many tokens are more than the context takes."""
         if n > self._n_ctx:
             raise ContextOverflow(f"{n} tokens do not fit into the context window of {self._n_ctx}")
 

@@ -131,6 +131,7 @@ class RequestGate:
         frame = self._frames.enter()
         deadline = None if ticket.thread is not None else self._deadline()
         try:
+            ticket.inside = threading.get_ident()
             while True:
                 if self._closed:
                     raise ModelClosed("the model is closed")
@@ -147,15 +148,14 @@ class RequestGate:
                 self._stepping = ticket
                 self._steps += 1
                 ticket.thread = this_thread()
-                ticket.inside = threading.get_ident()
                 return work(*args)
             finally:
                 ticket.idle_since = time.monotonic()
-                ticket.inside = 0
                 self._stepping = None
                 if self.slots > 1 and self._tenant is not None:
                     self._tenant.stepped(ticket)
         finally:
+            ticket.inside = 0
             if self._stepping is ticket:
                 self._stepping = None
             if self.inside:
@@ -188,6 +188,22 @@ class RequestGate:
         self._switch(ticket)
         if late is not None:
             raise late
+
+    def make_way(self, ticket: Ticket) -> bool:
+        """Park the request that nobody advances, in a step of `ticket`; False if there is none."""
+        now = time.monotonic()
+        idle = [t for t in self._seated if not t.inside and now - t.idle_since >= self.patience]
+        victim = min(idle, key=lambda t: t.idle_since, default=None)
+        if victim is None or self._tenant is None:
+            return False
+        if victim.over:
+            self._tenant.switch(victim)
+            self._end_quietly(victim)
+        elif victim.parked is None:
+            self._tenant.park(victim)
+        self._unseat(victim)
+        self._switch(ticket)
+        return True
 
     def alone(self, work: Callable[..., Result], *args: Any, ticket: Ticket | None = None) -> Result:
         """A single operation (eval, reset, load_state): part of the step it is called in, or its own."""

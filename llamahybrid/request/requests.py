@@ -186,6 +186,8 @@ class Requests:
             if reset and not evaluation.handoff and ticket.rests_on is None:
                 self.slots.move(ticket, prompt)
                 evaluation = self._show(ticket)
+            evaluation.require_fit(len(prompt))
+            evaluation.runner.wait_for_room(len(prompt) + 1)
         if ticket is not None and ticket.rests_on is not None:
             evaluation.go_on_from(ticket.rests_on)
             ticket.rests_on = None
@@ -302,6 +304,7 @@ class Requests:
         if ticket.request is not None:
             self.last = ticket.request
         if parked.active is not None:
+            evaluation.runner.wait_for_room(len(parked.memory) + 1)
             self._come_back(evaluation, parked)
         arrays.bring_rows(parked.arrays)
         evaluation.active = parked.active

@@ -123,6 +123,16 @@ class RequestRunner:
         if self.live.profile.keeps_chats:  # a shallow look is enough: `check` has looked, right before
             self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False)
 
+    def wait_to_return(self, tokens: int) -> None:
+        """What was live was given up to older requests: wait until there is room for so many tokens again."""
+        assert self._batcher is not None, "with one slot nobody else needs any"
+        self._batcher.wait_to_return(self.live, tokens)
+
+    def wait_for_room(self, tokens: int) -> None:
+        """Wait until the live sequence may hold so many tokens."""
+        if self._batcher is not None:
+            self._batcher.wait_for_room(self.live, tokens)
+
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
         live = self.live
@@ -192,7 +202,7 @@ class RequestRunner:
                     end = min(end, start + self._batcher.largest_piece())
                 wanted: Outputs = outputs if outputs == "all" or end == last else "none"
                 self._gate.check()
-                with self._alone():
+                with self._alone(end - start):
                     clock = time.perf_counter()
                     self._decode_batch(request, tokens[start - first : end - first], wanted)
                     if prefilled is not None:
@@ -213,9 +223,9 @@ class RequestRunner:
         if request is not None and request.prefilling:
             request.prefill_seconds += seconds
 
-    def _alone(self) -> AbstractContextManager[None]:
+    def _alone(self, tokens: int) -> AbstractContextManager[None]:
         """Room for a batch of this sequence alone."""
-        return nullcontext() if self._batcher is None else self._batcher.piece()
+        return nullcontext() if self._batcher is None else self._batcher.piece(self.live, tokens)
 
     def _measure(self, tokens: int, clock: float) -> None:
         """Note what a prompt's batch took that began at `clock`; the next one's undo waits for it anyway."""

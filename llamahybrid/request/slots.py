@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
+    from llamahybrid.memory.sequence import LiveSequence
     from llamahybrid.request.batcher import Batcher
+    from llamahybrid.request.runner import RequestRunner
 
 
 @dataclass(eq=False)
@@ -95,6 +98,21 @@ class Slots:
             best.arrays.take_settings(old.arrays)
             self._give(best, ticket)
         return self._enter(ticket)
+
+    def idle(self, live: LiveSequence, waiting: Collection[Ticket]) -> RequestRunner | None:
+        """What runs the slot that no request has used for longest and that holds anything, not this one.
+
+        `waiting`: requests that have not begun to use theirs.
+        """
+        unused = (slot for slot in self.all if slot.ticket is None or slot.ticket in waiting)
+        free = sorted(unused, key=lambda slot: slot.used)
+        runners = (slot.evaluation.runner for slot in free if slot.evaluation is not None)
+        return next((runner for runner in runners if runner.live.n and runner.live is not live), None)
+
+    def runner_of(self, live: LiveSequence) -> RequestRunner:
+        """What runs requests on a live sequence."""
+        runners = (slot.evaluation.runner for slot in self.all if slot.evaluation is not None)
+        return next(runner for runner in runners if runner.live is live)
 
     def leave(self, ticket: Ticket) -> None:
         """A ticket gives its slot back."""

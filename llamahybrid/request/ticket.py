@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,10 +14,14 @@ if TYPE_CHECKING:
     from llamahybrid.request.slots import Slot
 
 
+_births = itertools.count()
+
+
 class Ticket:
     """One request's claim to the context."""
 
     __slots__ = (
+        "born",
         "cancelled",
         "completing",
         "ended",
@@ -34,6 +39,8 @@ class Ticket:
     )
 
     def __init__(self, completing: bool = False, rows: bool = False) -> None:
+        self.born = next(_births)
+        """Later requests have larger ones."""
         self.number = 0
         """What `RequestGate.stop` knows it by, since it became the current one."""
         self.completing = completing
