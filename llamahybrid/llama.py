@@ -13,13 +13,12 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import ref
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.sampling import RowSampler
-from llamahybrid.errors import LlamaHybridError, RequestCancelled, SnapshotError
+from llamahybrid.errors import LlamaHybridError, RequestCancelled
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
@@ -33,7 +32,7 @@ from llamahybrid.request.requests import RequestHandle, Requests, made_with
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.slots import Slots
 from llamahybrid.request.ticket import Ticket
-from llamahybrid.saved_state import UsefulStates, load, seal_state
+from llamahybrid.saved_state import UsefulStates, load, save
 from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
@@ -90,7 +89,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         shape = context_shape(prompt_cache is not False, paging, draft_planes, n_parallel, kwargs)
         self._sequences, self._planes = shape
         self._draft_model: LlamaDraftModel | None = None
-        self._upstream_cache: Any = None
+        self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
         if not caching:
@@ -338,16 +337,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         sampler = super()._init_sampler(*args, **kwargs)
-        if self._parallel == 1:
-            return sampler
-        model = ref(self)  # no cycle: it is freed when nobody uses it any more
+        return sampler if self._parallel == 1 else RowSampler.over(sampler, self)
 
-        def copied() -> Logits | None:
-            llm = model()
-            runner = None if llm is None else llm.runner
-            return None if runner is None else runner.live.row.copied()
-
-        return RowSampler.over(sampler, copied)
+    def copied_row(self) -> Logits | None:
+        """The logits of the last token, where another request's batch took their place in the context."""
+        return None if self.runner is None else self.runner.live.row.copied()
 
     @property
     def _scores(self) -> Any:
@@ -369,7 +363,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __del__(self) -> None:
         # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
-        super().close()
+        if hasattr(self, "_stack"):  # else it was refused before upstream had a look at it
+            super().close()
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -414,12 +409,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
         if self.evaluation is None:
             return super().save_state()
-        return self._whole(self._save_state)
-
-    def _save_state(self) -> llama_cpp.LlamaState:
-        evaluation = self._alone_in_context()
-        evaluation.decode(evaluation.align(), None)
-        return seal_state(super().save_state(), evaluation.runner.live, evaluation.arrays.true_rows)
+        return self._whole(save, self, super().save_state)
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
@@ -430,46 +420,27 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None:
             super().load_state(state)
         else:
-            self._whole(self._load_state, state)
+            self._whole(load, self, state, super().load_state)
 
     def _whole(self, work: Callable[..., Any], *args: Any) -> Any:
         """A single operation on the whole context, while no other request is in."""
+        if self._parallel > 1 and self._gate.nested():
+            raise LlamaHybridError("the whole context cannot be had inside a request, with others beside it")
         ticket = self.requests.ticket()
         ticket.whole = True
         return self._gate.alone(work, *args, ticket=ticket)
 
-    def _alone_in_context(self) -> Evaluation:
-        """What decodes in this step's slot; the other slots are emptied, as far as is needed stored."""
-        for slot in self.slots.all:
-            if slot is not self.slots.current and slot.evaluation is not None:
-                slot.evaluation.runner.save_tip()
-                slot.evaluation.runner.live.empty()
-        evaluation = self.evaluation
-        assert evaluation is not None, "without one upstream saves and loads"
-        return evaluation
-
-    def _load_state(self, state: llama_cpp.LlamaState) -> None:
-        evaluation = self._alone_in_context()
-        self.requests.end_active()
-        try:
-            load(state, evaluation, super().load_state)
-        except (SnapshotError, RuntimeError):
-            if not (isinstance(self.cache, UsefulStates) and self.cache.take_back(state)):
-                raise
-
     @property
     def cache(self) -> Any:
         """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
-        return self._upstream_cache
+        return None if self._parallel > 1 and self._gate.inside else self.user_cache
 
     @cache.setter
     def cache(self, cache: Any) -> None:
-        self._upstream_cache = cache
+        self.user_cache = cache
         if cache is not None and self.evaluation is not None:
             runner = self.evaluation.runner
-            self._upstream_cache = UsefulStates(
-                cache, runner.depth, not runner.live.profile.needs_checkpoints
-            )
+            self.user_cache = UsefulStates(cache, runner.depth, not runner.live.profile.needs_checkpoints)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

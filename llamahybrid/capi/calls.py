@@ -179,6 +179,10 @@ class NativeContext:
         """Remove the tail [position, end); False where the memory cannot."""
         return bool(llama_cpp.llama_memory_seq_rm(self._ctx.memory, self.seq, position, -1))
 
+    def copy_from(self, seq: int) -> None:
+        """Hold what another sequence holds; the cells are shared, the state is copied when one goes on."""
+        llama_cpp.llama_memory_seq_cp(self._ctx.memory, seq, self.seq, -1, -1)
+
     def clear(self) -> None:
         """Empty the memory and zero its buffers: the only cure for NaN that got into a state."""
         llama_cpp.llama_memory_clear(self._ctx.memory, True)

@@ -7,8 +7,8 @@ before another sequence's batch takes its place.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 import numpy as np
 from llama_cpp import llama_cpp
@@ -21,24 +21,31 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 """llama_token_data (include/llama.h)."""
 
 
+class HasRow(Protocol):
+    """A model whose rows of logits are copied before others take their place."""
+
+    def copied_row(self) -> Logits | None:
+        """The logits of the last token, shape (n_vocab,), where they do not lie in the context any more."""
+
+
 class RowSampler(LlamaSampler):  # type: ignore[misc]
     """A `LlamaSampler` that samples from a copied row where there is one, else from the context."""
 
-    copied: Callable[[], Logits | None]
-    """The logits of the last token, shape (n_vocab,), if they were copied."""
+    _model: ref[HasRow]
     _candidates: Any = None
 
     @classmethod
-    def over(cls, sampler: LlamaSampler, copied: Callable[[], Logits | None]) -> RowSampler:
-        """Turn a sampler that upstream made into one, in place."""
+    def over(cls, sampler: LlamaSampler, model: HasRow) -> RowSampler:
+        """Turn a sampler that upstream made for a model into one, in place."""
         sampler.__class__ = cls
         assert isinstance(sampler, cls)
-        sampler.copied = copied
+        sampler._model = ref(model)  # no cycle: a model is freed when nobody uses it any more
         return sampler
 
     def sample(self, ctx: Any, idx: int = -1) -> int:
         """Sample and accept a token; `idx` as in `LlamaSampler.sample`."""
-        row = self.copied() if idx == -1 else None
+        model = self._model()
+        row = None if model is None or idx != -1 else model.copied_row()
         return int(super().sample(ctx, idx)) if row is None else self._sample_from(row)
 
     def _sample_from(self, row: Logits) -> int:

@@ -195,6 +195,21 @@ class LiveSequence:
             self.empty()
         return fault
 
+    def take_over(self, other: LiveSequence) -> None:
+        """What another sequence of this context holds is this one's from now on; nothing, if that fails."""
+        self.empty()
+        row = other.row.logits()
+        logits = None if row is None else row.copy()
+        if other.state.is_invalid or not other.n:
+            return
+        self.invalidate()
+        self.native.copy_from(other.native.seq)
+        self.state.take_over(other.state)
+        if self.fault() is not None:
+            self.empty()
+        elif logits is not None:
+            self.row.put(logits)
+
     # -- decoding ------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:

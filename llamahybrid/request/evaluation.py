@@ -43,6 +43,15 @@ class Evaluation:
         """Tokens of a prompt that are live."""
         return 0 if self._live.state.is_invalid else common_prefix(self._live.tokens, prompt)
 
+    def take_over(self, other: Evaluation) -> None:
+        """What is live in another slot is live here now, and upstream's arrays with it."""
+        self._live.take_over(other.runner.live)
+        saved = other.arrays.set_aside()
+        self.arrays.bring_back(saved)
+        self.arrays.bring_rows(saved)
+        self.native_from, self.handoff = other.native_from, other.handoff
+        other.reset()
+
     # -- a request -------------------------------------------------------------------------------
 
     def go_on_from(self, tokens: Tokens) -> None:

@@ -54,6 +54,7 @@ class Slots:
         """That of the request whose step it is."""
         self.batcher: Batcher | None = None
         """What decodes for several; None with one slot."""
+        self._came_from = self.all[0]
         self._gate = gate
         self._uses = itertools.count(1)
         self._thread = threading.local()
@@ -73,11 +74,14 @@ class Slots:
     def seat(self, ticket: Ticket, prompt: Tokens | None = None) -> Slot:
         """Give a ticket a slot, if it has none: that in which most of `prompt` is live, or its thread's last.
 
+        One that needs the whole context gets the first, which is sequence 0 (see `gather`).
+
         Inside a step, when the gate has let it in: there is a free one.
         """
         if ticket.slot is None:
             free = [slot for slot in self.all if slot.ticket is None]
             if ticket.whole:
+                self._came_from = getattr(self._thread, "slot", self.all[0])
                 best = self.all[0]
             elif prompt is not None:
                 best = max(free, key=lambda slot: (slot.live_prefix(prompt), -slot.used))
@@ -86,6 +90,20 @@ class Slots:
                 best = last if last in free else min(free, key=lambda slot: slot.used)
             self._give(best, ticket)
         return self._enter(ticket)
+
+    def gather(self) -> Evaluation:
+        """For a request that has the whole context: its thread's tokens as sequence 0, and no others."""
+        first, last = self.all[0], self._came_from
+        assert first.evaluation is not None, "without one nobody gets a ticket"
+        for slot in self.all[1:]:
+            if slot.evaluation is not None and slot is not last:
+                slot.evaluation.runner.save_tip()
+                slot.evaluation.runner.live.empty()
+        if last is not first and last.evaluation is not None:
+            first.evaluation.runner.save_tip()
+            first.evaluation.take_over(last.evaluation)
+        self._came_from = first
+        return first.evaluation
 
     def move(self, ticket: Ticket, prompt: Tokens) -> Slot:
         """A ticket is about to begin with a prompt: give it the free slot from which most can be resumed."""
