@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from llamahybrid.capi.shim import Stop
 from llamahybrid.errors import Busy, LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.request.finalisers import in_finaliser
+from llamahybrid.request.line import Line
 from llamahybrid.request.step_frames import StepFrames
 from llamahybrid.request.ticket import Tenant, Ticket, this_thread
 
@@ -33,9 +34,6 @@ PATIENCE = 1.0
 
 POLL = 0.1
 """Seconds after which who waits looks again, whether or not a bell rang."""
-
-PLACE_EXPIRES = 2.0
-"""A place in the line that was not renewed for so many seconds is nobody's."""
 
 Result = TypeVar("Result")
 
@@ -64,9 +62,7 @@ class RequestGate:
         """Those that are in, in the order that they came in."""
         self._abandoned: deque[Ticket] = deque()
         """Requests that were given up; whoever comes next ends them."""
-        self._line: dict[Ticket, float] = {}
-        """Tickets that wait, in order of arrival, and when each last said so."""
-        self._bells: list[threading.Lock] = []
+        self._line = Line()
         self._closed = self._shut = False
         self._frames = StepFrames()
         self._steps = 0
@@ -143,7 +139,7 @@ class RequestGate:
                     break
                 else:
                     self._work.release()
-            self._line.pop(ticket, None)
+            self._line.leave(ticket)
             try:
                 self._stepping = ticket
                 self._steps += 1
@@ -161,9 +157,9 @@ class RequestGate:
             if self.inside:
                 self._work.release()
             if self._line:
-                self._line.pop(ticket, None)
+                self._line.leave(ticket)
                 if len(self._seated) < self.slots:
-                    self._ring()
+                    self._line.ring()
             self._frames.leave(frame)
 
     def step_aside(self, ticket: Ticket, wait: Callable[[], object]) -> None:
@@ -239,7 +235,7 @@ class RequestGate:
             return
         ticket.over = True
         self._abandoned.append(ticket)
-        self._ring()
+        self._line.ring()
         if in_finaliser():
             return
         if not self._closed:
@@ -301,7 +297,7 @@ class RequestGate:
             if self.inside:
                 self._work.release()
             self._frames.leave(frame)
-            self._ring()
+            self._line.ring()
 
     # -- whose turn it is ------------------------------------------------------------------------
 
@@ -375,25 +371,16 @@ class RequestGate:
             room = (1 if ticket.whole else self.slots) - len(self._seated)
         if room <= 0 and self._victim(ticket) is None:
             return False
-        now = time.monotonic()
-        for other, seen in list(self._line.items()):
-            if other is ticket:
-                break
-            if now - seen < PLACE_EXPIRES and not other.over:
-                return False
-        return True
+        return self._line.is_first(ticket)
 
     def _await(self, ticket: Ticket, deadline: float | None) -> None:
         """Wait in the line until it is a ticket's turn, or the gate closed. Raises Busy at the deadline."""
         if self._may_enter(ticket):
             return
-        bell = threading.Lock()
-        bell.acquire()
-        try:
-            self._bells.append(bell)
+        with self._line.bell() as wait:
             since = now = time.monotonic()
             while True:
-                self._line[ticket] = now
+                self._line.renew(ticket)
                 if self._closed or self._may_enter(ticket):
                     return
                 if deadline is not None and now >= deadline:
@@ -401,27 +388,16 @@ class RequestGate:
                     if self._may_enter(ticket):
                         return
                     raise Busy("another request is running on this Llama; wait for it, or pass wait=True")
-                bell.acquire(timeout=POLL if deadline is None else min(POLL, deadline - now))
+                wait(POLL if deadline is None else min(POLL, deadline - now))
                 now = time.monotonic()
                 if now - since > self.patience:
                     self._heal()
                     since = now
-        finally:
-            if bell in self._bells:
-                self._bells.remove(bell)
 
     def _deadline(self) -> float | None:
         if self.wait is True:
             return None
         return time.monotonic() + float(self.wait)
-
-    def _ring(self) -> None:
-        """Have everybody who waits look again."""
-        for bell in list(self._bells):
-            try:
-                bell.release()
-            except RuntimeError:  # it rings already
-                continue
 
     # -- ends and repairs ------------------------------------------------------------------------
 
@@ -480,4 +456,4 @@ class RequestGate:
     def _replace_lock(self) -> None:
         self._stepping = None
         self._work = threading.RLock()
-        self._ring()
+        self._line.ring()
