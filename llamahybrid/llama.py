@@ -11,24 +11,28 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from llamahybrid.errors import LlamaHybridError, RequestCancelled, SnapshotError
+from llamahybrid.capi.sampling import RowSampler
+from llamahybrid.errors import LlamaHybridError, RequestCancelled
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.request.arrays import UpstreamArrays
+from llamahybrid.prompt_cache.base import Logits
+from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
 from llamahybrid.request.assembly import assemble, context_shape
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.finalisers import collecting
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import RequestHandle, Requests, made_with
 from llamahybrid.request.runner import RequestRunner
+from llamahybrid.request.slots import Slots
 from llamahybrid.request.ticket import Ticket
-from llamahybrid.saved_state import UsefulStates, load, seal_state
+from llamahybrid.saved_state import UsefulStates, load, save
 from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
@@ -67,22 +71,28 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         wait: bool | float = True,
         paging: bool = True,
         draft_planes: int | None = None,
+        n_parallel: int = 1,
         cache_salt: str = "",
         explain: bool = False,
         **kwargs: Any,
     ) -> None:
+        self.requests = Requests(self, wait)
+        self._gate = self.requests.gate
+        self.slots = Slots(self._gate)
         self._prompt_cache_argument = prompt_cache
         self._explain = explain
         self._paging = paging
-        self._sequences, self._planes = context_shape(prompt_cache is not False, paging, draft_planes, kwargs)
-        self.evaluation: Evaluation | None = None
+        caching = not (prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"))
+        self._parallel = n_parallel
+        if n_parallel > 1 and not caching:
+            raise ValueError("n_parallel: requests run at once with the prompt cache only")
+        shape = context_shape(prompt_cache is not False, paging, draft_planes, n_parallel, kwargs)
+        self._sequences, self._planes = shape
         self._draft_model: LlamaDraftModel | None = None
-        self._upstream_cache: Any = None
-        self.requests = Requests(self, wait)
-        self._gate = self.requests.gate
+        self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
-        if prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"):
+        if not caching:
             super().__init__(model_path, **kwargs)
             return
         cache = prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache()
@@ -91,13 +101,39 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             super().__init__(model_path, **kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
-            arrays = UpstreamArrays(self)
-            arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
-            self.evaluation = assemble(self, arrays, cache, files)
+            self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
+            assemble(self, self.slots, n_parallel, cache, files)
             self.draft_model = self._draft_model
         except BaseException:
             files.abandon()
             raise
+
+    input_ids = upstream_attribute("input_ids")
+    n_tokens = upstream_attribute("n_tokens")
+    scores = upstream_attribute("scores")
+    _sampler = upstream_attribute("sampler")
+    _mirostat_mu = upstream_attribute("mirostat_mu")
+    _requires_eval = upstream_attribute("requires_eval")
+    _logits_all = upstream_attribute("logits_all")
+
+    @property
+    def _seed(self) -> int:
+        """The seed of the request that runs; the next one's, which upstream draws from it."""
+        return self.arrays.seed
+
+    @_seed.setter
+    def _seed(self, seed: int) -> None:
+        self.requests.seed = self.arrays.seed = seed
+
+    @property
+    def arrays(self) -> UpstreamArrays:
+        """Upstream's attributes of the slot that is meant: in a request its own, else this thread's last."""
+        return self.slots.here().arrays
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What decodes in that slot; None where upstream's behaviour was asked for."""
+        return self.slots.here().evaluation
 
     @property
     def runner(self) -> RequestRunner | None:
@@ -113,6 +149,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def draft_model(self) -> LlamaDraftModel | None:
         """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
         drafting = self.evaluation is not None and self._draft_model is not None and self._gate.inside
+        if drafting and self._parallel > 1:
+            return None  # its rollback planes hold the rows of others, too
         return self.drafts if drafting else self._draft_model
 
     @draft_model.setter
@@ -224,6 +262,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return create(*args, **kwargs)
         rows = kwargs.get("logprobs") is not None and self._draft_model is not None
         ticket = self.requests.ticket(completing=True, rows=rows)
+        ticket.whole = True
         return self._gate.alone(lambda: create(*args, **kwargs), ticket=ticket)
 
     def _completion(self, ticket: Ticket, options: dict[str, Any]) -> Generator[Any, Any, None]:
@@ -286,7 +325,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         gate = self._gate
         if gate.inside and not gate.telling and self.evaluation.append(tokens):
             return
-        gate.alone(self.evaluation.eval, tokens)
+        gate.alone(self._eval, tokens)
+
+    def _eval(self, tokens: Sequence[int]) -> None:
+        assert self.evaluation is not None, "else upstream decodes"
+        self.evaluation.eval(tokens)
+
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
+        work = partial(super().sample, *args, **kwargs)
+        return int(work() if self._parallel == 1 or self._gate.inside else self._gate.alone(work))
+
+    def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._init_sampler(*args, **kwargs)
+        return sampler if self._parallel == 1 else RowSampler.over(sampler, self)
+
+    def copied_row(self) -> Logits | None:
+        """The logits of the last token, where another request's batch took their place in the context."""
+        return None if self.runner is None else self.runner.live.row.copied()
 
     @property
     def _scores(self) -> Any:
@@ -308,7 +364,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __del__(self) -> None:
         # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
-        super().close()
+        if hasattr(self, "_stack"):  # else it was refused before upstream had a look at it
+            super().close()
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -319,7 +376,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         elif self._gate.closed:
             self.n_tokens = 0
         else:
-            self._gate.alone(self.evaluation.reset)
+            self._gate.alone(self._reset)
+
+    def _reset(self) -> None:
+        assert self.evaluation is not None, "else upstream resets"
+        self.evaluation.reset()
 
     @property
     def cache_salt(self) -> str:
@@ -336,23 +397,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None or self._gate.closed:
             self._cache_salt = salt
         else:
-            self._gate.alone(self._set_salt, salt, self.evaluation.runner.live)
+            self._whole(self._set_salt, salt, self.evaluation.runner.live)
 
     def _set_salt(self, salt: str, live: LiveSequence) -> None:
         self.requests.end_active()
         self._cache_salt = salt
-        assert live.identity.computation is not None
-        live.identity.computed_by(replace(live.identity.computation, salt=salt))
+        for each in live.shared.members:
+            assert each.identity.computation is not None
+            each.identity.computed_by(replace(each.identity.computation, salt=salt))
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
         if self.evaluation is None:
             return super().save_state()
-        return self._gate.alone(self._save_state, self.evaluation)
-
-    def _save_state(self, evaluation: Evaluation) -> llama_cpp.LlamaState:
-        evaluation.decode(evaluation.align(), None)
-        return seal_state(super().save_state(), evaluation.runner.live, evaluation.arrays.true_rows)
+        return self._whole(save, self, super().save_state)
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
@@ -363,29 +421,27 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None:
             super().load_state(state)
         else:
-            self._gate.alone(self._load_state, state, self.evaluation)
+            self._whole(load, self, state, super().load_state)
 
-    def _load_state(self, state: llama_cpp.LlamaState, evaluation: Evaluation) -> None:
-        self.requests.end_active()
-        try:
-            load(state, evaluation, super().load_state)
-        except (SnapshotError, RuntimeError):
-            if not (isinstance(self.cache, UsefulStates) and self.cache.take_back(state)):
-                raise
+    def _whole(self, work: Callable[..., Any], *args: Any) -> Any:
+        """A single operation on the whole context, while no other request is in."""
+        if self._parallel > 1 and self._gate.nested():
+            raise LlamaHybridError("the whole context cannot be had inside a request, with others beside it")
+        ticket = self.requests.ticket()
+        ticket.whole = True
+        return self._gate.alone(work, *args, ticket=ticket)
 
     @property
     def cache(self) -> Any:
         """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
-        return self._upstream_cache
+        return None if self._parallel > 1 and self._gate.inside else self.user_cache
 
     @cache.setter
     def cache(self, cache: Any) -> None:
-        self._upstream_cache = cache
+        self.user_cache = cache
         if cache is not None and self.evaluation is not None:
             runner = self.evaluation.runner
-            self._upstream_cache = UsefulStates(
-                cache, runner.depth, not runner.live.profile.needs_checkpoints
-            )
+            self.user_cache = UsefulStates(cache, runner.depth, not runner.live.profile.needs_checkpoints)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
@@ -395,6 +451,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             "wait": self._gate.wait,
             "paging": self._paging,
             "draft_planes": self._planes,
+            "n_parallel": self._parallel,
             "cache_salt": self._cache_salt,
             "explain": self._explain,
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
@@ -23,6 +23,9 @@ from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from llamahybrid.llama import Llama
 
 SEAL = "llamahybrid"
 
@@ -111,8 +114,32 @@ def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaS
     return fitted, true
 
 
+def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
+    """What the calling thread has live, by upstream's `save_state`, sealed; while nobody else is in."""
+    evaluation = llm.slots.gather()
+    evaluation.decode(evaluation.align(), None)
+    return seal_state(native_save(), evaluation.runner.live, evaluation.arrays.true_rows)
+
+
 def load(
-    state: llama_cpp.LlamaState, evaluation: Evaluation, native_load: Callable[[llama_cpp.LlamaState], None]
+    llm: Llama, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
+) -> None:
+    """Make a saved state what is live, in place of all else; while nobody else is in.
+
+    Raises as `load_into`, where no cache of the user's can take the state back.
+    """
+    evaluation = llm.slots.gather()
+    llm.requests.end_active()
+    try:
+        load_into(evaluation, state, native_load)
+    except (SnapshotError, RuntimeError):
+        cache = llm.user_cache
+        if not (isinstance(cache, UsefulStates) and cache.take_back(state)):
+            raise
+
+
+def load_into(
+    evaluation: Evaluation, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
 ) -> None:
     """Make a saved state the current one, by upstream's `load_state`, and believe what memory bears out.
 

@@ -1,4 +1,4 @@
-"""NativeContext: the few native calls that read or change one context's memory, sequence 0 only.
+"""NativeContext: the few native calls that read or change one sequence of a context's memory.
 
 Everything is checked by the caller (`LiveSequence`); here are just typed calls without Python loops. Some
 arguments end the process or are misread, and none of the calls passes them: sequence -1, ids out of range
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from llamahybrid.capi.shim import Stop
     from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
 
-SEQ = 0
 PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 FULL = 0
 
@@ -33,28 +32,36 @@ Outputs = Literal["none", "last", "all"]
 class TokenBatch:
     """A native batch over arrays of our own: what `LlamaContext.decode` takes, without Python loops.
 
-    Made once and filled again for every decode. Sequence ids are left NULL, which the library reads as
-    sequence 0 (src/llama-batch.cpp).
+    Made once and filled again for every decode. For sequence 0 alone the ids are left NULL, which the library
+    reads as that (src/llama-batch.cpp).
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, sequences: bool = False) -> None:
+        """`sequences`: its tokens may be of any sequence."""
         self._tokens = np.zeros(capacity, dtype=np.int32)
         self._positions = np.zeros(capacity, dtype=np.int32)
         self._outputs = np.zeros(capacity, dtype=np.int8)
+        self._ids = np.zeros(capacity, dtype=np.int32)
+        self._counts = np.ones(capacity, dtype=np.int32)
+        self._places = self._ids.ctypes.data + np.arange(capacity, dtype=np.uintp) * self._ids.itemsize
+        integers = ctypes.POINTER(ctypes.c_int32)
         self.batch = llama_cpp.llama_batch(
             0,
             self._tokens.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
             None,
             self._positions.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
-            None,
-            None,
+            self._counts.ctypes.data_as(integers) if sequences else None,
+            self._places.ctypes.data_as(ctypes.POINTER(integers)) if sequences else None,
             self._outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs) -> None:
-        """Put tokens, at most `capacity` of them, at consecutive positions."""
+    def fill(
+        self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs, seq: int = 0
+    ) -> None:
+        """Put tokens of one sequence, at most `capacity` of them, at consecutive positions."""
         n = len(tokens)
         self._tokens[:n] = tokens
+        self._ids[:n] = seq
         if n == 1:  # the hot path
             self._positions[0] = first_position
             self._outputs[0] = outputs != "none"
@@ -65,17 +72,25 @@ class TokenBatch:
                 self._outputs[n - 1] = 1
         self.batch.n_tokens = n
 
+    def fill_rows(self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
+        """Put one token of each of several sequences; each gets its logits."""
+        n = len(tokens)
+        self._tokens[:n], self._positions[:n], self._ids[:n], self._outputs[:n] = tokens, positions, seqs, 1
+        self.batch.n_tokens = n
+
     def n_tokens(self) -> int:
         """Tokens in the batch."""
         return int(self.batch.n_tokens)
 
 
 class NativeContext:
-    """Typed native calls on one context."""
+    """Typed native calls on one context, for one of its sequences."""
 
-    def __init__(self, ctx: LlamaContext) -> None:
+    def __init__(self, ctx: LlamaContext, seq: int = 0, batch: TokenBatch | None = None) -> None:
+        """`batch`: one that several share."""
+        self.seq = seq
         self._ctx = ctx
-        self._batch = TokenBatch(int(llama_cpp.llama_n_batch(ctx.ctx)))
+        self._batch = batch or TokenBatch(int(llama_cpp.llama_n_batch(ctx.ctx)))
 
     @property
     def _pointer(self) -> Any:
@@ -101,7 +116,15 @@ class NativeContext:
         call = getattr(self._ctx, "call", None)
         if call is not None:
             call.forget()
-        self._batch.fill(tokens, first_position, outputs)
+        self._batch.fill(tokens, first_position, outputs, self.seq)
+        self._ctx.decode(self._batch)
+
+    def decode_rows(self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
+        """Decode one token of each of several sequences, all with logits; raises as `decode`."""
+        call = getattr(self._ctx, "call", None)
+        if call is not None:
+            call.forget()
+        self._batch.fill_rows(tokens, positions, seqs)
         self._ctx.decode(self._batch)
 
     def last_result(self) -> int | None:
@@ -124,8 +147,8 @@ class NativeContext:
         """(pos_min, pos_max) of the sequence; (-1, -1) when it is empty."""
         memory = self._ctx.memory
         return (
-            int(llama_cpp.llama_memory_seq_pos_min(memory, SEQ)),
-            int(llama_cpp.llama_memory_seq_pos_max(memory, SEQ)),
+            int(llama_cpp.llama_memory_seq_pos_min(memory, self.seq)),
+            int(llama_cpp.llama_memory_seq_pos_max(memory, self.seq)),
         )
 
     def planes(self) -> int:
@@ -154,7 +177,11 @@ class NativeContext:
 
     def cut(self, position: int) -> bool:
         """Remove the tail [position, end); False where the memory cannot."""
-        return bool(llama_cpp.llama_memory_seq_rm(self._ctx.memory, SEQ, position, -1))
+        return bool(llama_cpp.llama_memory_seq_rm(self._ctx.memory, self.seq, position, -1))
+
+    def copy_from(self, seq: int) -> None:
+        """Hold what another sequence holds; the cells are shared, the state is copied when one goes on."""
+        llama_cpp.llama_memory_seq_cp(self._ctx.memory, seq, self.seq, -1, -1)
 
     def clear(self) -> None:
         """Empty the memory and zero its buffers: the only cure for NaN that got into a state."""
@@ -162,22 +189,32 @@ class NativeContext:
 
     def state_size(self, *, partial: bool) -> int:
         """Bytes of the sequence's state."""
-        return int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, SEQ, PARTIAL if partial else FULL))
+        return int(
+            llama_cpp.llama_state_seq_get_size_ext(self._pointer, self.seq, PARTIAL if partial else FULL)
+        )
 
     def save_partial(self, out: Bytes) -> int | None:
         """Write the PARTIAL state into `out` (uint8, `state_size` long); its xxh3-64, None on failure."""
-        return library().save_state(self._pointer, out, SEQ, PARTIAL)
+        return library().save_state(self._pointer, out, self.seq, PARTIAL)
 
     def load_partial(self, data: Bytes) -> bool:
         """Read a PARTIAL state; False where it was refused (stock has destroyed the destination then)."""
-        return library().load_state(self._pointer, data, SEQ, PARTIAL)
+        return library().load_state(self._pointer, data, self.seq, PARTIAL)
 
-    def logits(self, n_vocab: int) -> Logits | None:
-        """The last output row as a view into native memory (valid until the next decode); None if none."""
-        pointer = llama_cpp.llama_get_logits_ith(self._pointer, -1)
+    def logits(self, n_vocab: int, index: int = -1) -> Logits | None:
+        """The output row of one of the batch's tokens, the last by default, valid until the next decode.
+
+        A view into native memory, shape (n_vocab,); None where there is none.
+        """
+        pointer = llama_cpp.llama_get_logits_ith(self._pointer, index)
         if not pointer:
             return None
         rows: Logits = np.ctypeslib.as_array(pointer, shape=(n_vocab,))
+        return rows
+
+    def all_logits(self, n: int, n_vocab: int) -> Logits:
+        """The output rows of the last batch, shape (n, n_vocab), as a view into native memory."""
+        rows: Logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._pointer), shape=(n, n_vocab))
         return rows
 
     def counters(self) -> tuple[float, ...]:

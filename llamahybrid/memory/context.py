@@ -27,6 +27,7 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     """`llama_cpp._internals.LlamaContext` whose memory operations keep a LiveSequence informed."""
 
     live: LiveSequence | None = None
+    """The sequence that upstream's code means, which knows none but 0."""
     call: Call | None = None
     """How batches are decoded; None without the shim."""
     adapters: Adapters = Adapters()
@@ -45,9 +46,9 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         if adapters == self.adapters:
             return
         self.adapters = adapters
-        identity = None if self.live is None else self.live.identity
-        if identity is not None and identity.computation is not None:
-            identity.computed_by(replace(identity.computation, adapters=adapters))
+        for live in [] if self.live is None else self.live.shared.members:
+            if live.identity.computation is not None:
+                live.identity.computed_by(replace(live.identity.computation, adapters=adapters))
 
     def decode(self, batch: Any) -> None:
         """Decode a batch; raises DecodeError with the library's result when it is not 0."""
@@ -62,7 +63,8 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
 
     def kv_cache_clear(self) -> None:
         """Empty the memory."""
-        super().kv_cache_clear()
+        if self.live is None or self.live.shared.slots == 1:
+            super().kv_cache_clear()
         if self.live is not None:
             self.live.empty()
 
@@ -80,7 +82,7 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         if start >= live.n or 0 <= p1 <= start:
             return True  # an empty range
         if 0 <= p1 < live.n:
-            removed = live.profile.cuttable and bool(super().kv_cache_seq_rm(seq_id, p0, p1))
+            removed = live.profile.cuttable and bool(super().kv_cache_seq_rm(live.native.seq, p0, p1))
             if removed:
                 live.invalidate()
             return removed

@@ -83,6 +83,9 @@ class Computation:
     adapters: Adapters = field(default_factory=Adapters)
     salt: str = ""
     """What its user adds."""
+    together: bool = False
+    """Tokens of several requests are decoded in one batch, which does not give the same bits: what is stored
+    then never serves where they are promised."""
 
     @cached_property
     def nameless(self) -> bool:
@@ -107,6 +110,7 @@ class Computation:
             self.settings,
             self.adapters.digest(),
             self.salt.encode("utf-8", "surrogatepass"),
+            *([b"together"] if self.together else []),
         ):
             hasher.update(len(part).to_bytes(8, "little"))
             hasher.update(part)

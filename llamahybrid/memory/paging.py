@@ -1,7 +1,7 @@
 """Attention KV out of the live sequence and back into it.
 
-On the stock library by way of a scratch sequence, given a context with `kv_unified` and a second sequence:
-cells are shared by both, so that nothing is copied inside the context. A recurrent part is dropped by loading
+On the stock library by way of a scratch sequence, the context's last one, given `kv_unified`: cells are
+shared by both, so that nothing is copied inside the context. A recurrent part is dropped by loading
 the PARTIAL state of an empty sequence. The patched library reads and writes ranges itself.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from llama_cpp import llama_cpp
 
-from llamahybrid.capi.calls import FULL, PARTIAL, SEQ
+from llamahybrid.capi.calls import FULL, PARTIAL
 from llamahybrid.capi.shim import library
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.segment import SegmentLayout
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
 logger = logging.getLogger("llamahybrid")
-
-SCRATCH = 1
 
 SMALL_BYTES = 4 << 20
 """Segments below this are joined before they are loaded."""
@@ -91,17 +89,23 @@ def open_segment(segment: Segment, fingerprint: bytes, path: Tokens) -> Bytes:
 
 
 class Pager:
-    """Saves and appends ranges of attention KV of one context."""
+    """Saves and appends ranges of attention KV of one sequence."""
 
     moves_cells = True
     """Saving changes memory on its way: it has to be looked at afterwards."""
 
-    def __init__(self, ctx: LlamaContext, layout: SegmentLayout, nothing: Bytes) -> None:
+    def __init__(self, ctx: LlamaContext, layout: SegmentLayout, nothing: Bytes, seq: int = 0) -> None:
         """`nothing`: the PARTIAL state of an empty sequence."""
         self._ctx = ctx
+        self._seq = seq
+        self._scratch = int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
         self.layout = layout
         self._nothing = nothing
         self._room: Bytes | None = None
+
+    def of(self, seq: int) -> Pager:
+        """The same for another sequence of the context."""
+        return type(self)(self._ctx, self.layout, self._nothing, seq)
 
     @classmethod
     def learn(cls, ctx: LlamaContext, start: int, end: int) -> Pager | None:
@@ -110,10 +114,11 @@ class Pager:
         That is so without a second sequence, with anything but one attention cell for each token, and
         where a range does not come back as it was.
         """
-        if llama_cpp.llama_n_seq_max(ctx.ctx) <= SCRATCH:
+        scratch = int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
+        if scratch < 1:
             return None
-        nothing = np.empty(_size(ctx, SCRATCH, PARTIAL), np.uint8)
-        if _get(ctx, nothing, SCRATCH, PARTIAL) != nothing.nbytes:
+        nothing = np.empty(_size(ctx, scratch, PARTIAL), np.uint8)
+        if _get(ctx, nothing, scratch, PARTIAL) != nothing.nbytes:
             return None
         for kind in (RangePager, cls) if RangePager.available() else (cls,):
             pager = kind(ctx, SegmentLayout(0, 0, (), 0), nothing)
@@ -139,7 +144,10 @@ class Pager:
         if record is None:
             return None
         read = self._read(start, end, lambda _: record[HEADER_BYTES:])
-        return None if read is None else (record, read[1])
+        if read is None:
+            return None
+        moved = self.layout.sort(record[HEADER_BYTES:], end - start)  # its checksum is another one then
+        return record, None if moved else read[1]
 
     def keep_attention(self, position: int) -> None:
         """Cut the live sequence's attention to [0, position); what else it holds is undefined until loaded.
@@ -149,11 +157,11 @@ class Pager:
         """
         memory = self._ctx.memory
         if position:
-            llama_cpp.llama_memory_seq_cp(memory, SEQ, SCRATCH, 0, position)
-        llama_cpp.llama_memory_seq_rm(memory, SEQ, -1, -1)
+            llama_cpp.llama_memory_seq_cp(memory, self._seq, self._scratch, 0, position)
+        llama_cpp.llama_memory_seq_rm(memory, self._seq, -1, -1)
         if position:
-            llama_cpp.llama_memory_seq_cp(memory, SCRATCH, SEQ, -1, -1)
-            llama_cpp.llama_memory_seq_rm(memory, SCRATCH, -1, -1)
+            llama_cpp.llama_memory_seq_cp(memory, self._scratch, self._seq, -1, -1)
+            llama_cpp.llama_memory_seq_rm(memory, self._scratch, -1, -1)
 
     def append(self, payloads: Sequence[Bytes]) -> bool:
         """Put the cells of payloads, in order, behind those of the live sequence; False if refused."""
@@ -180,9 +188,9 @@ class Pager:
 
     def _write(self, payload: Bytes) -> bool:
         try:
-            if _set(self._ctx, payload, SCRATCH, FULL) != payload.nbytes:
+            if _set(self._ctx, payload, self._scratch, FULL) != payload.nbytes:
                 return False
-            llama_cpp.llama_memory_seq_cp(self._ctx.memory, SCRATCH, SEQ, -1, -1)
+            llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._scratch, self._seq, -1, -1)
         finally:
             cleared = self._clear_scratch()
         return cleared
@@ -198,16 +206,16 @@ class Pager:
 
     def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
         """The payload of [start, end), and its xxh3-64 where that came with it."""
-        llama_cpp.llama_memory_seq_cp(self._ctx.memory, SEQ, SCRATCH, start, end)
+        llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
         try:
             # A recurrent part goes, without having been copied; window cells stay and are left out below.
-            _set(self._ctx, self._nothing, SCRATCH, PARTIAL)
-            whole, rest = _size(self._ctx, SCRATCH, FULL), _size(self._ctx, SCRATCH, PARTIAL)
+            _set(self._ctx, self._nothing, self._scratch, PARTIAL)
+            whole, rest = _size(self._ctx, self._scratch, FULL), _size(self._ctx, self._scratch, PARTIAL)
             payload = buffer(whole - rest + self._nothing.nbytes)
             if payload.nbytes != whole - rest + self._nothing.nbytes:
                 return None
             state = payload if whole == payload.nbytes else new_buffer(whole)
-            written = _get(self._ctx, state, SCRATCH, FULL)
+            written = _get(self._ctx, state, self._scratch, FULL)
         finally:
             cleared = self._clear_scratch()
         if not cleared or written != whole:
@@ -220,8 +228,8 @@ class Pager:
 
     def _clear_scratch(self) -> bool:
         memory = self._ctx.memory
-        removed = bool(llama_cpp.llama_memory_seq_rm(memory, SCRATCH, -1, -1))
-        return removed and llama_cpp.llama_memory_seq_pos_max(memory, SCRATCH) == -1
+        removed = bool(llama_cpp.llama_memory_seq_rm(memory, self._scratch, -1, -1))
+        return removed and llama_cpp.llama_memory_seq_pos_max(memory, self._scratch) == -1
 
 
 class RangePager(Pager):
@@ -238,19 +246,19 @@ class RangePager(Pager):
         return SegmentLayout.learn(payload, n, _RANGE_HEAD, 0)
 
     def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
-        size = _range("size")(self._ctx.ctx, SEQ, start, end)
+        size = _range("size")(self._ctx.ctx, self._seq, start, end)
         if not size:
             return None
         payload = buffer(size)
         if payload.nbytes != size:
             return None
-        checksum = library().save_range(self._ctx.ctx, payload, SEQ, start, end)
+        checksum = library().save_range(self._ctx.ctx, payload, self._seq, start, end)
         return None if checksum is None else (payload, checksum)
 
     def _write(self, payload: Bytes) -> bool:
         first = self.layout.first_position(payload)
         end = first + self.layout.count(payload)
-        read = _range("set")(self._ctx.ctx, _pointer(payload), payload.nbytes, SEQ, first, end)
+        read = _range("set")(self._ctx.ctx, _pointer(payload), payload.nbytes, self._seq, first, end)
         return bool(read == payload.nbytes)
 
 

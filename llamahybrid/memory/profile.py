@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llama_cpp import llama_cpp
@@ -57,6 +57,8 @@ class MemoryProfile:
     """How attention KV of a range is saved and put back; None where that cannot be done."""
     token_seconds: float = 0.0
     """What a token decoded alone took in the trial, at best."""
+    several: bool = False
+    """Other sequences share its cells, and take those that lie behind the window of this one."""
     linear: bool = True
     """The size rule holds, as far as seen (see `LiveSequence.learn_size_rule`). Where it does not, a restore
     cannot be verified and only the tip is reused."""
@@ -76,6 +78,12 @@ class MemoryProfile:
         """A checkpoint taken here can serve after another conversation was live."""
         return self.needs_checkpoints and (self.pager is not None or not self.needs_attention)
 
+    def among(self, slots: int) -> MemoryProfile:
+        """The same where so many sequences share the cells."""
+        if slots == 1:
+            return self
+        return replace(self, several=True, prunes=self.prunes or self.window > 0)
+
     def predicted_size(self, n: int) -> int:
         """Bytes of attention state that n >= 1 tokens must have (see the size rule)."""
         return self.attention_base + self.attention_per_token * n
@@ -89,7 +97,9 @@ class MemoryProfile:
         if self.keeps_tip_only:
             return None if pos_min == n - 1 else f"first position is {pos_min}, expected {n - 1}"
         if self.window:
-            limit = max(0, n - self.window)
+            # The next token attends to n - window + 1 at the least; what it does not, others may overwrite
+            # (src/llama-kv-cache.cpp, find_slot).
+            limit = max(0, n - self.window + self.several)
             return None if 0 <= pos_min <= limit else f"first position is {pos_min}, expected at most {limit}"
         return None if pos_min == 0 else f"first position is {pos_min}, expected 0"
 

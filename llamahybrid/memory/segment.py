@@ -80,6 +80,20 @@ class SegmentLayout:
             for part, whole in zip(self._cells(payload, n), self._cells(out, total), strict=True):
                 whole[:, start : start + n] = part
 
+    def sort(self, payload: Bytes, n: int) -> bool:
+        """Put n cells in the order of their positions; False where they lie so already.
+
+        They do not where several sequences have used the cells of a context in turn.
+        """
+        planes = list(self._cells(payload, n))
+        positions = planes[0][0, :, :4].copy().view(np.int32).ravel()
+        if np.all(np.diff(positions) > 0):
+            return False
+        order = np.argsort(positions, kind="stable")
+        for cells in planes:
+            cells[:] = cells[:, order]
+        return True
+
     def first_position(self, payload: Bytes) -> int:
         """Where the first cell of a payload lies."""
         return int(payload[self.head_bytes : self.head_bytes + 4].view(np.int32)[0])

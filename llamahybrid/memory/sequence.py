@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import NativeContext, Outputs
 from llamahybrid.capi.shim import NOT_RUN
@@ -19,6 +20,7 @@ from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.restore import open_restorable
+from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.snapshot import HEADER_BYTES, seal
 from llamahybrid.memory.state import SequenceState, unknown_ids
 from llamahybrid.prompt_cache.base import Bytes, LiveView, Segment, Tokens
@@ -32,12 +34,26 @@ UNCHANGED_BY_FAILURE = frozenset({1, -1})
 
 
 class LiveSequence:
-    """Sequence 0 of one context: its tokens, and every operation on its memory."""
+    """One sequence of one context: its tokens, and every operation on its memory."""
 
     def __init__(
-        self, ctx: LlamaContext, profile: MemoryProfile, *, fingerprint: bytes, capacity: int, n_vocab: int
+        self,
+        ctx: LlamaContext,
+        profile: MemoryProfile,
+        *,
+        fingerprint: bytes,
+        capacity: int,
+        n_vocab: int,
+        shared: SharedContext | None = None,
+        seq: int = 0,
     ) -> None:
-        """`fingerprint`: 16 bytes naming what stored state is valid for; `capacity`: tokens, n_ctx."""
+        """`fingerprint`: 16 bytes naming what stored state is valid for; `capacity`: tokens, n_ctx.
+
+        `shared`: what it shares with other sequences of the context, where there are any; `seq`: its id.
+        """
+        if profile.pager is not None and seq:
+            profile = replace(profile, pager=profile.pager.of(seq))
+        self.shared = shared or SharedContext(ctx, int(llama_cpp.llama_n_batch(ctx.ctx)))
         self.profile = profile
         """Its size rule may prove wrong: see `learn_size_rule`."""
         self.capacity = capacity
@@ -45,10 +61,11 @@ class LiveSequence:
         self.state = SequenceState.empty(capacity)
         """What memory is taken to hold; to others, to be read."""
         self.identity = Identity(fingerprint, self.state, profile.pager)
-        self.native = NativeContext(ctx)
-        self.row = OutputRow(self.native, self.state, n_vocab)
+        self.native = NativeContext(ctx, seq, self.shared.batch)
+        self.row = OutputRow(self.native, self.state, n_vocab, self.shared)
         self.planes = Planes(self.native)
-        self._counters = self.native.counters()
+        self.shared.join(self)
+        self.recount()
 
     # -- what is there -------------------------------------------------------------------------------
 
@@ -101,16 +118,21 @@ class LiveSequence:
 
     def touched_outside(self) -> bool:
         """Someone decoded on this context, or reset its counters, since our last operation."""
-        return self.native.counters() != self._counters
+        return self.native.counters() != self.shared.counters
 
     def recount(self) -> None:
         """Take the library's counters as they are now for ours."""
-        self._counters = self.native.counters()
+        self.shared.counters = self.native.counters()
 
     def invalidate(self) -> None:
         """Nothing that the context holds is known any more; the next alignment starts from zero."""
         self.state.n = 0
         self.invalidate_tip()
+
+    def lose(self) -> None:
+        """Another sequence had the buffers of all zeroed."""
+        if self.state.n:
+            self.invalidate()
 
     def require_zeroing(self) -> None:
         """Buffers hold NaN, or what is to be forgotten: the next `empty` zeroes them.
@@ -173,6 +195,21 @@ class LiveSequence:
             self.empty()
         return fault
 
+    def take_over(self, other: LiveSequence) -> None:
+        """What another sequence of this context holds is this one's from now on; nothing, if that fails."""
+        self.empty()
+        row = other.row.logits()
+        logits = None if row is None else row.copy()
+        if other.state.is_invalid or not other.n:
+            return
+        self.invalidate()
+        self.native.copy_from(other.native.seq)
+        self.state.take_over(other.state)
+        if self.fault() is not None:
+            self.empty()
+        elif logits is not None:
+            self.row.put(logits)
+
     # -- decoding ------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
@@ -182,21 +219,22 @@ class LiveSequence:
         """
         identity = self.identity
         named = identity.fingerprint
+        self.shared.take_row(self.row)
         try:
             self.native.decode(tokens, self.state.n, outputs)
         except DecodeError as error:
-            self._after_failure(error.code)
+            self.decode_failed(error.code)
             raise
         except BaseException:
-            self._after_interrupt(tokens, outputs)
+            self.decode_interrupted(tokens, outputs, self.native.last_result())
             raise
-        fault = self._decoded(tokens, outputs)
+        fault = self.decoded(tokens, outputs)
         if named is not identity.fingerprint:  # another thread has changed what computes
             self.state.disown()
         if fault:
             raise DecodeError(0, f"context memory is not what it should be after a decode: {fault}")
 
-    def _decoded(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> str | None:
+    def decoded(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> str | None:
         """Note a batch the library says it decoded; the fault, and an invalid tip, if memory disagrees."""
         state = self.state
         end = state.n + len(tokens)
@@ -213,18 +251,19 @@ class LiveSequence:
             state.tip_logits = state.row_covers_tip = outputs != "none"
         return fault
 
-    def _after_interrupt(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
+    def decode_interrupted(
+        self, tokens: Sequence[int] | Tokens, outputs: Outputs, result: int | None
+    ) -> None:
         """An exception came out of a decode: keep what its result, if it left one, and memory bear out."""
-        result = self.native.last_result()
         self.recount()
         if result == 0:
-            self._decoded(tokens, outputs)
+            self.decoded(tokens, outputs)
         elif result == NOT_RUN and self.fault() is None:
             return
         else:  # whether the batch finished cannot be told, or it did not
             self.invalidate_tip()
 
-    def _after_failure(self, code: int) -> None:
+    def decode_failed(self, code: int) -> None:
         """A decode was refused or failed: keep the tip only if memory still bears it out."""
         had_logits = self.state.tip_logits
         self.state.forget_row()
@@ -292,7 +331,7 @@ class LiveSequence:
         state.forget_row()
         removed = not state.needs_zeroing and self.native.cut(0) and self.native.positions() == (-1, -1)
         if not removed:
-            self.native.clear()
+            self.shared.clear(self)
             state.ids[:] = 0
         state.n = state.lag = state.extra_bytes = 0
         state.needs_zeroing = False

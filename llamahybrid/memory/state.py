@@ -86,6 +86,14 @@ class SequenceState:
         self.ids[: len(ids)] = ids
         self.n = len(ids)
 
+    def take_over(self, other: SequenceState) -> None:
+        """The sequence is what another one is, but for its output row."""
+        self.forget_row()
+        self.ids[:] = other.ids
+        self.lag, self.extra_bytes = other.lag, other.extra_bytes
+        self.needs_zeroing, self.grown = other.needs_zeroing, False
+        self.n = other.n
+
     def invalidate_tip(self) -> None:
         """Put an id that matches nothing at the tip."""
         if not self.is_invalid:

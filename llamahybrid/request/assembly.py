@@ -17,13 +17,15 @@ from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.profile import probe
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.snapshot import HEADER_BYTES
 from llamahybrid.prompt_cache import BasePromptCache
 from llamahybrid.prompt_cache.base import Costs
-from llamahybrid.request.arrays import UpstreamArrays
+from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.runner import RequestRunner
+from llamahybrid.request.slots import Slot, Slots
 from llamahybrid.speculation.drafts import Drafts
 
 if TYPE_CHECKING:
@@ -31,13 +33,20 @@ if TYPE_CHECKING:
 
 
 def context_shape(
-    caching: bool, paging: bool, draft_planes: int | None, options: Mapping[str, Any]
+    caching: bool, paging: bool, draft_planes: int | None, slots: int, options: Mapping[str, Any]
 ) -> tuple[int, int]:
     """Sequences and rollback planes that a context gets; `options`: upstream's arguments for it.
 
     The library dies where a batch has no room for one token of each sequence, or for planes and two tokens.
+    Raises ValueError where it has none for the slots.
     """
     room = min(options.get("n_batch", 512), options.get("n_ubatch", 512))
+    if slots < 1:
+        raise ValueError("n_parallel counts requests that run at once: 1 or more")
+    if slots > 1:
+        if room <= slots:
+            raise ValueError(f"n_parallel={slots} needs batches (n_batch, n_ubatch) of more tokens than that")
+        return slots + paging, 0
     if draft_planes is None:
         draft_planes = 0
         if options.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
@@ -46,32 +55,54 @@ def context_shape(
     return sequences, max(0, min(draft_planes, room - 2)) if caching else 0
 
 
-def assemble(
-    llm: Llama, arrays: UpstreamArrays, cache: BasePromptCache, files: ModelFiles
-) -> Evaluation | None:
-    """Probe the memory, guard the context, repair upstream's array sizes; None without memory (encoders)."""
-    profile = probe(llm._ctx, bool(llm.context_params.swa_full))
+def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, files: ModelFiles) -> None:
+    """Probe the memory, guard the context, and put live sequences into it, one a slot.
+
+    Leaves the slot that there is without one where the context has no memory (encoders).
+    """
+    profile = probe(llm._ctx, bool(llm.context_params.swa_full)).among(n_parallel)
     if not profile.has_memory:
-        return None
+        return
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
     files.loaded(mapped=llm.model_params.load_mode not in unmapped)
     guarded = GuardedContext.guard(llm._ctx)
     guarded.adapters = follow(guarded, llm._lora_adapter, llm.lora_scale)
     made_with = settings(llm.model_params, llm.context_params)
-    computation = Computation(files, made_with, guarded.adapters, llm.cache_salt)
-    mark = computation.fingerprint
-    live = LiveSequence(guarded, profile, fingerprint=mark, capacity=llm._n_ctx, n_vocab=llm._n_vocab)
-    live.identity.computation = computation
+    computation = Computation(files, made_with, guarded.adapters, llm.cache_salt, together=n_parallel > 1)
     boundaries = Boundaries(llm._model.vocab, llm._n_vocab)
-    remembered = RememberedCosts(mark, _cost_context(llm))
+    remembered = RememberedCosts(computation.fingerprint, _cost_context(llm))
     known = remembered.load() or Costs(token_seconds=profile.token_seconds)
     record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
     meter = CostMeter(llm.n_batch, replace(known, snapshot_bytes=record))
-    runner = RequestRunner(live, cache, boundaries, meter, llm.requests.gate, llm.n_batch, remembered)
-    drafts = Drafts(live, meter, llm.n_batch, int(llm.context_params.n_ubatch))
-    guarded.live = live
-    arrays.make()
-    return Evaluation(runner, drafts, arrays)
+    gate = llm.requests.gate
+    shared = SharedContext(guarded, llm.n_batch, n_parallel)
+    batcher = None
+    if n_parallel > 1:
+        cells = llm._n_ctx if profile.attention_per_token else None
+        batcher = Batcher(shared, gate, meter, llm.n_batch, cells, slots)
+    for seq in range(n_parallel):
+        slot = slots.all[0] if seq == 0 else Slot()
+        live = LiveSequence(
+            guarded,
+            profile,
+            fingerprint=computation.fingerprint,
+            capacity=llm._n_ctx,
+            n_vocab=llm._n_vocab,
+            shared=shared,
+            seq=seq,
+        )
+        live.identity.computation = computation
+        runner = RequestRunner(live, cache, boundaries, meter, gate, llm.n_batch, remembered, batcher)
+        drafts = Drafts(live, meter, llm.n_batch, int(llm.context_params.n_ubatch))
+        if seq:
+            slot.arrays.always_rows = slot.arrays.logits_all = slots.all[0].arrays.always_rows
+            slots.add(slot)
+        slot.arrays.make(llm._n_ctx, llm._n_vocab, len(llm.scores))
+        slot.evaluation = Evaluation(runner, drafts, slot.arrays)
+    first = slots.all[0].evaluation
+    assert first is not None, "it was just made"
+    guarded.live = first.runner.live
+    slots.batcher = batcher
 
 
 def _cost_context(llm: Llama) -> tuple[int, ...]:

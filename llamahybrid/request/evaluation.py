@@ -16,6 +16,7 @@ from llamahybrid.errors import ContextOverflow, DecodeError, RequestSuperseded
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.arrays import UpstreamArrays
+from llamahybrid.request.batcher import BatchLost, NoRoom
 from llamahybrid.request.request import Request
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.speculation.drafts import Drafts
@@ -37,6 +38,19 @@ class Evaluation:
         self._live = runner.live
         self._n_vocab = runner.live.n_vocab
         self._n_ctx = runner.live.capacity
+
+    def live_prefix(self, prompt: Tokens) -> int:
+        """Tokens of a prompt that are live."""
+        return 0 if self._live.state.is_invalid else common_prefix(self._live.tokens, prompt)
+
+    def take_over(self, other: Evaluation) -> None:
+        """What is live in another slot is live here now, and upstream's arrays with it."""
+        self._live.take_over(other.runner.live)
+        saved = other.arrays.set_aside()
+        self.arrays.bring_back(saved)
+        self.arrays.bring_rows(saved)
+        self.native_from, self.handoff = other.native_from, other.handoff
+        other.reset()
 
     # -- a request -------------------------------------------------------------------------------
 
@@ -68,7 +82,7 @@ class Evaluation:
         self.handoff = False
         if len(prompt) == 0:
             raise ContextOverflow("the prompt is empty: there is nothing to sample from")
-        self._fits(len(prompt))
+        self.require_fit(len(prompt))
         rows = min(arrays.true_rows, common_prefix(live.tokens, prompt))
         arrays.true_rows = 0
         self.active = request = self.runner.begin(prompt, rows if arrays.keeps_rows else None)
@@ -123,7 +137,7 @@ class Evaluation:
             self._notice_native()
             self.runner.check()
         work = np.concatenate([self.align(), self.checked(tokens)])
-        self._fits(self._live.n + len(work))
+        self.require_fit(self._live.n + len(work))
         request = self.active
         if request is not None and not request.prefilling:
             self._decode_answer(work, request, unsure=len(tokens) - 1)
@@ -149,7 +163,12 @@ class Evaluation:
         if n >= self._n_ctx or not 0 <= token < self._n_vocab:
             return False
         self.runner.before_token(request)
-        self.runner.append(token)
+        try:
+            self.runner.append(token)
+        except BatchLost as lost:
+            if isinstance(lost, NoRoom):
+                self.runner.wait_to_return(n)
+            return False
         self.arrays.append(token, n)
         return True
 
@@ -169,7 +188,7 @@ class Evaluation:
         for start, end in self.runner.decode(request, work, outputs) if len(work) else ():
             self.mirror(work[start - first : end - first], start)
             if arrays.keeps_rows:
-                arrays.take_rows(start, end)
+                arrays.take_rows(start, self._live.native.all_logits(end - start, self._n_vocab))
 
     def mirror(self, ids: Tokens, start: int = 0) -> None:
         """Upstream's arrays say what the live sequence says: [start, ...) is `ids`."""
@@ -209,7 +228,8 @@ class Evaluation:
             raise DecodeError(-1, f"token ids must lie in [0, {self._n_vocab}); llama_decode would return -1")
         return ids.astype(np.int32)
 
-    def _fits(self, n: int) -> None:
+    def require_fit(self, n: int) -> None:
+        """Raise ContextOverflow where so many tokens are more than the context takes."""
         if n > self._n_ctx:
             raise ContextOverflow(f"{n} tokens do not fit into the context window of {self._n_ctx}")
 

@@ -1,10 +1,11 @@
-"""One request at a time: tickets, turns, requests that make room for another, and cancelling.
+"""As many requests at a time as there are slots: tickets, turns, making room for others, and cancelling.
 
 A request holds a *ticket* from its first step to its end, never a thread: a pool's thread serves many users,
 an ident is given out again after its thread died, and a finaliser runs anywhere. A *step* is one stretch of
-work for a ticket; nothing else happens on the context meanwhile. Between its steps a ticket stays *current*
-until it is over. Another one takes its place earlier where the same thread asks for both, or where nobody has
-advanced the current one for `PATIENCE` seconds; the old one is then parked, and goes on when it is advanced.
+work for a ticket. Nothing else happens on the context meanwhile, but where it steps aside itself, to have a
+token decoded together with those of others. Between its steps a ticket stays *seated* until it is over.
+Another one takes its place earlier where the same thread asks for both, or where nobody has advanced it for
+`PATIENCE` seconds; the old one is then parked, and goes on when it is advanced.
 
 Ctrl-C may come between any two lines. Nothing here trusts that a line after another one is run: who waits
 looks again several times a second, a place in the line that nobody renews is void, and a lock that is held by
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 from llamahybrid.capi.shim import Stop
 from llamahybrid.errors import Busy, LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.request.finalisers import in_finaliser
+from llamahybrid.request.line import Line
 from llamahybrid.request.step_frames import StepFrames
 from llamahybrid.request.ticket import Tenant, Ticket, this_thread
 
@@ -33,20 +35,19 @@ PATIENCE = 1.0
 POLL = 0.1
 """Seconds after which who waits looks again, whether or not a bell rang."""
 
-PLACE_EXPIRES = 2.0
-"""A place in the line that was not renewed for so many seconds is nobody's."""
-
 Result = TypeVar("Result")
 
 logger = logging.getLogger("llamahybrid")
 
 
 class RequestGate:
-    """Lets one request in at a time."""
+    """Lets as many requests in at a time as there are slots."""
 
     def __init__(self, wait: bool | float = True, tenant: Tenant | None = None) -> None:
         """`wait`: True waits for the running request, False raises `Busy` at once, seconds do both."""
         self.wait = wait
+        self.slots = 1
+        """How many requests may be in at a time."""
         self.patience = PATIENCE
         self.telling = False
         """A user's callback runs inside a step: it is no part of what the step does."""
@@ -57,11 +58,11 @@ class RequestGate:
         """Held during a step."""
         self._stepping: Ticket | None = None
         self._current: Ticket | None = None
+        self._seated: list[Ticket] = []
+        """Those that are in, in the order that they came in."""
         self._abandoned: deque[Ticket] = deque()
         """Requests that were given up; whoever comes next ends them."""
-        self._line: dict[Ticket, float] = {}
-        """Tickets that wait, in order of arrival, and when each last said so."""
-        self._bells: list[threading.Lock] = []
+        self._line = Line()
         self._closed = self._shut = False
         self._frames = StepFrames()
         self._steps = 0
@@ -77,8 +78,13 @@ class RequestGate:
 
     @property
     def current(self) -> Ticket | None:
-        """The request whose state the context holds."""
+        """The request that made the last step, if it is not over: inside a step that very one."""
         return self._current
+
+    @property
+    def seated(self) -> list[Ticket]:
+        """The requests that are in, oldest first."""
+        return list(self._seated)
 
     @property
     def completing(self) -> bool:
@@ -121,10 +127,11 @@ class RequestGate:
         frame = self._frames.enter()
         deadline = None if ticket.thread is not None else self._deadline()
         try:
+            ticket.inside = threading.get_ident()
             while True:
                 if self._closed:
                     raise ModelClosed("the model is closed")
-                if self._current is not ticket or self._stepping is not None:
+                if ticket not in self._seated or (self.slots == 1 and self._stepping is not None):
                     self._await(ticket, deadline)
                 if not self._work.acquire(timeout=POLL):
                     self._heal()
@@ -132,7 +139,7 @@ class RequestGate:
                     break
                 else:
                     self._work.release()
-            self._line.pop(ticket, None)
+            self._line.leave(ticket)
             try:
                 self._stepping = ticket
                 self._steps += 1
@@ -141,16 +148,58 @@ class RequestGate:
             finally:
                 ticket.idle_since = time.monotonic()
                 self._stepping = None
+                if self.slots > 1 and self._tenant is not None:
+                    self._tenant.stepped(ticket)
         finally:
+            ticket.inside = 0
             if self._stepping is ticket:
                 self._stepping = None
             if self.inside:
                 self._work.release()
             if self._line:
-                self._line.pop(ticket, None)
-                if self._current is None:
-                    self._ring()
+                self._line.leave(ticket)
+                if len(self._seated) < self.slots:
+                    self._line.ring()
             self._frames.leave(frame)
+
+    def step_aside(self, ticket: Ticket, wait: Callable[[], object]) -> None:
+        """Let others make their steps while this one waits in the middle of its own.
+
+        However `wait` ends, the step goes on only when it has its place back.
+        """
+        self._stepping = None
+        self._work.release()
+        late: BaseException | None = None
+        try:
+            wait()
+        except BaseException as error:
+            late = error
+        while not self.inside:
+            try:
+                if not self._work.acquire(timeout=POLL):
+                    self._heal()
+            except BaseException as error:  # what is below us must not run without its place
+                late = error
+        self._stepping = ticket
+        self._switch(ticket)
+        if late is not None:
+            raise late
+
+    def make_way(self, ticket: Ticket) -> bool:
+        """Park the request that nobody advances, in a step of `ticket`; False if there is none."""
+        now = time.monotonic()
+        idle = [t for t in self._seated if not t.inside and now - t.idle_since >= self.patience]
+        victim = min(idle, key=lambda t: t.idle_since, default=None)
+        if victim is None or self._tenant is None:
+            return False
+        if victim.over:
+            self._tenant.switch(victim)
+            self._end_quietly(victim)
+        elif victim.parked is None:
+            self._tenant.park(victim)
+        self._unseat(victim)
+        self._switch(ticket)
+        return True
 
     def alone(self, work: Callable[..., Result], *args: Any, ticket: Ticket | None = None) -> Result:
         """A single operation (eval, reset, load_state): part of the step it is called in, or its own."""
@@ -174,9 +223,7 @@ class RequestGate:
         if not ticket.over:
             ticket.over = True
             self._end(ticket)
-        if self._current is ticket:
-            self.stop.end()
-            self._current = None
+        self._unseat(ticket)
 
     def abandon(self, ticket: Ticket) -> None:
         """A request is given up between two steps, maybe by a finaliser: leave word; tidy up if that is safe.
@@ -188,7 +235,7 @@ class RequestGate:
             return
         ticket.over = True
         self._abandoned.append(ticket)
-        self._ring()
+        self._line.ring()
         if in_finaliser():
             return
         if not self._closed:
@@ -198,7 +245,7 @@ class RequestGate:
 
     def _tidy(self, ticket: Ticket) -> None:
         """End what was given up, if nobody is in: who has just come does it otherwise."""
-        if self._stepping is not None or (self._current is not ticket and self._current is not None):
+        if self._stepping is not None or (ticket not in self._seated and len(self._seated) >= self.slots):
             return
         frame = self._frames.enter()
         try:
@@ -212,12 +259,11 @@ class RequestGate:
     # -- cancelling ------------------------------------------------------------------------------
 
     def cancel(self, ticket: Ticket | None = None) -> None:
-        """End this request, or the current one; takes no lock, so that a signal handler may call it."""
-        ticket = self._current if ticket is None else ticket
-        if ticket is None or ticket.over:
-            return
-        ticket.cancelled = True
-        self.stop.request(ticket.number)  # does nothing where it is not this one that runs
+        """End this request, or all that are in; takes no lock, so that a signal handler may call it."""
+        for each in self.seated if ticket is None else (ticket,):
+            if not each.over:
+                each.cancelled = True
+                self.stop.request(each.number)  # does nothing where it is not this one that runs
 
     def check(self) -> None:
         """Raise RequestCancelled if the current request is to end."""
@@ -238,44 +284,45 @@ class RequestGate:
         self.cancel()
         frame = self._frames.enter()
         try:
-            while not self._work.acquire(timeout=POLL):
+            while not self._work.acquire(timeout=POLL) or not self._all_outside():
                 self._heal()
-            current = self._current
             self._end_abandoned()
-            if current is not None and not current.over and current.parked is None:
-                self.finish(current)
+            for ticket in self.seated:
+                if not ticket.over and ticket.parked is None:
+                    self._switch(ticket)
+                    self.finish(ticket)
             work()
             self._shut = True
         finally:
             if self.inside:
                 self._work.release()
             self._frames.leave(frame)
-            self._ring()
+            self._line.ring()
 
     # -- whose turn it is ------------------------------------------------------------------------
 
     def _take(self, ticket: Ticket) -> bool:
-        """Make a ticket the current one, inside the lock; False where it is not its turn after all."""
-        current = self._current
+        """Seat a ticket, inside the lock; False where it is not its turn after all."""
         if self._abandoned:
             self._end_abandoned()
-            current = self._current
-        if current is not ticket:
+        if ticket not in self._seated:
             if self._closed or not self._may_enter(ticket):
                 return False
             self._stepping = ticket  # from here on others are told that it is busy
-            if current is not None:
-                if current.over:  # given up this very moment
-                    self._end_quietly(current)
-                elif current.parked is None and self._tenant is not None:
-                    self._tenant.park(current)
-                self._current = None
-            ticket.number = self.stop.begin()
-            self._current = ticket
-            if ticket.cancelled:
-                self.stop.request(ticket.number)
+            while (victim := self._victim(ticket)) is not None:
+                if victim.over:  # given up this very moment
+                    self._end_quietly(victim)
+                elif victim.parked is None and self._tenant is not None:
+                    self._tenant.park(victim)
+                self._unseat(victim)
+            if len(self._seated) >= (1 if ticket.whole else self.slots):
+                return False
+            self._seated.append(ticket)
+            self._switch(ticket)
             if ticket.thread is None and self._tenant is not None:
                 self._tenant.begin(ticket)
+        else:
+            self._switch(ticket)
         if ticket.parked is not None:
             self._stepping = ticket
             # an interrupt on the way leaves it parked, and it is resumed again
@@ -284,37 +331,56 @@ class RequestGate:
             ticket.parked = None
         return True
 
+    def _switch(self, ticket: Ticket) -> None:
+        """From here on it is this ticket's step."""
+        if self._current is not ticket:
+            ticket.number = self.stop.begin()
+            self._current = ticket
+            if ticket.cancelled:
+                self.stop.request(ticket.number)
+        if self.slots > 1 and self._tenant is not None:
+            self._tenant.switch(ticket)
+
+    def _unseat(self, ticket: Ticket) -> None:
+        if ticket in self._seated:
+            self._seated.remove(ticket)
+        if self._current is ticket:
+            self.stop.end()
+            self._current = None
+
+    def _victim(self, ticket: Ticket) -> Ticket | None:
+        """Who has to leave before this one comes in; None where there is room, or nobody can."""
+        if len(self._seated) < (1 if ticket.whole else self.slots):
+            return None
+        now = time.monotonic()
+        for other in self._seated:
+            if other.thread is this_thread() and not other.inside:
+                other.idle_since = -self.patience  # its own thread wants something else
+        idle = [t for t in self._seated if not t.inside and (t.over or now - t.idle_since >= self.patience)]
+        return min(idle, key=lambda t: (not t.over, t.idle_since), default=None)
+
     def _may_enter(self, ticket: Ticket) -> bool:
         """It is this ticket's turn, as far as can be told without the lock."""
-        if self._stepping not in (None, ticket):
+        if self._stepping not in (None, ticket) and self.slots == 1:
             return False
-        current = self._current
-        if current is ticket:
+        if ticket in self._seated:
             return True
-        now = time.monotonic()
-        if current is not None and not current.over:
-            if current.thread is this_thread():
-                current.idle_since = -self.patience  # its own thread wants something else
-            if now - current.idle_since < self.patience:
-                return False
-        for other, seen in list(self._line.items()):
-            if other is ticket:
-                break
-            if now - seen < PLACE_EXPIRES and not other.over:
-                return False
-        return True
+        if any(t.whole and not t.over for t in self.seated):
+            room = 0
+        else:
+            room = (1 if ticket.whole else self.slots) - len(self._seated)
+        if room <= 0 and self._victim(ticket) is None:
+            return False
+        return self._line.is_first(ticket)
 
     def _await(self, ticket: Ticket, deadline: float | None) -> None:
         """Wait in the line until it is a ticket's turn, or the gate closed. Raises Busy at the deadline."""
         if self._may_enter(ticket):
             return
-        bell = threading.Lock()
-        bell.acquire()
-        try:
-            self._bells.append(bell)
+        with self._line.bell() as wait:
             since = now = time.monotonic()
             while True:
-                self._line[ticket] = now
+                self._line.renew(ticket)
                 if self._closed or self._may_enter(ticket):
                     return
                 if deadline is not None and now >= deadline:
@@ -322,27 +388,16 @@ class RequestGate:
                     if self._may_enter(ticket):
                         return
                     raise Busy("another request is running on this Llama; wait for it, or pass wait=True")
-                bell.acquire(timeout=POLL if deadline is None else min(POLL, deadline - now))
+                wait(POLL if deadline is None else min(POLL, deadline - now))
                 now = time.monotonic()
                 if now - since > self.patience:
                     self._heal()
                     since = now
-        finally:
-            if bell in self._bells:
-                self._bells.remove(bell)
 
     def _deadline(self) -> float | None:
         if self.wait is True:
             return None
         return time.monotonic() + float(self.wait)
-
-    def _ring(self) -> None:
-        """Have everybody who waits look again."""
-        for bell in list(self._bells):
-            try:
-                bell.release()
-            except RuntimeError:  # it rings already
-                continue
 
     # -- ends and repairs ------------------------------------------------------------------------
 
@@ -350,10 +405,19 @@ class RequestGate:
         """End the requests that were given up, inside the lock."""
         while self._abandoned:
             ticket = self._abandoned.popleft()
-            if self._current is ticket:
-                self.stop.end()
-                self._current = None
+            seated = ticket in self._seated
+            if self.slots > 1 and seated and self._tenant is not None:
+                self._tenant.switch(ticket)
+            self._unseat(ticket)
             self._end_quietly(ticket)
+
+    def _all_outside(self) -> bool:
+        """Nobody is in the middle of a step, with the lock in hand; else it is given up again."""
+        if any(ticket.inside for ticket in self.seated):
+            self._work.release()
+            time.sleep(POLL / 10)
+            return False
+        return True
 
     def _end_quietly(self, ticket: Ticket) -> None:
         try:
@@ -369,6 +433,9 @@ class RequestGate:
     def _heal(self) -> None:
         """Replace a lock whose holder is in no step: an interrupt came before it was given back."""
         work, steps = self._work, self._steps
+        for ticket in self.seated:
+            if ticket.inside and not self._frames.run_in(ticket.inside):
+                ticket.inside = 0  # an interrupt came before it could say that it left
         if work.acquire(blocking=False):  # nobody is in
             try:
                 self._stepping = None
@@ -389,4 +456,4 @@ class RequestGate:
     def _replace_lock(self) -> None:
         self._stepping = None
         self._work = threading.RLock()
-        self._ring()
+        self._line.ring()

@@ -6,6 +6,7 @@ aside when another request takes the place, and brought back when the first one 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,7 @@ from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
+    from llamahybrid.request.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,15 @@ def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
 
 
 class Requests:
-    """The requests of one `Llama`, one at a time."""
+    """The requests of one `Llama`, as many at a time as it has slots."""
 
     def __init__(self, llm: Llama, wait: bool | float) -> None:
         self._of = ref(llm)  # no cycle: a model is freed when nobody uses it any more
         self.gate = RequestGate(wait, self)
-        self.last: Request | None = None
-        """What `last_request` tells of."""
+        self.seed = 0
+        """Upstream's, which goes on from request to request."""
+        self._last: Request | None = None
+        self._thread = threading.local()
 
     @property
     def _llm(self) -> Llama:
@@ -107,9 +111,24 @@ class Requests:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """What decodes for them; None where upstream does, without them."""
+        """What decodes for the one that is meant; None where upstream does, without them."""
         llm = self._of()
-        return None if llm is None else llm.evaluation
+        return None if llm is None else llm.slots.here().evaluation
+
+    @property
+    def slots(self) -> Slots:
+        """Where they are decoded."""
+        return self._llm.slots
+
+    @property
+    def last(self) -> Request | None:
+        """What `last_request` tells of: the calling thread's, or the last of all if it made none."""
+        own: Request | None = getattr(self._thread, "request", None)
+        return own or self._last
+
+    @last.setter
+    def last(self, request: Request) -> None:
+        self._last = self._thread.request = request
 
     @property
     def active(self) -> Request | None:
@@ -147,6 +166,8 @@ class Requests:
             self.gate.abandon(ticket)
 
     def _advance(self, ticket: Ticket, inner: Generator[Any, Any, None], sent: Any) -> Any:
+        if self.slots.batcher is not None:
+            self.slots.batcher.returned(ticket)
         try:
             return inner.send(sent)
         except BaseException:  # its end, too
@@ -160,6 +181,13 @@ class Requests:
         evaluation, ticket = self._evaluation, self.gate.current
         prompt = evaluation.checked(tokens)
         self.end_active()
+        if self.slots.batcher is not None and ticket is not None:
+            self.slots.batcher.begin_prompt()
+            if reset and not evaluation.handoff and ticket.rests_on is None:
+                self.slots.move(ticket, prompt)
+                evaluation = self._show(ticket)
+            evaluation.require_fit(len(prompt))
+            evaluation.runner.wait_for_room(len(prompt) + 1)
         if ticket is not None and ticket.rests_on is not None:
             evaluation.go_on_from(ticket.rests_on)
             ticket.rests_on = None
@@ -210,13 +238,35 @@ class Requests:
         assert evaluation is not None, "without one nobody gets a ticket"
         return evaluation
 
+    def switch(self, ticket: Ticket) -> None:
+        """See `Tenant.switch`."""
+        self.slots.seat(ticket, None if ticket.parked is None else ticket.parked.memory)
+        self._show(ticket)
+
+    def _show(self, ticket: Ticket) -> Evaluation:
+        """Upstream's code means the slot of this ticket."""
+        assert ticket.slot is not None, "it is seated"
+        assert ticket.slot.evaluation is not None, "without one nobody gets a ticket"
+        self._llm._ctx.live = ticket.slot.evaluation.runner.live
+        return ticket.slot.evaluation
+
+    def stepped(self, ticket: Ticket) -> None:
+        """See `Tenant.stepped`."""
+        if self.slots.batcher is not None:
+            self.slots.batcher.stepped(ticket)
+
     def begin(self, ticket: Ticket) -> None:
         """See `Tenant.begin`."""
-        self._evaluation.active = None  # an interrupt in `park` may have left it
-        self._evaluation.arrays.keep_rows(ticket.rows)
+        evaluation = self._evaluation
+        evaluation.active = None  # an interrupt in `park` may have left it
+        evaluation.arrays.keep_rows(ticket.rows)
+        evaluation.arrays.seed = self.seed
 
     def park(self, ticket: Ticket) -> None:
         """See `Tenant.park`; what the caller has not seen yet of a draft goes."""
+        if ticket.slot is not None:
+            self.slots.seat(ticket)
+            self._show(ticket)
         evaluation = self._evaluation
         arrays, runner, request = evaluation.arrays, evaluation.runner, evaluation.active
         if request is not None:
@@ -233,6 +283,13 @@ class Requests:
         memory = runner.live.tokens[: len(saved.ids)].copy()
         ticket.parked = Parked(saved, evaluation.native_from, memory, request, known)
         evaluation.active = None
+        self._leave(ticket)
+
+    def _leave(self, ticket: Ticket) -> None:
+        """It gives its slot back."""
+        llm = self._of()
+        if llm is not None:
+            llm.slots.leave(ticket)
 
     def resume(self, ticket: Ticket) -> None:
         """See `Tenant.resume`. Raises RequestSuperseded where what it rests on is gone for good."""
@@ -247,6 +304,7 @@ class Requests:
         if ticket.request is not None:
             self.last = ticket.request
         if parked.active is not None:
+            evaluation.runner.wait_for_room(len(parked.memory) + 1)
             self._come_back(evaluation, parked)
         arrays.bring_rows(parked.arrays)
         evaluation.active = parked.active
@@ -274,11 +332,14 @@ class Requests:
 
     def end(self, ticket: Ticket) -> None:
         """See `Tenant.end`."""
-        if ticket.parked is not None:
-            request, ticket.parked = ticket.parked.active, None
-            self._tell(request)
-        else:
-            try:
-                self.end_active()
-            finally:
-                self._evaluation.arrays.keep_rows(False)
+        try:
+            if ticket.parked is not None:
+                request, ticket.parked = ticket.parked.active, None
+                self._tell(request)
+            else:
+                try:
+                    self.end_active()
+                finally:
+                    self._evaluation.arrays.keep_rows(False)
+        finally:
+            self._leave(ticket)

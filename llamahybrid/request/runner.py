@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +33,7 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
 )
 from llamahybrid.prompt_cache.ram import new_buffer
+from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.request import Request
@@ -62,7 +64,9 @@ class RequestRunner:
         gate: RequestGate,
         n_batch: int,
         remembered: RememberedCosts | None = None,
+        batcher: Batcher | None = None,
     ) -> None:
+        """`batcher`: what decodes where there are several live sequences in the context."""
         self.live = live
         self._remembered = remembered
         self.cache = cache
@@ -70,6 +74,7 @@ class RequestRunner:
         self._boundaries = boundaries
         self._gate = gate
         self._n_batch = n_batch
+        self._batcher = batcher
         self._state = LiveState(lambda: live.tokens)
         self._warned: set[str] = set()
         self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
@@ -126,6 +131,16 @@ class RequestRunner:
         """The live tip is about to be given up: store what is worth coming back to."""
         if self.live.profile.keeps_chats:  # a shallow look is enough: `check` has looked, right before
             self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False)
+
+    def wait_to_return(self, tokens: int) -> None:
+        """What was live was given up to older requests: wait until there is room for so many tokens again."""
+        assert self._batcher is not None, "with one slot nobody else needs any"
+        self._batcher.wait_to_return(self.live, tokens)
+
+    def wait_for_room(self, tokens: int) -> None:
+        """Wait until the live sequence may hold so many tokens."""
+        if self._batcher is not None:
+            self._batcher.wait_for_room(self.live, tokens)
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
@@ -192,12 +207,18 @@ class RequestRunner:
             start = first
             while start < last:
                 end = next(border for border in borders if border > start)
+                if self._batcher is not None:
+                    end = min(end, start + self._batcher.largest_piece())
                 wanted: Outputs = outputs if outputs == "all" or end == last else "none"
                 self._gate.check()
-                clock = time.perf_counter()
-                self._decode_batch(request, tokens[start - first : end - first], wanted)
+                with self._alone(end - start):
+                    clock = time.perf_counter()
+                    self._decode_batch(request, tokens[start - first : end - first], wanted)
+                    if prefilled is not None:
+                        self._measure(end - start, clock)
+                    if self._batcher is not None:  # others look at the library's counters before we are done
+                        live.recount()
                 if prefilled is not None:
-                    self._measure(end - start, clock)
                     self._carry_out(prefilled.schedule.decoded(end), prefilled)
                     if end < last and prefilled.schedule.recut(live.n):
                         borders = batch_borders(first, last, prefilled.schedule.cuts, self._n_batch)
@@ -210,6 +231,10 @@ class RequestRunner:
             self.meter.decoded(len(tokens), seconds)
         if request is not None and request.prefilling:
             request.prefill_seconds += seconds
+
+    def _alone(self, tokens: int) -> AbstractContextManager[None]:
+        """Room for a batch of this sequence alone."""
+        return nullcontext() if self._batcher is None else self._batcher.piece(self.live, tokens)
 
     def _measure(self, tokens: int, clock: float) -> None:
         """Note what a prompt's batch took that began at `clock`; the next one's undo waits for it anyway."""
@@ -257,9 +282,12 @@ class RequestRunner:
     def append(self, token: int) -> None:
         """Append one token and ask for its logits: `decode` without its machinery.
 
-        Raises RequestCancelled before it is decoded.
+        Raises RequestCancelled before it is decoded, and BatchLost (see `Batcher.append`).
         """
         self._gate.check()
+        if self._batcher is not None:
+            self._batcher.append(self.live, token)
+            return
         clock = time.perf_counter()
         try:
             self.live.decode((token,), "last")
@@ -274,6 +302,8 @@ class RequestRunner:
         rested on is then forgotten, and the prompt must be decoded from zero.
         """
         request.prefilling = False
+        if self._batcher is not None:
+            self._batcher.end_prompt()
         live = self.live
         if not live.profile.needs_checkpoints:
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,26 +11,36 @@ from llamahybrid.prompt_cache.base import Tokens
 if TYPE_CHECKING:
     from llamahybrid.request.request import Request
     from llamahybrid.request.requests import Parked
+    from llamahybrid.request.slots import Slot
+
+
+_births = itertools.count()
 
 
 class Ticket:
     """One request's claim to the context."""
 
     __slots__ = (
+        "born",
         "cancelled",
         "completing",
         "ended",
         "idle_since",
+        "inside",
         "number",
         "over",
         "parked",
         "request",
         "rests_on",
         "rows",
+        "slot",
         "thread",
+        "whole",
     )
 
     def __init__(self, completing: bool = False, rows: bool = False) -> None:
+        self.born = next(_births)
+        """Later requests have larger ones."""
         self.number = 0
         """What `RequestGate.stop` knows it by, since it became the current one."""
         self.completing = completing
@@ -38,6 +49,12 @@ class Ticket:
         """It needs the logits of every token."""
         self.thread: object | None = None
         """The thread that made its last step (see `this_thread`); None: it has made none."""
+        self.inside = 0
+        """The number of the thread that is in the middle of a step for it; 0: none is."""
+        self.slot: Slot | None = None
+        """Where it is seated."""
+        self.whole = False
+        """It needs the whole context: nobody else may be in."""
         self.idle_since = 0.0
         """When its last step ended, by `time.monotonic`."""
         self.parked: Parked | None = None
@@ -62,6 +79,12 @@ class Tenant(Protocol):
 
     def begin(self, ticket: Ticket) -> None:
         """A ticket makes its first step."""
+
+    def switch(self, ticket: Ticket) -> None:
+        """This one makes a step next, or goes on with one; only with more than one slot."""
+
+    def stepped(self, ticket: Ticket) -> None:
+        """It has made a step; only with more than one slot."""
 
     def end(self, ticket: Ticket) -> None:
         """A request is over, parked or not: keep its progress, tell of it. Called once for each."""

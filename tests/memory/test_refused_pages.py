@@ -8,10 +8,11 @@ from llamahybrid import Llama
 from llamahybrid.capi.shim import Library
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory import paging
-from llamahybrid.memory.paging import SCRATCH, Pager, RangePager
+from llamahybrid.memory.paging import Pager, RangePager
 from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.memory.snapshot import HEADER_BYTES
 
+SCRATCH = 1  # the last sequence of a context with one slot
 PROMPT = [(7 * i + 1) % 200 for i in range(60)]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from llamahybrid.errors import Busy, ModelClosed, RequestCancelled
 from llamahybrid.request import gate as gate_module
+from llamahybrid.request import line
 from llamahybrid.request.gate import RequestGate
 
 
@@ -160,8 +161,8 @@ def test_who_came_first_goes_first(gate):
 
 
 def test_a_place_in_the_line_that_nobody_renews_is_void(gate, monkeypatch):
-    monkeypatch.setattr(gate_module, "PLACE_EXPIRES", 0.2)
-    gate._line[gate.ticket()] = time.monotonic()  # its thread was interrupted between two lines
+    monkeypatch.setattr(line, "PLACE_EXPIRES", 0.2)
+    gate._line.renew(gate.ticket())  # its thread was interrupted between two lines
     assert gets_in(gate)
 
 
@@ -484,7 +485,7 @@ def a_wait(gate):
 @pytest.mark.parametrize("deed", [whole_request, overtaken_request, a_wait])
 def test_an_interrupt_at_any_line_shuts_nobody_out(deed, monkeypatch):
     monkeypatch.setattr(gate_module, "PATIENCE", 0.02)
-    monkeypatch.setattr(gate_module, "PLACE_EXPIRES", 0.04)
+    monkeypatch.setattr(line, "PLACE_EXPIRES", 0.04)
     monkeypatch.setattr(gate_module, "POLL", 0.02)
 
     def fresh():

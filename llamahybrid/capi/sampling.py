@@ -1,0 +1,64 @@
+"""RowSampler: upstream's sampler over logits that no longer lie in the context.
+
+The output rows of a context are those of its last batch. Where several sequences share one, a row is copied
+before another sequence's batch takes its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
+
+import numpy as np
+from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaSampler
+
+if TYPE_CHECKING:
+    from llamahybrid.prompt_cache.base import Logits
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""llama_token_data (include/llama.h)."""
+
+
+class HasRow(Protocol):
+    """A model whose rows of logits are copied before others take their place."""
+
+    def copied_row(self) -> Logits | None:
+        """The logits of the last token, shape (n_vocab,), where they do not lie in the context any more."""
+
+
+class RowSampler(LlamaSampler):  # type: ignore[misc]
+    """A `LlamaSampler` that samples from a copied row where there is one, else from the context."""
+
+    _model: ref[HasRow]
+    _candidates: Any = None
+
+    @classmethod
+    def over(cls, sampler: LlamaSampler, model: HasRow) -> RowSampler:
+        """Turn a sampler that upstream made for a model into one, in place."""
+        sampler.__class__ = cls
+        assert isinstance(sampler, cls)
+        sampler._model = ref(model)  # no cycle: a model is freed when nobody uses it any more
+        return sampler
+
+    def sample(self, ctx: Any, idx: int = -1) -> int:
+        """Sample and accept a token; `idx` as in `LlamaSampler.sample`."""
+        model = self._model()
+        row = None if model is None or idx != -1 else model.copied_row()
+        return int(super().sample(ctx, idx)) if row is None else self._sample_from(row)
+
+    def _sample_from(self, row: Logits) -> int:
+        """What llama_sampler_sample does with a row of the context (src/llama-sampler.cpp)."""
+        if self._candidates is None or len(self._candidates) != len(row):
+            self._candidates = np.zeros(len(row), _CANDIDATE)
+        candidates = self._candidates
+        candidates["id"] = np.arange(len(row), dtype=np.int32)
+        candidates["logit"] = row
+        candidates["p"] = 0
+        first = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
+        array = llama_cpp.llama_token_data_array(data=first, size=len(row), selected=-1, sorted=False)
+        llama_cpp.llama_sampler_apply(self.sampler, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
+        llama_cpp.llama_sampler_accept(self.sampler, token)
+        return token

@@ -1,0 +1,105 @@
+"""SharedContext: what the live sequences of one context have in common.
+
+Its counters count all their tokens, its output rows are those of the last batch, whoever's that was, and its
+buffers are zeroed for all of them or for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from llamahybrid.capi.calls import TokenBatch
+from llamahybrid.errors import DecodeError
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+    from llamahybrid.memory.output_row import OutputRow
+    from llamahybrid.memory.sequence import LiveSequence
+
+
+class SharedContext:
+    """One context with the live sequences in it."""
+
+    def __init__(self, ctx: LlamaContext, n_batch: int, slots: int = 1) -> None:
+        self.slots = slots
+        """Live sequences there will be."""
+        self.batch = TokenBatch(n_batch, sequences=slots > 1)
+        """What each decode is put into."""
+        self.counters: tuple[float, ...] = ()
+        """The library's, when we looked last (see `LiveSequence.touched_outside`)."""
+        self._ctx = ctx
+        self._members: list[ref[LiveSequence]] = []
+        self._row_of: ref[OutputRow] | None = None
+
+    def join(self, live: LiveSequence) -> None:
+        """One more sequence."""
+        self._members.append(ref(live))
+
+    @property
+    def members(self) -> list[LiveSequence]:
+        """All sequences."""
+        return [live for member in self._members if (live := member()) is not None]
+
+    # -- the output row --------------------------------------------------------------------------
+
+    def holds_row(self, row: OutputRow) -> bool:
+        """The context's last output row is that of this sequence."""
+        return self.slots == 1 or (self._row_of is not None and self._row_of() is row)
+
+    def take_row(self, row: OutputRow) -> None:
+        """The context's last output row becomes this sequence's; whose it was has it copied first."""
+        if not self.holds_row(row):
+            self.keep_row()
+            self._row_of = ref(row)
+
+    def keep_row(self) -> None:
+        """The last output row is about to be overwritten: have it copied, if it may still be asked for."""
+        owner = None if self._row_of is None else self._row_of()
+        if owner is not None:
+            owner.keep()
+        self._row_of = None
+
+    # -- what concerns all -----------------------------------------------------------------------
+
+    def clear(self, live: LiveSequence) -> None:
+        """Zero the buffers for one sequence; what the others held is gone, and is known to be."""
+        for other in self.members:
+            if other is not live:
+                other.lose()
+        live.native.clear()
+
+    def decode_step(self, step: Sequence[tuple[LiveSequence, int]]) -> list[str | None]:
+        """Append one token to each of several sequences in one batch; the fault of each, or None.
+
+        Each gets its output row. Raises DecodeError when the library refuses or fails, for all of them; what
+        leaves here early leaves each sequence with what can be proven.
+        """
+        if len(step) == 1:
+            live, token = step[0]
+            live.decode((token,), "last")
+            live.recount()
+            return [None]
+        self.keep_row()
+        lives = [live for live, _ in step]
+        tokens = [token for _, token in step]
+        positions = [live.n for live in lives]
+        native = lives[0].native
+        try:
+            native.decode_rows(tokens, positions, [live.native.seq for live in lives])
+        except DecodeError as error:
+            for live in lives:
+                live.decode_failed(error.code)
+            raise
+        except BaseException:
+            result = native.last_result()
+            for live, token in step:
+                live.decode_interrupted((token,), "none", result)
+            raise
+        faults = [live.decoded((token,), "last") for live, token in step]
+        for index, live in enumerate(lives):
+            live.row.keep(index)
+        lives[0].recount()
+        return faults

@@ -1,0 +1,361 @@
+"""Batcher: the decodes of several requests, one `llama_decode` a step.
+
+A step is either one token of every running answer, or a piece of one prompt; where both wait they take turns.
+(One batch of both gains nothing: a hybrid memory splits it again, src/llama-batch.cpp, split_equal.) Whoever
+finds a step complete makes it, for all; nobody waits for an answer whose owner does not ask for more.
+
+All of it runs inside steps of the gate, with its lock in hand; who waits here gives the lock up meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from llamahybrid.errors import DecodeError, LlamaHybridError
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.shared import SharedContext
+from llamahybrid.request.gate import POLL, RequestGate
+from llamahybrid.request.ticket import Ticket
+
+if TYPE_CHECKING:
+    from llamahybrid.request.runner import RequestRunner
+    from llamahybrid.request.slots import Slots
+
+PIECE_STEPS = 10
+"""A piece of a prompt takes about as long as so many steps of the answers that wait for it."""
+
+SMALLEST_PIECE = 32
+
+ROOM_TOKENS = 64
+"""A request that gave up its cells comes back when there is room for so many more of its tokens."""
+
+GRACE_SHARE = 0.25
+"""How long a step waits for answers that are expected: this share of what the last one took,"""
+
+GRACE_SECONDS = 2e-3
+"""and at least this long."""
+
+
+class BatchLost(LlamaHybridError):
+    """A token was not decoded with those of others, or nobody knows; its own request has to see to it."""
+
+
+class NoRoom(BatchLost):
+    """Cells ran out, and older requests go on first: this one gives its own back, and waits."""
+
+
+class Job:
+    """One token of an answer that waits to be decoded."""
+
+    def __init__(self, ticket: Ticket, live: LiveSequence, token: int) -> None:
+        self.ticket = ticket
+        self.live = live
+        self.token = token
+        self.position = live.n
+        self.done = False
+        self.error: Exception | None = None
+        self.bell = threading.Lock()
+        self.bell.acquire()
+
+    @property
+    def stands(self) -> bool:
+        """The sequence is still what it was."""
+        return self.live.n == self.position and not self.live.state.is_invalid
+
+    def end(self, error: Exception | None = None) -> None:
+        """It was decoded, or it cannot be."""
+        self.done, self.error = True, error
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake who waits for it."""
+        with suppress(RuntimeError):  # it rings already
+            self.bell.release()
+
+
+class Batcher:
+    """Puts the tokens of several live sequences into batches."""
+
+    def __init__(
+        self,
+        shared: SharedContext,
+        gate: RequestGate,
+        meter: CostMeter,
+        n_batch: int,
+        cells: int | None,
+        slots: Slots,
+    ) -> None:
+        """`cells`: tokens that all sequences may hold together, None where no cells are kept for them."""
+        self._cells = cells or 0
+        self._bounded = cells is not None
+        self._slots = slots
+        self._shared = shared
+        self._gate = gate
+        self._meter = meter
+        self._n_batch = n_batch
+        self._jobs: dict[Ticket, Job] = {}
+        self._answering: dict[Ticket, float] = {}
+        """Requests in their answer, and how long each was away after its last token."""
+        self._prompts: deque[Ticket] = deque()
+        """Requests that decode their prompt: the first does, the others wait for its checkpoints."""
+        self._bells: dict[Ticket, threading.Lock] = {}
+        self._piece_waits = False
+        self._after_piece = False
+        """The last thing that was decoded is a piece of a prompt."""
+        self._since = 0.0
+        """Since when a step waits for those that are still expected."""
+        self._step_seconds = 0.0
+        self.steps = self.rows = 0
+        """Steps made, and tokens decoded in them."""
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def append(self, live: LiveSequence, token: int) -> None:
+        """Decode one token of the answer of the request whose step this is, together with those of others.
+
+        Raises BatchLost where memory is no longer what it was, RequestCancelled, or DecodeError.
+        """
+        ticket = self._ticket()
+        job = Job(ticket, live, token)
+        if not self._jobs:
+            self._since = time.monotonic()
+        self._jobs[ticket] = job
+        self._answering.setdefault(ticket, 0.0)
+        try:
+            while not job.done:
+                self._gate.check()
+                if self._ready():
+                    self._lead(job)
+                else:
+                    self._wait(ticket, job.bell, self._patience())
+        finally:
+            if self._jobs.get(ticket) is job:
+                del self._jobs[ticket]
+        if job.error is not None:
+            raise job.error
+
+    def _ready(self) -> bool:
+        """A step can be made now."""
+        if not self._jobs or (self._piece_waits and not self._after_piece):
+            return False
+        return not self._patience() or not any(self._expected(t) for t in self._answering)
+
+    def _expected(self, ticket: Ticket) -> bool:
+        """This answer's next token is worth waiting for."""
+        if ticket in self._jobs or ticket.over:
+            return False
+        return bool(ticket.inside) or self._answering[ticket] < self._grace()
+
+    def _patience(self) -> float:
+        """Seconds that a step still waits for those that are expected."""
+        return max(0.0, self._since + self._grace() - time.monotonic())
+
+    def _grace(self) -> float:
+        return max(GRACE_SECONDS, GRACE_SHARE * self._step_seconds)
+
+    def _lead(self, mine: Job | None) -> None:
+        """Decode what waits, for all."""
+        jobs = list(self._jobs.values())[: self._n_batch]
+        for job in [j for j in jobs if not j.stands]:
+            job.end(BatchLost("memory was changed while a token waited to be decoded"))
+        jobs = self._that_fit([j for j in jobs if not j.done])
+        began = time.perf_counter()
+        try:
+            faults = self._shared.decode_step([(j.live, j.token) for j in jobs]) if jobs else []
+        except DecodeError:
+            for job in jobs:  # alone, each fails or not for what it is itself
+                job.end(BatchLost("a batch of several requests failed"))
+        except BaseException:
+            for job in jobs:  # those that stand as they were wait for the next step
+                if job is not mine and not job.stands:
+                    proven = job.live.n == job.position + 1 and job.live.state.tip_logits
+                    job.end(None if proven else BatchLost("the batch of a token was interrupted"))
+            raise
+        else:
+            self._step_seconds = time.perf_counter() - began
+            self.steps, self.rows = self.steps + 1, self.rows + len(jobs)
+            if len(jobs) == 1:
+                self._meter.decoded(1, self._step_seconds)
+            for job, fault in zip(jobs, faults, strict=True):
+                job.end(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
+        finally:
+            self._jobs = {ticket: job for ticket, job in self._jobs.items() if not job.done}
+            self._after_piece = False
+            self._since = time.monotonic()
+        self._ring()
+
+    # -- prompts ---------------------------------------------------------------------------------
+
+    def begin_prompt(self) -> None:
+        """Wait until no other prompt is decoded, so that what it leaves behind serves this one."""
+        ticket = self._ticket()
+        self._answering.pop(ticket, None)
+        if ticket not in self._prompts:
+            self._prompts.append(ticket)
+        bell = threading.Lock()
+        bell.acquire()
+        self._bells[ticket] = bell
+        try:
+            while self._first_prompt() is not ticket:
+                self._gate.check()
+                self._wait(ticket, bell, POLL)
+        except BaseException:
+            self.end_prompt(ticket)
+            raise
+        finally:
+            self._bells.pop(ticket, None)
+
+    def end_prompt(self, ticket: Ticket | None = None) -> None:
+        """The prompt of a request, of that whose step this is, is decoded; or its step is over."""
+        ticket = ticket or self._ticket()
+        if ticket in self._prompts:
+            self._prompts.remove(ticket)
+            self._ring()
+
+    def _first_prompt(self) -> Ticket | None:
+        while self._prompts and (self._prompts[0].over or not self._prompts[0].inside):
+            self._prompts.popleft()
+        return self._prompts[0] if self._prompts else None
+
+    @contextmanager
+    def piece(self, live: LiveSequence, tokens: int) -> Iterator[None]:
+        """The body decodes a batch of one sequence alone, once the answers that wait have had a step."""
+        ticket = self._ticket()
+        bell = threading.Lock()
+        bell.acquire()
+        self._bells[ticket] = bell
+        self._piece_waits = True
+        try:
+            while self._after_piece and (self._jobs or any(self._expected(t) for t in self._answering)):
+                self._gate.check()
+                if self._ready():
+                    self._lead(None)
+                elif not self._jobs and not self._patience():
+                    break
+                else:
+                    self._wait(ticket, bell, self._patience())
+        finally:
+            self._piece_waits = False
+            self._bells.pop(ticket, None)
+        self._free_cells(tokens, list(self._jobs.values()), live)
+        while self.free() < tokens and any(not t.over for t in self._answering):
+            self._gate.check()  # their next tokens come, and then their cells can be had
+            self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
+            self._free_cells(tokens, list(self._jobs.values()), live)
+        try:
+            yield
+        finally:
+            self._after_piece = True
+            self._since = time.monotonic()
+            self._ring()
+
+    def largest_piece(self) -> int:
+        """Tokens of a prompt to be decoded at once, so that answers that run keep their pace."""
+        if not any(not t.over for t in self._answering):
+            return self._n_batch
+        seconds = self._meter.costs().prefill_seconds
+        if not seconds or not self._step_seconds:
+            return min(self._n_batch, 4 * SMALLEST_PIECE)
+        tokens = int(PIECE_STEPS * self._step_seconds / seconds)
+        return min(self._n_batch, max(SMALLEST_PIECE, tokens))
+
+    # -- room ------------------------------------------------------------------------------------
+
+    def free(self) -> int:
+        """Cells that are free; those that several sequences hold count for each."""
+        if not self._bounded:
+            return 1 << 30
+        return self._cells - sum(live.n for live in self._shared.members)
+
+    def wait_for_room(self, live: LiveSequence, tokens: int) -> None:
+        """Wait until a sequence may hold so many tokens: idle slots are emptied, the others waited for."""
+        ticket = self._ticket()
+        while self.free() + live.n < tokens and self._others_hold(live):
+            if self._empty_idle(live) or self._gate.make_way(ticket):
+                continue
+            self._gate.check()
+            self._gate.step_aside(ticket, partial(time.sleep, POLL / 10))
+
+    def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
+        """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
+        self._answering.pop(self._ticket(), None)
+        self._ring()
+        self.wait_for_room(live, min(tokens + ROOM_TOKENS, self._cells))
+
+    def _that_fit(self, jobs: list[Job]) -> list[Job]:
+        """Those of them that there are cells for; the youngest lose theirs."""
+        if jobs and self.free() < len(jobs):
+            oldest = min(jobs, key=lambda job: job.ticket.born)
+            self._free_cells(len(jobs), [job for job in jobs if job is not oldest], oldest.live)
+        return [job for job in jobs if not job.done]
+
+    def _free_cells(self, tokens: int, jobs: list[Job], live: LiveSequence) -> None:
+        """Have cells for so many tokens, if that can be: idle slots lose theirs first, young jobs last.
+
+        `live`: who is not to lose any.
+        """
+        while self.free() < tokens and (self._empty_idle(live) or self._gate.make_way(self._ticket())):
+            continue
+        for job in sorted(jobs, key=lambda job: -job.ticket.born):
+            if self.free() >= tokens:
+                return
+            self._empty(self._slots.runner_of(job.live))
+            job.end(NoRoom("cells have run out"))
+
+    def _empty(self, runner: RequestRunner) -> None:
+        runner.save_tip()
+        runner.live.empty()
+
+    def _others_hold(self, live: LiveSequence) -> bool:
+        return any(other.n for other in self._shared.members if other is not live)
+
+    def _empty_idle(self, live: LiveSequence) -> bool:
+        """Empty the slot that nobody has for longest; False if there is none."""
+        idle = self._slots.idle(live, list(self._prompts)[1:])
+        if idle is not None:
+            self._empty(idle)
+        return idle is not None
+
+    # -- who is here -----------------------------------------------------------------------------
+
+    def stepped(self, ticket: Ticket) -> None:
+        """A request has made a step: what it holds here it gives back."""
+        self.end_prompt(ticket)
+        if ticket.over:
+            self.leave(ticket)
+
+    def returned(self, ticket: Ticket) -> None:
+        """A request makes a step again."""
+        if ticket in self._answering:
+            away = time.monotonic() - ticket.idle_since
+            self._answering[ticket] += 0.5 * (away - self._answering[ticket])
+
+    def leave(self, ticket: Ticket) -> None:
+        """A request is over, or has lost its place."""
+        self.end_prompt(ticket)
+        self._answering.pop(ticket, None)
+        self._ring()
+
+    def _ticket(self) -> Ticket:
+        ticket = self._gate.current
+        assert ticket is not None, "decoding is part of a request's step"
+        return ticket
+
+    def _wait(self, ticket: Ticket, bell: threading.Lock, seconds: float) -> None:
+        timeout = min(POLL, seconds) if seconds > 0 else POLL
+        self._gate.step_aside(ticket, partial(bell.acquire, timeout=timeout))
+
+    def _ring(self) -> None:
+        """Have everybody who waits look again."""
+        for job in list(self._jobs.values()):
+            job.ring()
+        for bell in list(self._bells.values()):
+            with suppress(RuntimeError):  # it rings already
+                bell.release()

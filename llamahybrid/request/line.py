@@ -1,0 +1,65 @@
+"""Line: who waits for a place, in order of arrival, and the bells that have them look again.
+
+A thread that was interrupted may never come back: its place is nobody's when it was not renewed for a while,
+and nobody who waits trusts a bell alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from llamahybrid.request.ticket import Ticket
+
+PLACE_EXPIRES = 2.0
+"""A place in the line that was not renewed for so many seconds is nobody's."""
+
+
+class Line:
+    """Tickets that wait."""
+
+    def __init__(self) -> None:
+        self._places: dict[Ticket, float] = {}
+        """When each last said that it waits."""
+        self._bells: list[threading.Lock] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def renew(self, ticket: Ticket) -> None:
+        """A ticket waits, at its place or at the end."""
+        self._places[ticket] = time.monotonic()
+
+    def leave(self, ticket: Ticket) -> None:
+        """It waits no more."""
+        self._places.pop(ticket, None)
+
+    def is_first(self, ticket: Ticket) -> bool:
+        """Nobody came before it, in the line or not."""
+        now = time.monotonic()
+        for other, seen in list(self._places.items()):
+            if other is ticket:
+                break
+            if now - seen < PLACE_EXPIRES and not other.over:
+                return False
+        return True
+
+    @contextmanager
+    def bell(self) -> Iterator[Callable[[float], object]]:
+        """`wait(seconds)`: until somebody rings, or so long."""
+        bell = threading.Lock()
+        bell.acquire()
+        try:
+            self._bells.append(bell)
+            yield lambda seconds: bell.acquire(timeout=seconds)
+        finally:
+            if bell in self._bells:
+                self._bells.remove(bell)
+
+    def ring(self) -> None:
+        """Have everybody who waits look again."""
+        for bell in list(self._bells):
+            with suppress(RuntimeError):  # it rings already
+                bell.release()

@@ -1,0 +1,151 @@
+"""Slots: live sequences of one context, and which request has which.
+
+A request gets the slot from which most of its prompt can be resumed. What a thread did last stays its own:
+it finds `n_tokens` and the rest as it left them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.request.arrays import UpstreamArrays
+from llamahybrid.request.evaluation import Evaluation
+from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.ticket import Ticket
+
+if TYPE_CHECKING:
+    from llamahybrid.memory.sequence import LiveSequence
+    from llamahybrid.request.batcher import Batcher
+    from llamahybrid.request.runner import RequestRunner
+
+
+@dataclass(eq=False)
+class Slot:
+    """One live sequence with all that upstream and we keep beside it."""
+
+    arrays: UpstreamArrays = field(default_factory=UpstreamArrays)
+    evaluation: Evaluation | None = None
+    """None while the model is opened, and where upstream's behaviour was asked for."""
+    ticket: Ticket | None = None
+    """The request that has it."""
+    used: int = 0
+    """When it was last given to one; larger is later."""
+
+    def resumable(self, prompt: Tokens) -> int:
+        """Tokens of a prompt that would not have to be decoded here."""
+        return 0 if self.evaluation is None else self.evaluation.runner.depth(prompt)
+
+    def live_prefix(self, prompt: Tokens) -> int:
+        """Tokens of a prompt that are live here."""
+        return 0 if self.evaluation is None else self.evaluation.live_prefix(prompt)
+
+
+class Slots:
+    """The slots of one `Llama`: one, until `add` is called."""
+
+    def __init__(self, gate: RequestGate) -> None:
+        self.all = [Slot()]
+        self.current = self.all[0]
+        """That of the request whose step it is."""
+        self.batcher: Batcher | None = None
+        """What decodes for several; None with one slot."""
+        self._came_from = self.all[0]
+        self._gate = gate
+        self._uses = itertools.count(1)
+        self._thread = threading.local()
+
+    def here(self) -> Slot:
+        """The slot that is meant: in a step its own, elsewhere what the calling thread used last."""
+        if len(self.all) == 1 or self._gate.inside:
+            return self.current
+        last: Slot = getattr(self._thread, "slot", self.all[0])
+        return last
+
+    def add(self, slot: Slot) -> None:
+        """One more."""
+        self.all.append(slot)
+        self._gate.slots = len(self.all)
+
+    def seat(self, ticket: Ticket, prompt: Tokens | None = None) -> Slot:
+        """Give a ticket a slot, if it has none: that in which most of `prompt` is live, or its thread's last.
+
+        One that needs the whole context gets the first, which is sequence 0 (see `gather`).
+
+        Inside a step, when the gate has let it in: there is a free one.
+        """
+        if ticket.slot is None:
+            free = [slot for slot in self.all if slot.ticket is None]
+            if ticket.whole:
+                self._came_from = getattr(self._thread, "slot", self.all[0])
+                best = self.all[0]
+            elif prompt is not None:
+                best = max(free, key=lambda slot: (slot.live_prefix(prompt), -slot.used))
+            else:
+                last = getattr(self._thread, "slot", self.all[0])
+                best = last if last in free else min(free, key=lambda slot: slot.used)
+            self._give(best, ticket)
+        return self._enter(ticket)
+
+    def gather(self) -> Evaluation:
+        """For a request that has the whole context: its thread's tokens as sequence 0, and no others."""
+        first, last = self.all[0], self._came_from
+        assert first.evaluation is not None, "without one nobody gets a ticket"
+        for slot in self.all[1:]:
+            if slot.evaluation is not None and slot is not last:
+                slot.evaluation.runner.save_tip()
+                slot.evaluation.runner.live.empty()
+        if last is not first and last.evaluation is not None:
+            first.evaluation.runner.save_tip()
+            first.evaluation.take_over(last.evaluation)
+        self._came_from = first
+        return first.evaluation
+
+    def move(self, ticket: Ticket, prompt: Tokens) -> Slot:
+        """A ticket is about to begin with a prompt: give it the free slot from which most can be resumed."""
+        old = ticket.slot
+        assert old is not None, "it is seated"
+        free = [slot for slot in self.all if slot.ticket is None or slot is old]
+        best = max(free, key=lambda slot: (slot.resumable(prompt), slot.live_prefix(prompt), -slot.used))
+        if best is not old:
+            old.ticket = None
+            best.arrays.take_settings(old.arrays)
+            self._give(best, ticket)
+        return self._enter(ticket)
+
+    def idle(self, live: LiveSequence, waiting: Collection[Ticket]) -> RequestRunner | None:
+        """What runs the slot that no request has used for longest and that holds anything, not this one.
+
+        `waiting`: requests that have not begun to use theirs.
+        """
+        unused = (slot for slot in self.all if slot.ticket is None or slot.ticket in waiting)
+        free = sorted(unused, key=lambda slot: slot.used)
+        runners = (slot.evaluation.runner for slot in free if slot.evaluation is not None)
+        return next((runner for runner in runners if runner.live.n and runner.live is not live), None)
+
+    def runner_of(self, live: LiveSequence) -> RequestRunner:
+        """What runs requests on a live sequence."""
+        runners = (slot.evaluation.runner for slot in self.all if slot.evaluation is not None)
+        return next(runner for runner in runners if runner.live is live)
+
+    def leave(self, ticket: Ticket) -> None:
+        """A ticket gives its slot back."""
+        for slot in self.all:
+            if slot.ticket is ticket:
+                slot.ticket = None
+        ticket.slot = None
+        if self.batcher is not None:
+            self.batcher.leave(ticket)
+
+    def _give(self, slot: Slot, ticket: Ticket) -> None:
+        slot.ticket, slot.used = ticket, next(self._uses)
+        ticket.slot = slot
+
+    def _enter(self, ticket: Ticket) -> Slot:
+        assert ticket.slot is not None, "it is seated"
+        self.current = self._thread.slot = ticket.slot
+        return ticket.slot

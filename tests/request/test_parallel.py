@@ -1,0 +1,393 @@
+"""Several requests at once: each is answered as if it had the model to itself, whatever the others do."""
+
+import gc
+import random
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid import Llama, PromptCache
+from llamahybrid.errors import Busy, ContextOverflow, ModelClosed, RequestCancelled
+from llamahybrid.request import batcher as batcher_module
+
+KINDS = {"qwen35": {}, "mamba": {}, "gemma3": {"swa_full": False}, "gemma3-full": {}, "llama": {}}
+OPTIONS = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}
+WORDS = np.random.default_rng(3).integers(1, 200, 400).tolist()
+
+
+@pytest.fixture(params=KINDS)
+def model(request, tiny_model):
+    arch = request.param.removesuffix("-full")
+    path = tiny_model(arch, **({"window": 16} if arch == "gemma3" else {}))
+    return str(path), {**OPTIONS, **KINDS[request.param]}
+
+
+@pytest.fixture
+def hybrid(tiny_model):
+    return str(tiny_model("qwen35")), OPTIONS
+
+
+@pytest.fixture
+def opened():
+    made = []
+
+    def open_one(model, n_parallel=3, **more):
+        path, options = model
+        made.append(Llama(path, n_parallel=n_parallel, **{**options, **more}))
+        return made[-1]
+
+    yield open_one
+    for llm in made:
+        llm.close()
+
+
+class Stock:
+    """What a fresh context of upstream's says."""
+
+    def __init__(self, model):
+        path, options = model
+        self._llm = llama_cpp.Llama(path, **options)
+        self._lock = threading.Lock()
+        self._known = {}
+
+    def __call__(self, prompt, n=8):
+        with self._lock:
+            known = self._known.get(tuple(prompt), [])
+            if len(known) < n:
+                self._llm.reset()
+                known = list(islice(self._llm.generate(prompt, temp=0.0), n))
+                self._known[tuple(prompt)] = known
+            return known[:n]
+
+
+def ask(llm, prompt, n=8):
+    return list(islice(llm.generate(prompt, temp=0.0), n))
+
+
+def together(*jobs):
+    """Run jobs in threads of their own; what they returned."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return [future.result(120) for future in [pool.submit(job) for job in jobs]]
+
+
+def test_chats_of_several_threads(model, opened):
+    llm, stock = opened(model), Stock(model)
+
+    def chat(seed):
+        chance = random.Random(seed)
+        history, wrong = WORDS[: chance.randrange(20, 200)], []
+        for _ in range(4):
+            history = [*history, *(chance.randrange(1, 200) for _ in range(chance.randrange(3, 40)))]
+            n = chance.randrange(2, 10)
+            said = ask(llm, history, n)
+            if said != stock(history, n):
+                wrong.append((seed, len(history), said))
+            if chance.random() < 0.4:
+                history = history[: chance.randrange(10, len(history))]
+            else:
+                history += said
+        return wrong
+
+    assert together(*(lambda seed=seed: chat(seed) for seed in range(5))) == [[]] * 5
+    assert llm._gate.seated == []
+    for slot in llm.slots.all:
+        assert slot.ticket is None
+        assert slot.evaluation.runner.live.fault() is None or slot.evaluation.runner.live.state.is_invalid
+
+
+def test_answers_are_decoded_together(model, opened, monkeypatch):
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 5.0)
+    llm, stock = opened(model), Stock(model)
+    prompts = [WORDS[:50], WORDS[20:90], WORDS[:80]]
+    begun = threading.Barrier(3)
+
+    def answer(prompt):
+        stream = llm.generate(prompt, temp=0.0)
+        first = next(stream)
+        begun.wait(60)
+        return [first, *islice(stream, 9)]
+
+    said = together(*(lambda p=p: answer(p) for p in prompts))
+    assert said == [stock(p, 10) for p in prompts]
+    batcher = llm.slots.batcher
+    assert batcher.rows == 27
+    assert batcher.steps < 18
+
+
+def test_open_generators_of_one_thread(model, opened):
+    llm, stock = opened(model), Stock(model)
+    prompts = [WORDS[:90], WORDS[50:120], WORDS[:60]]
+    streams = [llm.generate(prompt, temp=0.0) for prompt in prompts]
+    said = [[], [], []]
+    for _ in range(6):
+        for stream, words in zip(streams, said, strict=True):
+            words.append(next(stream))
+    assert said == [stock(prompt, 6) for prompt in prompts]
+    assert [slot.ticket is not None for slot in llm.slots.all] == [True] * 3
+
+
+def test_one_more_than_there_are_slots_takes_turns(hybrid, opened):
+    llm, stock = opened(hybrid, 2), Stock(hybrid)
+    prompts = [WORDS[:90], WORDS[50:120], WORDS[:60]]
+    streams = [llm.generate(prompt, temp=0.0) for prompt in prompts]
+    said = [[], [], []]
+    for _ in range(3):
+        for stream, words in zip(streams, said, strict=True):
+            words.append(next(stream))
+    assert said == [stock(prompt, 3) for prompt in prompts]
+
+
+def test_one_more_than_there_are_slots_may_be_refused(hybrid, opened):
+    llm = opened(hybrid, 2, wait=False)
+    started = []
+
+    def hold(prompt):
+        started.append(llm.generate(prompt, temp=0.0))
+        return next(started[-1])
+
+    together(lambda: hold(WORDS[:20]), lambda: hold(WORDS[5:20]))
+    with pytest.raises(Busy):
+        ask(llm, WORDS[:30])
+    started.pop(0).close()
+    assert ask(llm, WORDS[:30], 2)
+
+
+def test_a_request_resumes_where_most_of_it_is_live(hybrid, opened):
+    llm = opened(hybrid, prompt_cache=PromptCache(ram_bytes=0))
+    chats = [[*WORDS[:100], *ask(llm, WORDS[:100])], [*WORDS[200:300], *ask(llm, WORDS[200:300])]]
+    for chat in (chats[1], chats[0]):
+        ask(llm, [*chat, 7, 8], 2)
+        assert llm.last_request.cached == len(chat) - 1
+
+
+def test_what_another_prompt_left_behind_is_waited_for(hybrid, opened):
+    llm = opened(hybrid, 3)
+    shared = WORDS[:300]
+    together(*(lambda i=i: ask(llm, [*shared, 10 + i, 20 + i], 4) for i in range(3)))
+    whole = sum(slot.evaluation.runner.live.n for slot in llm.slots.all)
+    cached = [r.cached for r in reports(llm, lambda: [ask(llm, [*shared, 40 + i], 2) for i in range(3)])]
+    assert whole <= 3 * 310
+    assert min(cached) >= 256
+
+
+def reports(llm, work):
+    told = []
+    llm.on_request = told.append
+    work()
+    llm.on_request = None
+    return told
+
+
+def test_each_thread_has_its_own_last_request(hybrid, opened):
+    llm = opened(hybrid)
+
+    def one(n):
+        ask(llm, WORDS[:n], 5)
+        return llm.last_request.total
+
+    lengths = [30, 50, 70]
+    assert together(*(lambda n=n: one(n) for n in lengths)) == lengths
+
+
+def test_upstreams_attributes_are_those_of_the_threads_own_request(hybrid, opened):
+    llm = opened(hybrid)
+
+    def one(n):
+        stream = llm.generate(WORDS[:n], temp=0.0)
+        first = next(stream)
+        second = next(stream)
+        seen = llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()
+        stream.close()
+        return seen == (n + 1, [*WORDS[:n], first]) and second >= 0
+
+    assert together(*(lambda n=n: one(n) for n in (30, 50, 70))) == [True] * 3
+
+
+def test_sampled_answers_of_a_seed(hybrid, opened):
+    llm = opened(hybrid)
+    alone = [llm.create_completion(WORDS[:40], max_tokens=6, seed=s, temperature=1.0) for s in range(3)]
+    both = together(
+        *(
+            lambda s=s: llm.create_completion(WORDS[:40], max_tokens=6, seed=s, temperature=1.0)
+            for s in range(3)
+        )
+    )
+    texts = [[c["choices"][0]["text"] for c in some] for some in (alone, both)]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
+
+
+def test_cancelling_one_of_several(hybrid, opened):
+    llm, stock = opened(hybrid), Stock(hybrid)
+    with llm.request() as handle:
+        mine = llm.generate(WORDS[:50], temp=0.0)
+    other = llm.generate(WORDS[20:90], temp=0.0)
+    next(mine)
+    first = next(other)
+    handle.cancel()
+    with pytest.raises(RequestCancelled):
+        next(mine)
+    assert [first, *islice(other, 4)] == stock(WORDS[20:90], 5)
+    llm.cancel()
+    with pytest.raises(RequestCancelled):
+        next(other)
+
+
+def test_generators_that_are_dropped_lose_no_slot(hybrid, opened):
+    llm, stock = opened(hybrid, 2), Stock(hybrid)
+
+    def drop(seed):
+        for i in range(10):
+            stream = llm.generate(WORDS[seed + i : 60], temp=0.0)
+            next(stream)
+            circle = [stream]
+            circle.append(circle)
+            del stream, circle
+            if i % 3 == 0:
+                gc.collect()
+
+    together(*(lambda seed=seed: drop(seed) for seed in range(3)))
+    gc.collect()
+    prompts = [WORDS[:80], WORDS[30:110]]
+    assert together(*(lambda p=p: ask(llm, p) for p in prompts)) == [stock(p) for p in prompts]
+    assert llm._gate.seated == []
+
+
+def test_a_thread_that_dies_in_the_middle_of_a_stream(hybrid, opened):
+    llm, stock = opened(hybrid, 2), Stock(hybrid)
+    left = []
+
+    def die():
+        stream = llm.generate(WORDS[:50], temp=0.0)
+        next(stream)
+        left.append(stream)
+
+    for _ in range(3):
+        together(die)
+    llm._gate.patience = 0.05
+    assert ask(llm, WORDS[:70]) == stock(WORDS[:70])
+    assert [next(left[0]), *islice(left[0], 2)] == stock(WORDS[:50], 4)[1:]
+
+
+# -- room ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_when_cells_run_out_the_youngest_waits_and_goes_on_with_the_same_text(tiny_model, opened, arch):
+    model = str(tiny_model(arch)), {**OPTIONS, "n_ctx": 512}
+    llm, stock = opened(model), Stock(model)
+    prompts = [WORDS[:150], WORDS[100:260], WORDS[200:340]]
+    assert llm.n_ctx() == 512
+    said = together(*(lambda p=p: ask(llm, p, 60) for p in prompts))
+    assert said == [stock(p, 60) for p in prompts]
+
+
+def test_a_prompt_that_is_too_long_hurts_nobody_else(hybrid, opened):
+    llm, stock = opened(hybrid, n_ctx=512), Stock(hybrid)
+    other = llm.generate(WORDS[:100], temp=0.0)
+    first = next(other)
+    with pytest.raises(ContextOverflow):
+        ask(llm, WORDS * 3)
+    assert [first, *islice(other, 5)] == stock(WORDS[:100], 6)
+
+
+# -- the whole context -----------------------------------------------------------------------------
+
+
+def test_a_saved_state_is_the_threads_own(hybrid, opened):
+    llm, stock = opened(hybrid), Stock(hybrid)
+    ask(llm, WORDS[:80])
+    llm.eval(WORDS[100:150])
+    state = llm.save_state()
+    llm.reset()
+    ask(llm, WORDS[:60])
+    llm.load_state(state)
+    assert llm.input_ids[llm.n_tokens - 50 : llm.n_tokens].tolist() == WORDS[100:150]
+    assert ask(llm, WORDS[:80]) == stock(WORDS[:80])
+
+
+def test_what_is_stored_never_serves_where_bits_are_promised(hybrid, opened):
+    cache = PromptCache()
+    ask(opened(hybrid, prompt_cache=cache), WORDS[:200])
+    alone = opened(hybrid, 1, prompt_cache=cache)
+    ask(alone, WORDS[:200])
+    assert alone.last_request.cached == 0
+
+
+def test_closing_while_others_run(hybrid, opened):
+    llm = opened(hybrid)
+    ended = []
+
+    def run(seed):
+        try:
+            for _ in llm.generate(WORDS[seed : seed + 60], temp=0.0):
+                started.release()
+        except (RequestCancelled, ModelClosed) as error:
+            ended.append(type(error))
+
+    started = threading.Semaphore(0)
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(9):
+        assert started.acquire(timeout=60)
+    llm.close()
+    for thread in threads:
+        thread.join(60)
+    assert len(ended) == 3
+
+
+def test_what_cannot_be(hybrid, opened):
+    for more in ({"n_parallel": 0}, {"n_parallel": 2, "prompt_cache": False}, {"n_parallel": 64}):
+        with pytest.raises(ValueError, match="n_parallel"):
+            opened(hybrid, **more)
+
+
+# -- interrupts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_of_one_leaves_the_others_alone(model, opened):
+    llm, stock, over = opened(model), Stock(model), threading.Event()
+
+    def client(seed):
+        chance, wrong = random.Random(seed), []
+        while not over.is_set():
+            prompt = WORDS[: chance.randrange(20, 150)]
+            n = chance.randrange(1, 8)
+            said = ask(llm, prompt, n)
+            if said != stock(prompt, n):
+                wrong.append((len(prompt), said))
+        return wrong
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    chance, hits = random.Random(5), 0
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(client, seed) for seed in range(2)]
+        try:
+            for _ in range(40):
+                prompt, said = WORDS[: chance.randrange(20, 150)], []
+                try:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, 10 ** chance.uniform(-3.5, -1.5))
+                        for token in islice(llm.generate(prompt, temp=0.0), 8):
+                            said.append(token)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    hits += 1
+                assert said == stock(prompt, len(said)) if said else True
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            over.set()
+        assert [other.result(120) for other in others] == [[], []]
+    assert hits > 5
