@@ -52,6 +52,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
     CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
+    `n_parallel`: requests that may run at once, in threads or as open generators; each is a sequence of its
+    own in the one context of `n_ctx` tokens, and their answers are decoded together. It costs one more
+    recurrent state of memory for each. Upstream's attributes (`input_ids`, `n_tokens`, ...) are then those of
+    the calling thread's request; draft models are not asked.
     `cache_salt`: see the property of that name.
     `explain`: `last_request.reason` also spells the token that a prompt parts from, which may be another
     user's where a cache is shared.
@@ -187,7 +191,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return None if last is None else self.requests.report(last)
 
     def cancel(self, request: RequestHandle | None = None) -> None:
-        """End the request that runs now, or those of a handle; from any thread, or a signal handler.
+        """End all requests that run now, or those of a handle; from any thread, or a signal handler.
 
         A completion ends with the text so far and `finish_reason` "cancelled"; `generate` and `eval` raise
         RequestCancelled. On a CPU a prompt stops inside a batch, elsewhere between batches; an answer stops

@@ -84,13 +84,19 @@ ORDER = (
 
 FOR_TYPES_ONLY = {
     ("llamahybrid.capi.calls", "llamahybrid.prompt_cache.base"),
+    ("llamahybrid.capi.sampling", "llamahybrid.prompt_cache.base"),
     ("llamahybrid.hazards.probe", "llamahybrid.hazards.bench"),
     ("llamahybrid.memory.adapters", "llamahybrid.memory.context"),
     ("llamahybrid.memory.restore", "llamahybrid.memory.sequence"),
+    ("llamahybrid.memory.shared", "llamahybrid.memory.sequence"),
     ("llamahybrid.request.arrays", "llamahybrid.llama"),
     ("llamahybrid.request.assembly", "llamahybrid.llama"),
+    ("llamahybrid.request.batcher", "llamahybrid.request.runner"),
+    ("llamahybrid.request.batcher", "llamahybrid.request.slots"),
     ("llamahybrid.request.requests", "llamahybrid.llama"),
     ("llamahybrid.request.ticket", "llamahybrid.request.requests"),
+    ("llamahybrid.request.ticket", "llamahybrid.request.slots"),
+    ("llamahybrid.saved_state", "llamahybrid.llama"),
     ("llamahybrid.speculation.model_draft", "llamahybrid.llama"),
 }
 """Imports under TYPE_CHECKING that go against the order, or would close a circle if they were run."""

@@ -186,4 +186,5 @@ def upstream_attribute(name: str) -> Any:
     def put(llm: Llama, value: Any) -> None:
         setattr(llm.arrays, name, value)
 
+    get.__doc__ = f"`llama_cpp.Llama.{name}`, of the request that is meant."
     return property(get, put)

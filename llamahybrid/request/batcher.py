@@ -129,6 +129,7 @@ class Batcher:
         self._jobs[ticket] = job
         self._answering.setdefault(ticket, 0.0)
         try:
+            self._gate.let_in(ticket)
             while not job.done:
                 self._gate.check()
                 if self._ready():
@@ -212,9 +213,14 @@ class Batcher:
         finally:
             self._bells.pop(ticket, None)
 
-    def end_prompt(self, ticket: Ticket | None = None) -> None:
-        """The prompt of a request, of that whose step this is, is decoded; or its step is over."""
-        ticket = ticket or self._ticket()
+    def prompt_done(self) -> None:
+        """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""
+        ticket = self._ticket()
+        self._answering.setdefault(ticket, 0.0)
+        self.end_prompt(ticket)
+
+    def end_prompt(self, ticket: Ticket) -> None:
+        """Another prompt may be decoded."""
         if ticket in self._prompts:
             self._prompts.remove(ticket)
             self._ring()

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from llamahybrid.capi.shim import Stop
@@ -31,6 +32,9 @@ from llamahybrid.request.ticket import Tenant, Ticket, this_thread
 
 PATIENCE = 1.0
 """Seconds after which a request that nobody advances makes room for one that waits."""
+
+YIELD_SECONDS = 5e-5
+"""So long a thread sleeps that lets others have the lock."""
 
 POLL = 0.1
 """Seconds after which who waits looks again, whether or not a bell rang."""
@@ -64,6 +68,8 @@ class RequestGate:
         """Requests that were given up; whoever comes next ends them."""
         self._line = Line()
         self._closed = self._shut = False
+        self._arriving: set[int] = set()
+        """Threads that are about to take the lock."""
         self._frames = StepFrames()
         self._steps = 0
         self._suspect: tuple[object, ...] = ()
@@ -133,12 +139,16 @@ class RequestGate:
                     raise ModelClosed("the model is closed")
                 if ticket not in self._seated or (self.slots == 1 and self._stepping is not None):
                     self._await(ticket, deadline)
+                if self.crowded:
+                    time.sleep(YIELD_SECONDS)
+                self._arriving.add(threading.get_ident())
                 if not self._work.acquire(timeout=POLL):
                     self._heal()
                 elif self._take(ticket):
                     break
                 else:
                     self._work.release()
+            self._arriving.discard(threading.get_ident())
             self._line.leave(ticket)
             try:
                 self._stepping = ticket
@@ -152,6 +162,7 @@ class RequestGate:
                     self._tenant.stepped(ticket)
         finally:
             ticket.inside = 0
+            self._arriving.discard(threading.get_ident())
             if self._stepping is ticket:
                 self._stepping = None
             if self.inside:
@@ -161,6 +172,16 @@ class RequestGate:
                 if len(self._seated) < self.slots:
                     self._line.ring()
             self._frames.leave(frame)
+
+    @property
+    def crowded(self) -> bool:
+        """Other threads want the lock: who gives it up and takes it again would always be faster."""
+        return self.slots > 1 and bool(self._arriving)
+
+    def let_in(self, ticket: Ticket) -> None:
+        """Let those who want the lock have it, in the middle of a step."""
+        if self.crowded:
+            self.step_aside(ticket, partial(time.sleep, YIELD_SECONDS))
 
     def step_aside(self, ticket: Ticket, wait: Callable[[], object]) -> None:
         """Let others make their steps while this one waits in the middle of its own.

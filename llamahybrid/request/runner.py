@@ -303,7 +303,7 @@ class RequestRunner:
         """
         request.prefilling = False
         if self._batcher is not None:
-            self._batcher.end_prompt()
+            self._batcher.prompt_done()
         live = self.live
         if not live.profile.needs_checkpoints:
             return True

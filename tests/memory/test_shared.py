@@ -1,0 +1,120 @@
+"""Live sequences of one context: rows of their own, batches in common, buffers that are zeroed for all."""
+
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.capi.calls import NativeContext
+from llamahybrid.errors import DecodeError
+
+ONE = [(7 * i + 1) % 200 for i in range(40)]
+TWO = [(11 * i + 5) % 200 for i in range(30)]
+
+
+@pytest.fixture(params=["qwen35", "mamba", "llama"])
+def lives(request, tiny_model):
+    llm = Llama(str(tiny_model(request.param)), n_ctx=256, n_threads=1, verbose=False, n_parallel=2)
+    yield [slot.evaluation.runner.live for slot in llm.slots.all]
+    llm.close()
+
+
+@pytest.fixture
+def filled(lives):
+    for live, tokens in zip(lives, (ONE, TWO), strict=True):
+        live.decode(np.array(tokens, np.int32), "last")
+        live.recount()
+    return lives
+
+
+def row(live):
+    return live.row.logits().copy()
+
+
+def test_each_keeps_its_row(lives):
+    one, two = lives
+    one.decode(np.array(ONE, np.int32), "last")
+    mine = row(one)
+    two.decode(np.array(TWO, np.int32), "last")
+    assert np.array_equal(row(one), mine)
+    assert not np.array_equal(row(two), mine)
+    assert np.array_equal(one.row.copied(), mine)
+    assert two.row.copied() is None, "it lies in the context"
+    two.decode(np.array([3], np.int32), "none")
+    assert two.row.logits() is None
+    assert np.array_equal(row(one), mine)
+
+
+def test_a_step_of_both_is_what_each_would_have_done(filled, tiny_model):
+    one, two = filled
+    one.shared.decode_step([(one, 3), (two, 4)])
+    assert [one.n, two.n] == [41, 31]
+    together = row(one), row(two)
+    assert one.fault() is None
+    assert two.fault() is None
+    for live, tokens in zip(filled, ([*ONE, 3], [*TWO, 4]), strict=True):
+        live.empty()
+        live.decode(np.array(tokens[:-1], np.int32), "last")
+        live.decode((tokens[-1],), "last")
+    for mine, alone in zip(together, (row(one), row(two)), strict=True):
+        assert np.abs(mine - alone).max() < 1e-3
+
+
+def test_a_step_that_fails_leaves_both_as_they_were(filled, monkeypatch):
+    one, two = filled
+
+    def refuse(self, tokens, positions, seqs):
+        raise DecodeError(1, "no room")
+
+    monkeypatch.setattr(NativeContext, "decode_rows", refuse)
+    with pytest.raises(DecodeError):
+        one.shared.decode_step([(one, 3), (two, 4)])
+    assert [one.n, two.n] == [40, 30]
+    assert one.fault() is None
+    assert two.fault() is None
+
+
+def test_an_interrupt_behind_a_step_is_told_by_its_result(filled, monkeypatch):
+    one, two = filled
+    decode = NativeContext.decode_rows
+
+    def stop(self, *args):
+        decode(self, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NativeContext, "decode_rows", stop)
+    with pytest.raises(KeyboardInterrupt):
+        one.shared.decode_step([(one, 3), (two, 4)])
+    for live in filled:
+        assert live.fault() is None or live.state.is_invalid
+        assert live.row.logits() is None
+
+
+def test_what_is_zeroed_for_one_is_known_to_be_gone_for_the_other(filled):
+    one, two = filled
+    one.require_zeroing()
+    one.empty()
+    assert two.state.is_invalid
+    two.empty()
+    two.decode(np.array(TWO, np.int32), "last")
+    assert two.fault() is None
+
+
+def test_a_sequence_moves_into_another(filled):
+    one, two = filled
+    mine = row(two)
+    one.take_over(two)
+    two.empty()
+    assert one.tokens.tolist() == TWO
+    assert one.fault() is None
+    assert np.array_equal(row(one), mine)
+    one.decode((9,), "last")
+    two.decode(np.array([*TWO, 9], np.int32), "last")
+    assert np.abs(row(one) - row(two)).max() < 1e-3
+
+
+def test_nobody_else_decoded(filled):
+    one, two = filled
+    assert not one.touched_outside()
+    one.shared.decode_step([(one, 3), (two, 4)])
+    assert not one.touched_outside()
+    assert not two.touched_outside()

@@ -1,0 +1,132 @@
+"""What is decoded next: a step of all answers, a piece of one prompt; whose cells go when they run out."""
+
+import threading
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.errors import DecodeError
+from llamahybrid.memory.shared import SharedContext
+from llamahybrid.request import batcher as batcher_module
+from llamahybrid.request.batcher import SMALLEST_PIECE, NoRoom
+
+WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
+
+
+@pytest.fixture
+def opened(tiny_model):
+    made = []
+
+    def open_one(arch="qwen35", n_parallel=2, **more):
+        options = {"n_ctx": 1024, "n_batch": 256, "n_threads": 1, "verbose": False, **more}
+        made.append(Llama(str(tiny_model(arch)), n_parallel=n_parallel, **options))
+        return made[-1]
+
+    yield open_one
+    for llm in made:
+        llm.close()
+
+
+def ask(llm, prompt, n=6):
+    return list(islice(llm.generate(prompt, temp=0.0), n))
+
+
+def test_a_prompt_alone_is_cut_into_whole_batches(opened):
+    batcher = opened().slots.batcher
+    assert batcher.largest_piece() == 256
+
+
+def test_beside_answers_a_piece_takes_as_long_as_some_of_their_steps(opened):
+    llm = opened()
+    batcher = llm.slots.batcher
+    stream = llm.generate(WORDS[:50], temp=0.0)
+    list(islice(stream, 3))
+    assert SMALLEST_PIECE <= batcher.largest_piece() <= 256
+    batcher._step_seconds, llm.runner.meter = 1e-9, llm.runner.meter
+    assert batcher.largest_piece() <= 4 * SMALLEST_PIECE
+    stream.close()
+    assert batcher.largest_piece() == 256
+
+
+def test_answers_have_a_step_between_two_pieces_of_a_prompt(opened, monkeypatch):
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 2.0)
+    llm = opened(n_batch=64)
+    order, over = [], threading.Event()
+    append, piece = llm.slots.batcher.append, llm.slots.batcher.piece
+    monkeypatch.setattr(llm.slots.batcher, "append", lambda *a: (append(*a), order.append("answer")))
+    monkeypatch.setattr(llm.slots.batcher, "piece", lambda *a: (order.append("piece"), piece(*a))[1])
+    begun = threading.Event()
+
+    def answer():
+        for _ in llm.generate(WORDS[:50], temp=0.0):
+            begun.set()
+            if over.is_set():
+                break
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    begun.wait(60)
+    order.clear()
+    ask(llm, WORDS[50:350], 1)
+    seen = list(order)
+    over.set()
+    thread.join(60)
+    last = max(i for i, what in enumerate(seen) if what == "piece")
+    longest = max(len(run) for run in "".join(w[0] for w in seen[:last]).split("a"))
+    assert seen.count("piece") > 4
+    assert longest <= 2
+
+
+def test_a_batch_that_fails_is_tried_by_each_alone(opened, monkeypatch):
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 2.0)
+    llm = opened()
+    alone = [ask(llm, WORDS[:40]), ask(llm, WORDS[100:150])]
+    step, failed = SharedContext.decode_step, []
+
+    def fail_once(self, rows):
+        if len(rows) > 1 and not failed:
+            failed.append(rows)
+            raise DecodeError(1, "no slot")
+        return step(self, rows)
+
+    monkeypatch.setattr(SharedContext, "decode_step", fail_once)
+    said, begun = {}, threading.Barrier(2)
+
+    def run(i, prompt):
+        stream = llm.generate(prompt, temp=0.0)
+        first = next(stream)
+        begun.wait(60)
+        said[i] = [first, *islice(stream, 5)]
+
+    threads = [threading.Thread(target=run, args=(i, p)) for i, p in enumerate((WORDS[:40], WORDS[100:150]))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed
+    assert [said[0], said[1]] == alone
+
+
+def test_the_youngest_job_loses_its_cells(opened):
+    llm = opened("llama", 3)
+    batcher, slots = llm.slots.batcher, llm.slots.all
+    streams = [llm.generate(WORDS[i : i + 100], temp=0.0) for i in (0, 100, 200)]
+    for stream in streams:
+        next(stream)
+    tickets = [slot.ticket for slot in slots]
+    lives = [slot.evaluation.runner.live for slot in slots]
+    jobs = [batcher_module.Job(t, live, 5) for t, live in zip(tickets, lives, strict=True)]
+    batcher._cells = sum(live.n for live in lives) + 1
+    youngest = max(jobs, key=lambda job: job.ticket.born)
+    assert batcher._that_fit(jobs) == [job for job in jobs if job is not youngest]
+    assert isinstance(youngest.error, NoRoom)
+    assert youngest.live.n == 0
+    assert [job.live.n for job in jobs if job is not youngest] == [100, 100]
+    for stream in streams:
+        stream.close()
+
+
+def test_memory_without_cells_is_never_full(opened):
+    assert opened("mamba").slots.batcher.free() > 1 << 20

@@ -1,0 +1,80 @@
+"""Which request gets which slot."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+
+WORDS = np.random.default_rng(1).integers(1, 200, 300).tolist()
+
+
+@pytest.fixture
+def llm(tiny_model):
+    llm = Llama(str(tiny_model("llama")), n_ctx=1024, n_threads=1, verbose=False, n_parallel=3)
+    yield llm
+    llm.close()
+
+
+def ask(llm, prompt):
+    stream = llm.generate(prompt, temp=0.0)
+    next(stream)
+    slot = llm.slots.current
+    stream.close()
+    return slot
+
+
+def test_a_prompt_goes_where_most_of_it_is_live(llm):
+    one, two = ask(llm, WORDS[:80]), ask(llm, WORDS[100:180])
+    assert one is not two
+    assert ask(llm, WORDS[100:200]) is two
+    assert ask(llm, WORDS[:90]) is one
+
+
+def test_what_is_in_use_is_not_given_away(llm):
+    stream = llm.generate(WORDS[:80], temp=0.0)
+    next(stream)
+    used = llm.slots.current
+    assert ask(llm, WORDS[:80]) is not used
+    stream.close()
+    assert used.ticket is None
+
+
+def test_an_unknown_prompt_goes_where_longest_nothing_was_asked(llm):
+    first = ask(llm, WORDS[:80])
+    others = {ask(llm, WORDS[100:180]), ask(llm, WORDS[200:280])}
+    assert ask(llm, [9, 8, 7, 6]) is first
+    assert first not in others
+
+
+def test_each_thread_finds_what_it_left(llm):
+    llm.eval(WORDS[:20])
+    mine = llm.slots.here()
+
+    def elsewhere():
+        llm.eval(WORDS[50:60])
+        seen.append((llm.slots.here(), llm.n_tokens))
+
+    seen = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(60)
+    # The other thread has used none before, and is given the one that is used least.
+    assert llm.slots.here() is mine
+    assert llm.n_tokens in (20, 30)
+    assert seen[0][1] in (10, 30)
+
+
+def test_the_idle_one_that_is_emptied_is_the_oldest(llm):
+    oldest = ask(llm, WORDS[:80])
+    ask(llm, WORDS[100:180])
+    newest = ask(llm, WORDS[200:280])
+    idle = llm.slots.idle(newest.evaluation.runner.live, ())
+    assert idle is oldest.evaluation.runner
+    stream = llm.generate(WORDS[:90], temp=0.0)
+    next(stream)
+    assert llm.slots.idle(newest.evaluation.runner.live, ()) is not oldest.evaluation.runner
+    ticket = oldest.ticket
+    assert llm.slots.idle(newest.evaluation.runner.live, [ticket]) is not None
+    stream.close()
