@@ -22,7 +22,6 @@ from statistics import fmean
 from typing import Any
 
 from llamahybrid import Llama
-from llamahybrid.evaluate.compare import RealCosts
 from llamahybrid.evaluate.conversation import Conversation, Record, converse
 from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.speech import Speech
@@ -30,6 +29,7 @@ from llamahybrid.evaluate.tables import machine
 from llamahybrid.prompt_cache import Costs, PromptCache
 from tests.lab.draws import Draw, Words, named, ratio
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
+from tests.lab.real_costs import RealCosts
 from tests.lab.server_rules import Sizes
 
 # isort: split

@@ -23,11 +23,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from llamahybrid.engine.bindings import loaded_from, stock
-from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Stock, with_real_costs
+from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Stock
 from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.evaluate.workloads import Workload, long_prompt, raw
 from llamahybrid.tiny import make
+from tests.lab.real_costs import with_real_costs
 from tests.lab.subjects import SUBJECTS, Subject
 
 ENGINE = "stock" if loaded_from() == stock() else "patched"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,40 +18,11 @@ from llamahybrid.evaluate.oracle import least_decodes, oracle_ratio
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, Workload
 from llamahybrid.llama import Llama
-from llamahybrid.memory.costs import CostMeter
-from llamahybrid.prompt_cache.base import Costs
 
 Stock = llama_cpp.Llama
 """Upstream's class, on the engine that llamahybrid chose: who imports llama_cpp first gets another."""
 
 WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS)}
-
-REAL = Costs(token_seconds=10e-3, prefill_seconds=3e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
-"""Costs in the proportions of a real model. A tiny one decodes a token in the time of a snapshot, and then
-checkpoints within an answer come as rarely as the schedule allows."""
-
-
-class RealCosts(CostMeter):
-    """Says `real` as soon as something was measured, so that counts do not depend on the machine's speed."""
-
-    def __init__(self, batch_tokens: int, real: Costs = REAL) -> None:
-        super().__init__(batch_tokens)
-        self._real = real
-
-    def costs(self) -> Costs:
-        """The given ones, with this context's own sizes."""
-        measured = super().costs()
-        if not (measured.token_seconds and measured.prefill_seconds):
-            return measured
-        return replace(self._real, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
-
-
-def with_real_costs(**options: Any) -> Llama:
-    """A `Llama` that decides as it would if its model were a real one."""
-    llm = Llama(**options)
-    if llm.runner is not None:
-        llm.runner.meter = RealCosts(llm.n_batch)
-    return llm
 
 
 @dataclass(frozen=True)

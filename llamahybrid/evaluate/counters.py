@@ -8,8 +8,8 @@ import llama_cpp
 def _decoded_since_creation(llm: llama_cpp.Llama) -> int:
     """All tokens this context ever decoded.
 
-    `llama_perf_context` reads max(1, n) for both counters (src/llama-context.cpp:3470), so a 1 may be a 0:
-    the time spent tells them apart, because it is exactly zero until something was counted.
+    `llama_perf_context` reads max(1, n) for both counters (src/llama-context.cpp, perf_get_data), so a 1 may
+    be a 0: the time spent tells them apart, because it is exactly zero until something was counted.
     """
     context = llm._ctx.ctx
     llama_cpp.llama_synchronize(context)

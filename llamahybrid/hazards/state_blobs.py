@@ -100,10 +100,7 @@ def failed_partial_restore(bench: Bench) -> Outcome:
     sound="leaves no attention of the old prompt behind",
     verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, the next prompt -1 until the sequence was removed",
-    patches=(
-        "0003",
-        "0009",
-    ),
+    patches=("0003", "0009"),
     model=LFM2,
 )
 def failed_restore_next_prompt(bench: Bench) -> Outcome:
@@ -117,10 +114,7 @@ def failed_restore_next_prompt(bench: Bench) -> Outcome:
     sound="leaves no attention of the old prompt behind",
     verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, the next prompt -1 until the sequence was removed",
-    patches=(
-        "0003",
-        "0009",
-    ),
+    patches=("0003", "0009"),
     also=on(Verdict.WRONG, LFM2),
 )
 def failed_partial_next_prompt(bench: Bench) -> Outcome:

@@ -132,10 +132,7 @@ def window_ahead_of_attention(bench: Bench) -> Outcome:
     sound="refuses to decode until the window is restored, then exact",
     verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
     says="the range was restored, decodes returned [-2, -2] before its window was; removed, it starts again",
-    patches=(
-        "0015",
-        "0025",
-    ),
+    patches=("0015", "0025"),
     model=GEMMA3,
     also=on(Verdict.NOT_APPLICABLE, _GEMMA2),
 )

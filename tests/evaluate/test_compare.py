@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -13,13 +11,10 @@ import llama_cpp
 from llamahybrid import Llama
 from llamahybrid.evaluate.chats import CHAT_WORKLOADS
 from llamahybrid.evaluate.compare import (
-    REAL,
     WORKLOADS,
     Comparer,
     Comparison,
-    RealCosts,
     Side,
-    with_real_costs,
 )
 from llamahybrid.evaluate.conversation import Conversation, Record, Request
 from llamahybrid.evaluate.crowds import CROWDS
@@ -90,21 +85,6 @@ def test_a_model_says_whether_it_has_a_template(tiny_model: TinyModel) -> None:
     assert Comparer(tiny_model("llama")).has_template()
     spm = tiny_model("llama", vocab="llama-spm", embd=32, layers=2, heads=1)
     assert not Comparer(spm).has_template()
-
-
-def test_costs_are_those_of_a_real_model_once_something_was_measured() -> None:
-    meter = RealCosts(32)
-    meter.decoded(1, 5e-6)
-    assert meter.costs().token_seconds == 5e-6, "prefill is not known yet"
-    meter.decoded(64, 1e-4)
-    meter.saved(1000, 1e-6)
-    assert meter.costs() == replace(REAL, snapshot_bytes=1000, batch_tokens=32)
-
-
-def test_with_them_it_decides_as_a_real_model_would(tiny_model: TinyModel) -> None:
-    with closing(with_real_costs(model_path=str(tiny_model("qwen35")), n_ctx=256, verbose=False)) as llm:
-        assert llm.runner is not None
-        assert isinstance(llm.runner.meter, RealCosts)
 
 
 def test_every_workload_is_known_by_its_name() -> None:

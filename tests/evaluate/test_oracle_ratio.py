@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Side, with_real_costs
+from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Side
 from llamahybrid.evaluate.conversation import Record
 from llamahybrid.evaluate.oracle import least_decodes
 from llamahybrid.evaluate.workloads import long_prompt, raw
+from tests.lab.real_costs import with_real_costs
 from tests.lab.subjects import SUBJECTS
 
 TinyModel = Callable[..., Path]

@@ -1,0 +1,37 @@
+"""Tiny models that decide as real ones would: their costs stand in a real one's proportions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llamahybrid import Llama
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.prompt_cache.base import Costs
+
+REAL = Costs(token_seconds=10e-3, prefill_seconds=3e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
+"""Costs in the proportions of a real model. A tiny one decodes a token in the time of a snapshot, and then
+checkpoints within an answer come as rarely as the schedule allows."""
+
+
+class RealCosts(CostMeter):
+    """Says `real` as soon as something was measured, so that counts do not depend on the machine's speed."""
+
+    def __init__(self, batch_tokens: int, real: Costs = REAL) -> None:
+        super().__init__(batch_tokens)
+        self._real = real
+
+    def costs(self) -> Costs:
+        """The given ones, with this context's own sizes."""
+        measured = super().costs()
+        if not (measured.token_seconds and measured.prefill_seconds):
+            return measured
+        return replace(self._real, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
+
+
+def with_real_costs(**options: Any) -> Llama:
+    """A `Llama` that decides as it would if its model were a real one."""
+    llm = Llama(**options)
+    if llm.runner is not None:
+        llm.runner.meter = RealCosts(llm.n_batch)
+    return llm
