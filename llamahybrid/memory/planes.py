@@ -73,13 +73,13 @@ class Planes:
             return
         self._resize(self._base)
         kept = self._native.memory_bytes() - self._base_bytes
-        if self.grown or kept > 0:
+        if kept > 0:
             logger.warning("%d bytes of rollback planes could not be given back", kept)
 
     def _resize(self, count: int) -> bool:
         if not self._native.resize_planes(count):
             return False
-        self.reach = 0 if self.pending else min(self.reach, count)
+        self.reach = min(self.reach, count)
         self.pending = False
         self.count = count
         return True

@@ -179,9 +179,36 @@ def test_planes_grow_and_are_given_back(caplog):
     assert planes.grow(2)
     assert planes.count == context.count == 3, "there were enough"
     assert planes.grow(5)
+    planes.wrote(4)
+    assert planes.reach == 3
     planes.shrink()
-    assert planes.count == context.count == 1
+    assert planes.count == context.count == planes.reach == 1
+    planes.wrote(2)
+    planes.rolled_back()
+    assert planes.grow(3)
+    assert (planes.reach, planes.pending) == (0, False), "the library has carried it out"
+    planes.shrink()
     assert caplog.text == ""
+
+
+def test_a_library_that_cannot_resize_them_is_not_asked():
+    context = Resizable()
+    context.resizes_planes = False
+    context.resize_planes = lambda count: pytest.fail("it was asked")
+    planes = Planes(context)
+    assert not planes.grow(3)
+    assert planes.grow(1)
+    assert (planes.count, planes.grown) == (1, False)
+
+
+def test_planes_that_stay_are_told(caplog):
+    context = Resizable()
+    planes = Planes(context)
+    assert planes.grow(3)
+    context.resize_planes = lambda count: False
+    planes.shrink()
+    assert "200 bytes" in caplog.text
+    assert planes.count == 3
 
 
 def test_what_leaks_is_measured_from_before_they_first_grew(caplog):

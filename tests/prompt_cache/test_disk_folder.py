@@ -85,6 +85,11 @@ def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderRefused):
         RecordStore(tmp_path)
     assert sorted(p.name for p in own.iterdir()) == [MARK, "thesis.tex"]
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    (other / FOLDER).write_text("a file")
+    with pytest.raises(FolderRefused, match="no folder"):
+        RecordStore(other)
 
 
 # -- other programs, other versions --------------------------------------------------------------------
@@ -103,6 +108,13 @@ def test_another_programs_diskcache_is_refused_and_left_as_it_is(folder: Path, c
     assert remove_old(folder) == (0, 0)
     with diskcache.Cache(str(folder)) as other:
         assert (len(other[(1, 2, 3)]), len(other["text"])) == (100_000, 100)
+
+
+def test_another_programs_diskcache_is_refused_before_anything_is_in_it(folder: Path, caplog) -> None:
+    diskcache = pytest.importorskip("diskcache")
+    diskcache.Cache(str(folder)).close()
+    folder.chmod(0o700)
+    refused(folder, caplog)
 
 
 def old_folder(folder: Path) -> int:
@@ -146,6 +158,14 @@ def test_records_of_the_format_before_are_left_alone_and_removed_when_asked(fold
     assert remove_old(folder) == (0, 0)
     assert "cache.db" not in os.listdir(folder)
     assert ask(PromptCache(1 << 24, folder), C).source == "disk"
+
+
+def test_a_folder_of_the_format_before_that_another_program_uses_too_is_refused(folder: Path, caplog) -> None:
+    old_folder(folder)
+    stranger = folder / "aa" / "bb" / "notes.val"
+    stranger.parent.mkdir(parents=True)
+    stranger.write_text("not a record")
+    refused(folder, caplog)
 
 
 def test_a_folder_of_the_format_before_whose_process_was_killed_is_used(folder: Path) -> None:

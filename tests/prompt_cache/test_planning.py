@@ -166,3 +166,42 @@ def test_a_stored_state_is_restored_where_that_is_faster_than_decoding(costs: Co
     cache.release(plan)
     assert plan.source == source
     assert plan.cached == (360 if source == "ram" else 60)
+
+
+def test_what_came_from_disk_is_told_once() -> None:
+    cache = PromptCache(1 << 26)
+    store(cache, HISTORY, 200)
+    (entry,) = cache.ram.tree.oldest_entries()
+    entry.from_disk = True
+    elsewhere = live_view(DIFFERENT, needs_attention=False)
+    assert [plan_for(cache, HISTORY, elsewhere).source for _ in range(2)] == ["disk", "ram"]
+
+
+def test_what_serves_is_the_youngest() -> None:
+    cache = PromptCache(1 << 26)
+    for position in (80, 200):
+        store(cache, HISTORY, position)
+    plan = plan_for(cache, [*HISTORY[:100], *DIFFERENT], live_view(DIFFERENT, needs_attention=False))
+    assert plan.cached == 80
+    assert [entry.position for entry in cache.ram.tree.oldest_entries()] == [200, 80]
+
+
+def test_histories_part_at_what_is_matched_only_if_the_tree_reaches_that_far() -> None:
+    cache = PromptCache(1 << 26)
+    for token in (7, 8):
+        cache.remember("m", np.array([*HISTORY[:50], token], np.int32))
+    for live, matched, parted in (([0], 50, True), (HISTORY[:100], 100, False)):
+        outline = plan_for(cache, [*HISTORY[:matched], *DIFFERENT], live_view(live)).outline
+        assert outline is not None
+        assert (outline.matched, outline.parted) == (matched, parted)
+
+
+def test_a_prompt_whose_end_is_not_known_is_cut_where_the_last_was_left() -> None:
+    cache = PromptCache(1 << 26)
+    e = FakeEngine(cache, "recurrent", "m")
+    e.prefill(HISTORY)
+    e.generate(DIFFERENT[:30])
+    for prompt in ([*HISTORY[:-13], *DIFFERENT], DIFFERENT[::-1]):
+        outline = plan_for(cache, prompt, live_view([0], needs_attention=False)).outline
+        assert outline is not None
+        assert outline.tail == 13

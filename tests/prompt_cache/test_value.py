@@ -11,7 +11,7 @@ from llamahybrid.prompt_cache import Checkpoint, PromptCache, value
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.tree import Tree
-from llamahybrid.prompt_cache.value import ReuseValue, freed
+from llamahybrid.prompt_cache.value import ReturnRates, ReuseValue, freed
 
 from .test_budget import NO_COSTS, SIZE, fill, view
 
@@ -77,6 +77,17 @@ def test_a_path_is_worth_as_much_as_long_as_its_kind_still_comes_back() -> None:
     fresh, due, over = (learned.rates.at(age) for age in (0, 10, 100))
     assert due > 0.9 * fresh
     assert over < due / 5
+
+
+def test_a_path_is_worth_no_more_the_longer_it_is_silent() -> None:
+    rates = ReturnRates()
+    for _ in range(20):
+        before = [rates.at(age) for age in range(0, 300, 7)]
+        for age in (250, 250, None, 3):
+            rates.learn(age)
+        after = [rates.at(age) for age in range(0, 300, 7)]
+        assert after == sorted(after, reverse=True)
+        assert after != before, "what was learned is not seen"
 
 
 def test_a_visitor_who_shares_a_prompt_is_no_chat_that_came_back() -> None:
