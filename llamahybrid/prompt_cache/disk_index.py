@@ -7,7 +7,7 @@ serves up to there.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -325,19 +325,21 @@ def _cover(match: Match, start: int, end: int) -> Iterator[Piece]:
     at, path = start, set(match.path)
     for node in match.path:
         stop = min(node.end, end)
-        if at >= stop:
-            continue
-        reaching = [(_shared(s, match, path), s) for s in on_disk(node).through]
+        along = deque(sorted(on_disk(node).through, key=_start) if at < stop else ())
+        reach, best = 0, None
         while at < stop:
-            low = at
-            if not any(s.start <= at < reach for reach, s in reaching):
-                low = min((s.start for reach, s in reaching if at < s.start < min(reach, stop)), default=stop)
-            if low == stop:
+            low = max(at, along[0].start) if along else stop
+            if low >= stop:  # nothing more on this edge
                 at = stop
                 break
-            at, best = max(((reach, s) for reach, s in reaching if s.start <= low < reach), key=_first)
-            size = best.nbytes * (at - best.start) // (best.place.position - best.start)
-            yield Piece(best.key, best.start, at, size)
+            while along and along[0].start <= low:
+                segment = along.popleft()
+                if (shared := _shared(segment, match, path)) > max(reach, low):
+                    reach, best = shared, segment
+            if best is not None and reach > low:
+                at = reach
+                size = best.nbytes * (at - best.start) // (best.place.position - best.start)
+                yield Piece(best.key, best.start, at, size)
 
 
 def _shared(segment: Stored, match: Match, path: set[Node]) -> int:
@@ -346,5 +348,5 @@ def _shared(segment: Stored, match: Match, path: set[Node]) -> int:
     return 0 if last is None else min(_reach(segment, last), match.length)
 
 
-def _first(one: tuple[int, Stored]) -> int:
-    return one[0]
+def _start(segment: Stored) -> int:
+    return segment.start

@@ -4,6 +4,9 @@ Edges are compressed: a node holds the tokens of its edge as bytes, which are co
 Checkpoints are indexed by position inside the edge that covers them, so a checkpoint never forces a split.
 A segment lies inside one edge; it is cut where its edge is. It is kept for the checkpoints behind its start.
 One root per namespace, so that state of another model or context shape can never match.
+
+RAM has one, whose bytes all count toward its budget; the index of a folder is another, with `OnDisk` at its
+edges: it takes no part in that budget, and outlives what an exception costs RAM.
 """
 
 from __future__ import annotations

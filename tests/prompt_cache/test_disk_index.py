@@ -288,6 +288,7 @@ def test_a_record_more_on_a_long_path_costs_no_more() -> None:
             last,
             calls(lambda: index.serves("m", prompt, logits=False, attention=False)),
             calls(lambda: index.remove(one.key)),
+            calls(lambda: index.uncovered("m", prompt)) // turns,
         ]
 
     few, many = steps(20), steps(120)
