@@ -147,6 +147,19 @@ def test_a_model_written_to_while_it_is_loaded_has_no_name(tiny_model, tmp_path,
     assert isinstance(files.content(), content.Nameless)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_edit_counts_once_and_only_where_pages_are_still_read(tmp_path, mapped):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    files = ModelFiles(path, by_content=False)
+    files.loaded(mapped=mapped)
+    name = files.name
+    time.sleep(TICK)
+    path.write_bytes(b"other weights")
+    assert [files.edited(), files.edited()] == [mapped, False]
+    assert (files.name == name) is not mapped
+
+
 def test_a_failed_load_gives_up_reading(tmp_path, monkeypatch, large):
     path = tmp_path / "model.gguf"
     path.write_bytes(bytes(1000))

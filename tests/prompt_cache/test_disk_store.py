@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,14 @@ from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import PromptCache, disk, disk_store, records
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_store import DiskStore
-from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack
+from llamahybrid.prompt_cache.records import SNAPSHOT, head_of, key_of, pack
 from tests.lab import disk_faults
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
 
 from .asking import SLOW, A, B, C, ask, files, filled
 from .test_disk import put
-from .test_records import MADE_UP, TOKENS, made_up
+from .test_records import LOGITS, MADE_UP, PAYLOAD, TOKENS, made_up
 
 
 def counts(cache: PromptCache) -> dict[str, int]:
@@ -44,6 +45,33 @@ def test_what_others_add_and_remove_is_noticed(tmp_path: Path) -> None:
     assert [store.has(key) for key in keys] == [key != keys[3] for key in keys]
     assert store.counts.gone == 1
     check_integrity(store)
+
+
+def test_what_was_missed_while_reading_failed_is_noticed_later(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(disk_store, "FIRST_BACKOFF_SECONDS", 0.0)
+    others, store = RecordStore(tmp_path), DiskStore(tmp_path, 1 << 30)
+    key, now = put(others), time.time_ns()
+    monkeypatch.setattr(disk.time, "time_ns", lambda: now + 10 * disk.RACY_NS)  # or it is looked at anyway
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.records, "opened", fail)
+        store.refresh()
+    assert not store.has(key)
+    store.refresh()
+    assert store.has(key)
+
+
+def test_a_state_with_logits_takes_the_place_of_one_without(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, 1 << 30)
+    for logits in (None, LOGITS):
+        parts = pack("model", SNAPSHOT, len(TOKENS), TOKENS, logits, PAYLOAD)
+        head = head_of(parts[0])
+        assert store.commit(store.prepare(head.key, parts), head, TOKENS, lambda: True)
+        assert store.records.keys() == [head.key]
+    store.check_integrity()
 
 
 # -- records that somebody made up -----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import subprocess
 import sys
@@ -9,13 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import PromptCache, disk_tier, write_behind
+from llamahybrid.prompt_cache import PromptCache, disk_tier, disk_writer, write_behind
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
+from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
 
@@ -117,6 +120,32 @@ def test_a_conversation_that_stands_still_is_written_without_being_told(folder: 
     assert ends(folder, "state") == [400]
 
 
+def test_a_turn_puts_off_what_waits_and_not_for_ever(folder: Path, monkeypatch) -> None:
+    start = time.monotonic() + 10_000  # the writer's own clock does not get there
+    clock = [start]
+    monkeypatch.setattr(disk_writer, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    cache = PromptCache(1 << 24, folder)
+    engine = FakeEngine(cache, costs=SLOW)
+
+    def due() -> set[float]:
+        found: list[float] = []
+        writer_of(cache).queue.change(lambda jobs: found.extend(job.due - start for job in jobs) or jobs)
+        return set(found)
+
+    for later, wanted in (
+        (0.0, QUIET_SECONDS),
+        (QUIET_SECONDS / 2, 1.5 * QUIET_SECONDS),
+        (MOST_SECONDS - 1, MOST_SECONDS),
+    ):
+        clock[0] = start + later
+        engine.prefill([*engine.state, *A[:50]])
+        engine.generate(range(7000, 7080))
+        assert due() == {wanted}
+        clock[0] += QUIET_SECONDS / 4
+        cache.queue_writes(engine.view())
+        assert due() == {wanted}, "what waits already is not put off"
+
+
 def test_where_paths_have_parted_is_written(folder: Path) -> None:
     cache = PromptCache(1 << 24, folder)
     for prompt in (A, B, [*A[:150], 9, 9, 9]):
@@ -143,6 +172,42 @@ def test_nothing_is_written_that_could_not_be_read_again(folder: Path) -> None:
     engine.prefill(A)
     assert cache.close()
     assert not files(folder)
+
+
+def test_a_state_whose_attention_is_gone_is_not_written(folder: Path, monkeypatch) -> None:
+    cache = PromptCache(1 << 24, folder)
+    ask(cache, A)
+    monkeypatch.setattr(cache.ram, "attention", lambda *_: [])
+    cache.flush()
+    assert not files(folder)
+    assert cache.stats().extra["disk_dropped"] > 0
+
+
+def test_a_record_that_could_not_be_finished_leaves_no_part(folder: Path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(RecordStore, "commit", fail)
+    cache = PromptCache(1 << 24, folder)
+    ask(cache, A)
+    assert not cache.flush()
+    assert not list(folder.glob("*/*/*"))
+
+
+def test_a_disk_that_refused_is_not_asked_for_each_state(folder: Path, monkeypatch) -> None:
+    asked = []
+
+    def refuse(*_: object) -> None:
+        asked.append(1)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(RecordStore, "prepare", refuse)
+    cache = PromptCache(1 << 24, folder)
+    for prompt in (A, C):
+        ask(cache, prompt)
+        assert not cache.flush()
+    assert asked == [1]
+    assert cache.stats().extra["disk_errors"] > 1
 
 
 # -- a writer that goes on -----------------------------------------------------------------------------
