@@ -47,9 +47,19 @@ class Row:
         return self.values
 
 
+class Alone:
+    """A context with one sequence."""
+
+    def holds_row(self, row):
+        return True
+
+    def take_row(self, row):
+        pass
+
+
 def row_of(values, **known):
     state = SequenceState(ids([0]), **known)
-    return OutputRow(Row(values), state, 3), state
+    return OutputRow(Row(values), state, 3, Alone()), state
 
 
 def test_stored_logits_become_the_tips():

@@ -1,50 +1,42 @@
 """What upstream's arrays say: the live tokens, and no row of logits but theirs."""
 
-import ctypes
-import weakref
-from types import SimpleNamespace
-
 import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+from llamahybrid import Llama
 from llamahybrid.request.arrays import UpstreamArrays
 from tests.conftest import take
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 
 
-class Upstream:
-    """The attributes of `llama_cpp.Llama` that requests share, with three tokens."""
-
-    def __init__(self, rows=False):
-        self._n_ctx, self._n_vocab, self._logits_all = 8, 2, rows
-        self.input_ids = np.array([5, 6, 7, 8, 0, 0, 0, 0], np.intc)
-        self.scores = np.arange(16, dtype=np.single).reshape(8, 2)
-        self.n_tokens = 3
-        self._requires_eval = False
-        self._sampler, self._mirostat_mu = "a sampler", "its state"
-        self._ctx = SimpleNamespace(ctx=None)
-
-
-@pytest.fixture
-def upstream():
-    return Upstream()
+def with_three(rows=False):
+    """Arrays for eight tokens of two words, with three of them."""
+    arrays = UpstreamArrays()
+    arrays.logits_all = rows
+    arrays.make(8, 2, 8)
+    arrays.input_ids[:4] = [5, 6, 7, 8]
+    arrays.scores = np.arange(16, dtype=np.single).reshape(8, 2)
+    arrays.n_tokens = 3
+    arrays.requires_eval = False
+    arrays.sampler, arrays.mirostat_mu = "a sampler", "its state"
+    return arrays
 
 
 @pytest.fixture
-def arrays(upstream):
-    return UpstreamArrays(upstream)
+def arrays():
+    return with_three()
 
 
-def test_opaque_ids_are_left_as_they_are(upstream, arrays):
+def test_opaque_ids_are_left_as_they_are(arrays):
     arrays.mirror(np.array([1, -3, 2], np.int32), 1, True)
-    assert upstream.input_ids.tolist()[:5] == [5, 1, 7, 2, 0]
-    assert upstream.n_tokens == arrays.n == 4
-    assert not upstream._requires_eval
+    assert arrays.input_ids.tolist()[:5] == [5, 1, 7, 2, 0]
+    assert arrays.n_tokens == arrays.n == 4
+    assert not arrays.requires_eval
     arrays.mirror(np.array([1], np.int32), 4, False)
-    assert upstream._requires_eval, "nothing is to be sampled from a row that is not the tip's"
+    assert arrays.requires_eval, "nothing is to be sampled from a row that is not the tip's"
 
 
 def test_a_sequence_that_became_shorter_has_no_more_true_rows(arrays):
@@ -53,18 +45,18 @@ def test_a_sequence_that_became_shorter_has_no_more_true_rows(arrays):
     assert arrays.true_rows == 2
 
 
-def test_one_token_is_appended_only_where_upstream_believes_the_same_and_keeps_no_rows(upstream, arrays):
+def test_one_token_is_appended_only_where_upstream_believes_the_same_and_keeps_no_rows(arrays):
     assert arrays.takes_one(3)
     assert not arrays.takes_one(2)
-    assert not UpstreamArrays(Upstream(rows=True)).takes_one(3)
-    upstream._requires_eval = True
+    assert not with_three(rows=True).takes_one(3)
+    arrays.requires_eval = True
     arrays.append(9, 3)
-    assert (arrays.ids().tolist(), upstream._requires_eval) == ([5, 6, 7, 9], False)
+    assert (arrays.ids().tolist(), arrays.requires_eval) == ([5, 6, 7, 9], False)
 
 
-def test_ids_are_a_copy(upstream, arrays):
+def test_ids_are_a_copy(arrays):
     ids = arrays.ids()
-    upstream.input_ids[0] = 99
+    arrays.input_ids[0] = 99
     assert ids.tolist() == [5, 6, 7]
 
 
@@ -79,9 +71,8 @@ def test_nothing_is_shortened_to_more_than_there_is(arrays):
     ("always", "asked", "kept"), [(False, True, True), (True, False, True), (False,) * 3]
 )
 def test_rows_are_kept_for_who_asked(always, asked, kept):
-    upstream = Upstream(rows=not kept)
-    upstream.scores = np.zeros((2, 2), np.single)
-    arrays = UpstreamArrays(upstream)
+    arrays = with_three(rows=not kept)
+    arrays.scores = np.zeros((2, 2), np.single)
     arrays.always_rows = always
     arrays.keep_rows(asked)
     assert arrays.keeps_rows is kept
@@ -89,54 +80,62 @@ def test_rows_are_kept_for_who_asked(always, asked, kept):
 
 
 @pytest.mark.parametrize(("true", "then"), [(3, 5), (4, 5), (2, 2)])
-def test_rows_behind_a_gap_are_not_true(monkeypatch, true, then):
-    upstream = Upstream(rows=True)
-    output = (ctypes.c_float * 4)(1, 2, 3, 4)
-    pointer = ctypes.cast(output, ctypes.POINTER(ctypes.c_float))
-    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_get_logits", lambda ctx: pointer)
-    arrays = UpstreamArrays(upstream)
+def test_rows_behind_a_gap_are_not_true(true, then):
+    arrays = with_three(rows=True)
     arrays.true_rows = true
-    arrays.take_rows(3, 5)
-    assert upstream.scores[2:6].tolist() == [[4, 5], [1, 2], [3, 4], [10, 11]]
+    arrays.take_rows(3, np.array([[1, 2], [3, 4]], np.single))
+    assert arrays.scores[2:6].tolist() == [[4, 5], [1, 2], [3, 4], [10, 11]]
     assert arrays.true_rows == then
 
 
 @pytest.mark.parametrize("rows", [False, True])
 def test_what_was_set_aside_comes_back(rows):
-    upstream = Upstream(rows)
-    arrays = UpstreamArrays(upstream)
+    arrays = with_three(rows)
     arrays.true_rows = 3
-    wanted = upstream.scores[:3].copy()
+    wanted = arrays.scores[:3].copy()
     saved = arrays.set_aside()
-    upstream.input_ids[:] = 1
-    upstream.scores[:] = -1
-    upstream.n_tokens, upstream._requires_eval, upstream._sampler = 6, True, None
+    arrays.input_ids[:] = 1
+    arrays.scores[:] = -1
+    arrays.n_tokens, arrays.requires_eval, arrays.sampler = 6, True, None
     arrays.bring_back(saved)
     assert arrays.ids().tolist() == [5, 6, 7]
-    assert (upstream._sampler, upstream._mirostat_mu) == ("a sampler", "its state")
-    assert not upstream._requires_eval
+    assert (arrays.sampler, arrays.mirostat_mu) == ("a sampler", "its state")
+    assert not arrays.requires_eval
     assert arrays.true_rows == 0, "memory is not back yet"
     arrays.bring_rows(saved)
     assert arrays.true_rows == (3 if rows else 0)
-    assert np.array_equal(upstream.scores[:3], wanted) is rows
+    assert np.array_equal(arrays.scores[:3], wanted) is rows
 
 
-def test_arrays_have_room_for_every_token(upstream, arrays):
-    upstream.input_ids, upstream.scores = np.zeros(5, np.intc), np.zeros((5, 2), np.single)
-    arrays.make()
-    assert (len(upstream.input_ids), len(upstream.scores)) == (8, 5)
-    upstream.input_ids = np.array([1, 2, 3], np.int64)
+def test_arrays_have_room_for_every_token(arrays):
+    arrays.input_ids, arrays.scores = np.zeros(5, np.intc), np.zeros((5, 2), np.single)
+    arrays.make(8, 2, 5)
+    assert (len(arrays.input_ids), len(arrays.scores)) == (8, 5)
+    arrays.input_ids = np.array([1, 2, 3], np.int64)
     arrays.refit()
-    assert upstream.input_ids.dtype == np.intc
-    assert upstream.input_ids.tolist()[:3] == [1, 2, 3]
-    assert len(upstream.input_ids) == 8
+    assert arrays.input_ids.dtype == np.intc
+    assert arrays.input_ids.tolist()[:3] == [1, 2, 3]
+    assert len(arrays.input_ids) == 8
 
 
-def test_a_model_is_not_kept_alive_by_its_arrays():
-    upstream = Upstream()
-    gone, _arrays = weakref.ref(upstream), UpstreamArrays(upstream)
-    del upstream
-    assert gone() is None
+def test_another_slot_goes_on_with_the_settings_alone(arrays):
+    other = UpstreamArrays()
+    other.make(8, 2, 8)
+    arrays.seed, arrays.logits_all = 17, True
+    other.n_tokens = 5
+    other.take_settings(arrays)
+    assert (other.seed, other.keeps_rows, other.n, other.requires_eval) == (17, True, 0, True)
+
+
+def test_the_attributes_of_a_model_are_those_of_its_slot(open_model):
+    llm = open_model()
+    take(llm, PROMPT, 3)
+    arrays = llm.slots.all[0].arrays
+    assert llm.n_tokens == arrays.n > 0
+    assert llm.input_ids is arrays.input_ids
+    llm.n_tokens = 5
+    assert arrays.n == 5
+    assert Llama.n_tokens.fget.__doc__
 
 
 # -- rows in a model -------------------------------------------------------------------------------
