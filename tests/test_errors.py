@@ -32,7 +32,7 @@ CAUGHT_AS: dict[str, set[type[BaseException]]] = {
     "EngineError": {RuntimeError},
     "FolderRefused": {OSError},
 }
-INTERNAL = {"Abandoned", "Taken", "NotApplicable"}
+INTERNAL = {"Abandoned", "BatchLost", "Taken", "NotApplicable"}
 """Raised and caught within one room."""
 
 

@@ -130,7 +130,7 @@ class RequestGate:
             if self._frames.run_in():
                 raise RuntimeError("a request cannot be advanced from inside another one's step")
             self._replace_lock()
-        frame = self._frames.enter()
+        self._frames.enter()
         deadline = None if ticket.thread is not None else self._deadline()
         try:
             ticket.inside = threading.get_ident()
@@ -171,7 +171,7 @@ class RequestGate:
                 self._line.leave(ticket)
                 if len(self._seated) < self.slots:
                     self._line.ring()
-            self._frames.leave(frame)
+            self._frames.leave()
 
     @property
     def crowded(self) -> bool:
@@ -268,14 +268,14 @@ class RequestGate:
         """End what was given up, if nobody is in: who has just come does it otherwise."""
         if self._stepping is not None or (ticket not in self._seated and len(self._seated) >= self.slots):
             return
-        frame = self._frames.enter()
+        self._frames.enter()
         try:
             if self._work.acquire(blocking=False):
                 self._end_abandoned()
         finally:
             if self.inside:
                 self._work.release()
-            self._frames.leave(frame)
+            self._frames.leave()
 
     # -- cancelling ------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class RequestGate:
             raise RuntimeError("a model cannot be closed from inside one of its own requests")
         self._closed = True
         self.cancel()
-        frame = self._frames.enter()
+        self._frames.enter()
         try:
             while not self._work.acquire(timeout=POLL) or not self._all_outside():
                 self._heal()
@@ -317,7 +317,7 @@ class RequestGate:
         finally:
             if self.inside:
                 self._work.release()
-            self._frames.leave(frame)
+            self._frames.leave()
             self._line.ring()
 
     # -- whose turn it is ------------------------------------------------------------------------

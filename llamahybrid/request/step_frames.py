@@ -18,15 +18,13 @@ class StepFrames:
     def __init__(self) -> None:
         self._frames: dict[int, list[FrameType]] = {}
 
-    def enter(self) -> FrameType:
-        """The caller's frame is in a step until it is left, or gives itself to `leave`."""
-        frame = sys._getframe(1)
-        self._frames.setdefault(threading.get_ident(), []).append(frame)
-        return frame
+    def enter(self) -> None:
+        """The caller is in a step, until it calls `leave` or is left."""
+        self._frames.setdefault(threading.get_ident(), []).append(sys._getframe(1))
 
-    def leave(self, frame: FrameType) -> None:
-        """It is no more."""
-        thread = threading.get_ident()
+    def leave(self) -> None:
+        """The caller is in it no more."""
+        thread, frame = threading.get_ident(), sys._getframe(1)
         left = [f for f in self._frames.get(thread, ()) if f is not frame and executes(f)]
         if left:
             self._frames[thread] = left

@@ -95,7 +95,7 @@ def test_a_cancel_campaign_sees_state_that_was_left_wrong(tiny_model, monkeypatc
             decode(live, tokens, outputs)
         except DecodeError:
             live.state.n -= 1
-            live._decoded(tokens, "none")
+            live.decoded(tokens, "none")
             raise RequestCancelled from None
 
     monkeypatch.setattr(LiveSequence, "decode", trusting)

@@ -71,7 +71,7 @@ def test_a_state_with_logits_takes_the_place_of_one_without(tmp_path: Path) -> N
         head = head_of(parts[0])
         assert store.commit(store.prepare(head.key, parts), head, TOKENS, lambda: True)
         assert store.records.keys() == [head.key]
-    store.check_integrity()
+    check_integrity(store)
 
 
 # -- records that somebody made up -----------------------------------------------------------------

@@ -112,11 +112,11 @@ def test_the_thread_goes_when_nothing_comes_and_is_made_anew(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llamahybrid.prompt_cache.write_behind.IDLE_SECONDS", 0.01)
-    threads = []
+    threads, others = [], set(threading.enumerate())
     for name in "ab":
         worker.queue.change(lambda waiting, name=name: [*waiting, Job(name)])  # type: ignore[misc]
         assert worker.queue.flush(20)
-        threads = [t for t in threading.enumerate() if t.name == "llamahybrid-disk"]
+        threads = [t for t in threading.enumerate() if t.name == "llamahybrid-disk" and t not in others]
         for thread in threads:
             thread.join(20)
             assert not thread.is_alive()

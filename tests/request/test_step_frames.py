@@ -1,8 +1,10 @@
 """Who is in the middle of a step: true after any interrupt, and asked while other threads run on."""
 
+import gc
 import os
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -16,9 +18,9 @@ def frames():
 
 def test_a_call_is_in_a_step_until_it_leaves(frames):
     def step():
-        mine = frames.enter()
+        frames.enter()
         assert frames.run_in()
-        frames.leave(mine)
+        frames.leave()
         assert not frames.run_in()
         frames.enter()
         return threading.get_ident()
@@ -40,13 +42,13 @@ def test_a_step_that_an_exception_left_is_over_though_its_frame_is_kept(frames):
 
 def test_steps_in_steps(frames):
     def inner():
-        mine = frames.enter()
-        frames.leave(mine)
+        frames.enter()
+        frames.leave()
 
-    outer = frames.enter()
+    frames.enter()
     inner()
     assert frames.run_in()
-    frames.leave(outer)
+    frames.leave()
     assert not frames.run_in()
 
 
@@ -66,6 +68,25 @@ def test_another_thread(frames):
     go_on.set()
     thread.join(20)
     assert not frames.run_in(number)
+
+
+def test_a_step_that_is_left_keeps_nothing_alive(frames):
+    class Something:
+        pass
+
+    def step():
+        held = Something()
+        frames.enter()
+        gone.append(weakref.ref(held))
+        frames.leave()
+
+    gone = []
+    gc.disable()
+    try:
+        step()
+        assert gone[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_frame_that_runs_is_not_cleared():
