@@ -17,22 +17,24 @@ LONGEST_TAIL = 32
 
 
 ID_BYTES = 4
-_ID = struct.Struct("<i")
+IDS = np.dtype("<i4")
+first_id = struct.Struct("<i").unpack_from
+"""(ids, offset in bytes): the token there, in a tuple."""
 
 
 def ids_of(tokens: Tokens) -> bytes:
     """Tokens as edges and records have them: `ID_BYTES` each, little endian."""
-    return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    return np.ascontiguousarray(tokens, dtype=IDS).tobytes()
 
 
 def tokens_of(ids: bytes) -> Tokens:
     """The same as an array, shape (n,), of its own."""
-    return np.frombuffer(ids, "<i4").astype(np.int32)
+    return np.frombuffer(ids, IDS).astype(np.int32)
 
 
 def token_at(ids: bytes, at: int = 0) -> int:
     """The token before which there are `at`."""
-    token: int = _ID.unpack_from(ids, ID_BYTES * at)[0]
+    token: int = first_id(ids, ID_BYTES * at)[0]
     return token
 
 

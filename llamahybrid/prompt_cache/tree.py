@@ -20,10 +20,12 @@ import numpy as np
 from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens
 from llamahybrid.prompt_cache.nodes import (
     ID_BYTES,
+    IDS,
     Entry,
     Match,
     Node,
     common_prefix,
+    first_id,
     ids_of,
     token_at,
     tokens_of,
@@ -313,19 +315,17 @@ def follow(node: Node, position: int, ids: bytes) -> Match:
 
     Edges are compared as bytes: a path may have thousands of short ones.
     """
-    path, edge, at = list(node.path())[::-1], node.edge[ID_BYTES * (position - node.start) :], 0
-    while True:
-        if not ids.startswith(edge, at):
-            here = np.frombuffer(ids, "<i4", offset=at)
-            return Match(
-                position + at // ID_BYTES + common_prefix(np.frombuffer(edge, "<i4"), here), tuple(path)
-            )
+    path, at, total = list(node.path())[::-1], 0, len(ids)
+    edge = node.edge[ID_BYTES * (position - node.start) :]
+    while ids.startswith(edge, at):
         at += len(edge)
-        child = node.children.get(token_at(ids, at // ID_BYTES)) if at < len(ids) else None
+        child = node.children.get(first_id(ids, at)[0]) if at < total else None
         if child is None:
             return Match(position + at // ID_BYTES, tuple(path))
         path.append(child)
         node, edge = child, child.edge
+    here = common_prefix(np.frombuffer(edge, IDS), np.frombuffer(ids, IDS, offset=at))
+    return Match(position + at // ID_BYTES + here, tuple(path))
 
 
 def tokens_to(node: Node) -> Tokens:
