@@ -211,14 +211,9 @@ class RequestGate:
         now = time.monotonic()
         idle = [t for t in self._seated if not t.inside and now - t.idle_since >= self.patience]
         victim = min(idle, key=lambda t: t.idle_since, default=None)
-        if victim is None or self._tenant is None:
+        if victim is None:
             return False
-        if victim.over:
-            self._tenant.switch(victim)
-            self._end_quietly(victim)
-        elif victim.parked is None:
-            self._tenant.park(victim)
-        self._unseat(victim)
+        self._remove(victim)
         self._switch(ticket)
         return True
 
@@ -331,11 +326,7 @@ class RequestGate:
                 return False
             self._stepping = ticket  # from here on others are told that it is busy
             while (victim := self._victim(ticket)) is not None:
-                if victim.over:  # given up this very moment
-                    self._end_quietly(victim)
-                elif victim.parked is None and self._tenant is not None:
-                    self._tenant.park(victim)
-                self._unseat(victim)
+                self._remove(victim)
             if len(self._seated) >= (1 if ticket.whole else self.slots):
                 return False
             self._seated.append(ticket)
@@ -426,11 +417,22 @@ class RequestGate:
         """End the requests that were given up, inside the lock."""
         while self._abandoned:
             ticket = self._abandoned.popleft()
-            seated = ticket in self._seated
-            if self.slots > 1 and seated and self._tenant is not None:
-                self._tenant.switch(ticket)
-            self._unseat(ticket)
-            self._end_quietly(ticket)
+            self._end_there(ticket)
+
+    def _remove(self, victim: Ticket) -> None:
+        """Another request takes this one's place: park it, or end it if it was given up meanwhile."""
+        if victim.over:
+            self._end_there(victim)
+        elif victim.parked is None and self._tenant is not None:
+            self._tenant.park(victim)
+        self._unseat(victim)
+
+    def _end_there(self, ticket: Ticket) -> None:
+        """End a request that was given up, where it is seated."""
+        if self.slots > 1 and ticket in self._seated and self._tenant is not None:
+            self._tenant.switch(ticket)
+        self._unseat(ticket)
+        self._end_quietly(ticket)
 
     def _all_outside(self) -> bool:
         """Nobody is in the middle of a step, with the lock in hand; else it is given up again."""

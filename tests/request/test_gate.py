@@ -34,6 +34,12 @@ class Tenant:
     def end(self, ticket):
         self.told.append(("end", ticket))
 
+    def switch(self, ticket):
+        self.told.append(("switch", ticket))
+
+    def stepped(self, ticket):
+        self.told.append(("stepped", ticket))
+
     def of(self, ticket):
         return [what for what, whose in self.told if whose is ticket]
 
@@ -348,6 +354,87 @@ def test_it_cannot_be_closed_from_inside_a_step(gate):
     with pytest.raises(RuntimeError, match="inside"):
         gate.alone(gate.close, int)
     assert gets_in(gate)
+
+
+# -- several at once -------------------------------------------------------------------------------
+
+
+def test_as_many_are_in_as_there_are_slots(gate, tenant):
+    gate.slots = 2
+    one, two = begun(gate), begun(gate, in_thread)
+    assert gate.seated == [one, two]
+    assert gate.run(one, lambda: gate.current is one)
+    assert tenant.of(one)[:2] == ["switch", "begin"]
+    gate.wait = False
+    with pytest.raises(Busy):
+        in_thread_raising(gate.run, gate.ticket(), int)
+    gate.run(one, gate.finish, one)
+    assert gate.seated == [two]
+    assert in_thread(gate.run, gate.ticket(), lambda: "in") == ("in", None)
+
+
+def in_thread_raising(function, *args):
+    _, error = in_thread(function, *args)
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize("take_its_place", [True, False])
+def test_who_was_given_up_is_ended_where_it_is_seated(gate, tenant, take_its_place):
+    gate.slots = 2
+    one, two = begun(gate), begun(gate)
+    one.over = True  # and no word was left: an interrupt came between
+    tenant.told.clear()
+    if take_its_place:
+        begun(gate)
+    else:
+        gate.patience = 0
+        assert gate.run(two, gate.make_way, two)
+    told = [what for what in tenant.told if what[0] in ("switch", "end")]
+    assert told.index(("end", one)) == told.index(("switch", one)) + 1
+    assert one not in gate.seated
+
+
+def test_one_that_needs_the_whole_context_waits_for_all(gate):
+    gate.slots, gate.wait = 3, False
+    one, two = begun(gate), begun(gate)
+    whole = gate.ticket()
+    whole.whole = True
+    assert isinstance(in_thread(gate.run, whole, int)[1], Busy)
+    for ticket in (one, two):
+        gate.run(ticket, gate.finish, ticket)
+    assert in_thread(gate.run, whole, lambda: "alone") == ("alone", None)
+    assert isinstance(in_thread(gate.run, gate.ticket(), int)[1], Busy)
+    gate.finish(whole)
+    assert in_thread(gate.run, gate.ticket(), lambda: "in") == ("in", None)
+
+
+def test_others_step_while_one_steps_aside(gate):
+    gate.slots = 2
+    one, two = begun(gate), begun(gate, in_thread)
+    seen = []
+
+    def aside():
+        gate.step_aside(one, lambda: seen.append(in_thread(gate.run, two, lambda: gate.current is two)))
+        seen.append(gate.current is one)
+
+    gate.run(one, aside)
+    assert seen == [(True, None), True]
+
+
+def test_however_the_wait_ends_the_step_has_its_place_back(gate):
+    gate.slots = 2
+    one = begun(gate)
+
+    def interrupted():
+        with pytest.raises(KeyboardInterrupt):
+            gate.step_aside(one, raise_interrupt)
+        return gate.inside, gate.current is one
+
+    def raise_interrupt():
+        raise KeyboardInterrupt
+
+    assert gate.run(one, interrupted) == (True, True)
 
 
 # -- interrupts ------------------------------------------------------------------------------------
