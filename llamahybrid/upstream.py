@@ -95,9 +95,11 @@ class Need:
     """Answers could be wrong without it, or nothing works."""
 
 
-_u32, _i32, _bool, _f64 = ctypes.c_uint32, ctypes.c_int32, ctypes.c_bool, ctypes.c_double
+_u32, _i32, _bool = ctypes.c_uint32, ctypes.c_int32, ctypes.c_bool
+_f32, _f64 = ctypes.c_float, ctypes.c_double
 _REUSE = "reuse of what was decoded"
 _WATCH = "noticing what others do to a context"
+_SEVERAL = "n_parallel"
 
 NEEDS = (
     # -- methods that are overridden: upstream must call them, and with these arguments ---------------
@@ -123,6 +125,10 @@ NEEDS = (
     Need(
         "llama:Llama.generate", mentions("draft_model", "_mirostat_mu", "_sampler"), "drafts, several users"
     ),
+    Need("llama:Llama.sample", mentions("_sampler", "_ctx", "_init_sampler"), _SEVERAL),
+    Need("llama:Llama._init_sampler", mentions("_seed"), _SEVERAL),
+    Need("_internals:LlamaSampler.sample", takes("self", "ctx", "idx"), _SEVERAL),
+    Need("_internals:LlamaSampler.sample", mentions("sampler"), _SEVERAL),
     Need("llama:Llama._input_ids", is_a(property), _REUSE, True),
     Need("llama:Llama._scores", is_a(property), _REUSE, True),
     Need(
@@ -198,6 +204,12 @@ NEEDS = (
         _WATCH,
         True,
     ),
+    Need("llama_cpp:llama_token_data", has_fields(id=_i32, logit=_f32, p=_f32), _SEVERAL),
+    Need(
+        "llama_cpp:llama_token_data_array",
+        has_fields(data=None, size=None, selected=None, sorted=_bool),
+        _SEVERAL,
+    ),
     Need("llama_cpp:LLAMA_LOAD_MODE_NONE", is_a(int), "noticing edits of a mapped model", True),
     Need("llama_cpp:LLAMA_LOAD_MODE_MLOCK", is_a(int), "noticing edits of a mapped model", True),
     # -- functions of libllama, through the objects that everyone shares -------------------------------
@@ -228,6 +240,9 @@ NEEDS = (
             "llama_perf_context": 1,
         }.items()
     ),
+    Need("llama_cpp:llama_get_logits", declared(1), _REUSE, True),
+    Need("llama_cpp:llama_sampler_apply", declared(2), _SEVERAL),
+    Need("llama_cpp:llama_sampler_accept", declared(2), _SEVERAL),
     Need("llama_cpp:llama_set_abort_callback", declared(3), "stops inside a batch"),
     Need("llama_cpp:llama_n_rs_seq", declared(1), "draft_planes"),
     Need(
