@@ -213,6 +213,10 @@ class Batcher:
         finally:
             self._bells.pop(ticket, None)
 
+    def prompts_wait(self) -> bool:
+        """Others wait for what the prompt that is decoded leaves behind."""
+        return len(self._prompts) > 1
+
     def prompt_done(self) -> None:
         """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""
         ticket = self._ticket()

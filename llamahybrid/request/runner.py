@@ -302,8 +302,16 @@ class RequestRunner:
         rested on is then forgotten, and the prompt must be decoded from zero.
         """
         request.prefilling = False
-        if self._batcher is not None:
-            self._batcher.prompt_done()
+        try:
+            sound = self._prompt_done(request)
+            if sound and self._batcher is not None and self._batcher.prompts_wait():
+                self._page_out(deep=False)  # what waits for this prompt's checkpoints needs their attention
+        finally:
+            if self._batcher is not None:
+                self._batcher.prompt_done()
+        return sound
+
+    def _prompt_done(self, request: Request) -> bool:
         live = self.live
         if not live.profile.needs_checkpoints:
             return True
