@@ -101,7 +101,7 @@ def test_chats_of_several_threads(model, opened):
 
 
 def test_answers_are_decoded_together(model, opened, monkeypatch):
-    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 5.0)
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 0.5)
     llm, stock = opened(model), Stock(model)
     prompts = [WORDS[:50], WORDS[20:90], WORDS[:80]]
     begun = threading.Barrier(3)
