@@ -364,6 +364,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().close()
             return
         self._gate.close(super().close)
+        self.slots.close()
         self.evaluation.runner.cache.flush()
 
     def __del__(self) -> None:

@@ -203,6 +203,8 @@ class Stop:
         )
         self.running = 0
         """Number of the request that runs now; 0: none."""
+        self.armed = False
+        """Native code that polls is stopped."""
 
     @property
     def address(self) -> int | None:
@@ -231,6 +233,7 @@ class Stop:
 
     def arm(self, armed: bool) -> None:
         """Whether native code that polls is stopped; Python's `requested` says what was asked either way."""
+        self.armed = armed
         if _shim is not None:
             _shim.lib.llh_stop_arm(self._block, armed)
 

@@ -57,6 +57,10 @@ class OutputRow:
 
     # -- where several sequences share a context -----------------------------------------------------
 
+    def forget(self) -> None:
+        """It is not the tip's any more."""
+        self._state.forget_row()
+
     def keep(self, index: int = -1) -> None:
         """Copy the row that a token of the last batch has, by its place there: it is about to go."""
         row = self._native.logits(self._n_vocab, index) if self._state.row_covers_tip else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -217,6 +218,18 @@ class LiveSequence:
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
         """
+        if self.shared.slots == 1:
+            self._decode(tokens, outputs)
+        else:
+            self.shared.compute(partial(self._decode_and_count, tokens, outputs))
+
+    def _decode_and_count(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
+        try:
+            self._decode(tokens, outputs)
+        finally:
+            self.recount()  # others look at the counters next
+
+    def _decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
         identity = self.identity
         named = identity.fingerprint
         self.shared.take_row(self.row)

@@ -6,12 +6,14 @@ buffers are zeroed for all of them or for none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
 from llamahybrid.capi.calls import TokenBatch
 from llamahybrid.errors import DecodeError
+from llamahybrid.memory.compute_thread import ComputeThread
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -30,6 +32,10 @@ class SharedContext:
         """What each decode is put into."""
         self.counters: tuple[float, ...] = ()
         """The library's, when we looked last (see `LiveSequence.touched_outside`)."""
+        self.interrupted: Callable[[], object] = _nothing
+        """Called when who waits for a computation is interrupted."""
+        self.thread = ComputeThread()
+        """Where there are several, what decodes for all of them."""
         self._ctx = ctx
         self._members: list[ref[LiveSequence]] = []
         self._row_of: ref[OutputRow] | None = None
@@ -43,6 +49,13 @@ class SharedContext:
         """All sequences."""
         return [live for member in self._members if (live := member()) is not None]
 
+    def compute(self, work: Callable[[], None]) -> None:
+        """Do what must not be left half done: here, or where no interrupt comes if others depend on it."""
+        if self.slots == 1:
+            work()
+        else:
+            self.thread.run(work, self.interrupted)
+
     # -- the output row --------------------------------------------------------------------------
 
     def holds_row(self, row: OutputRow) -> bool:
@@ -53,6 +66,7 @@ class SharedContext:
         """The context's last output row becomes this sequence's; whose it was has it copied first."""
         if not self.holds_row(row):
             self.keep_row()
+            row.forget()  # what lies there is still another one's
             self._row_of = ref(row)
 
     def keep_row(self) -> None:
@@ -71,17 +85,25 @@ class SharedContext:
                 other.lose()
         live.native.clear()
 
+    def lose_all(self) -> None:
+        """Nobody knows what the context holds."""
+        for live in self.members:
+            live.lose()
+
     def decode_step(self, step: Sequence[tuple[LiveSequence, int]]) -> list[str | None]:
         """Append one token to each of several sequences in one batch; the fault of each, or None.
 
-        Each gets its output row. Raises DecodeError when the library refuses or fails, for all of them; what
-        leaves here early leaves each sequence with what can be proven.
+        Each gets its output row. Raises DecodeError when the library refuses or fails, for all of them.
         """
         if len(step) == 1:
             live, token = step[0]
             live.decode((token,), "last")
-            live.recount()
             return [None]
+        faults: list[str | None] = []
+        self.compute(partial(self._decode_step, step, faults))
+        return faults
+
+    def _decode_step(self, step: Sequence[tuple[LiveSequence, int]], faults: list[str | None]) -> None:
         self.keep_row()
         lives = [live for live, _ in step]
         tokens = [token for _, token in step]
@@ -93,13 +115,16 @@ class SharedContext:
             for live in lives:
                 live.decode_failed(error.code)
             raise
-        except BaseException:
+        except BaseException:  # of whoever wraps the context's decode
             result = native.last_result()
             for live, token in step:
                 live.decode_interrupted((token,), "none", result)
             raise
-        faults = [live.decoded((token,), "last") for live, token in step]
+        faults += [live.decoded((token,), "last") for live, token in step]
         for index, live in enumerate(lives):
             live.row.keep(index)
         lives[0].recount()
-        return faults
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -56,6 +56,7 @@ class Job:
 
     def __init__(self, ticket: Ticket, live: LiveSequence, token: int) -> None:
         self.ticket = ticket
+        self.slot = ticket.slot
         self.live = live
         self.token = token
         self.position = live.n
@@ -66,8 +67,10 @@ class Job:
 
     @property
     def stands(self) -> bool:
-        """The sequence is still what it was."""
-        return self.live.n == self.position and not self.live.state.is_invalid
+        """Its request waits for it, and the sequence is still what it was."""
+        ticket, live = self.ticket, self.live
+        waits = ticket.inside and not ticket.over and ticket.slot is self.slot
+        return bool(waits) and live.n == self.position and not live.state.is_invalid
 
     def end(self, error: Exception | None = None) -> None:
         """It was decoded, or it cannot be."""
@@ -97,6 +100,7 @@ class Batcher:
         self._bounded = cells is not None
         self._slots = slots
         self._shared = shared
+        shared.interrupted = gate.stop_native
         self._gate = gate
         self._meter = meter
         self._n_batch = n_batch
@@ -106,7 +110,8 @@ class Batcher:
         self._prompts: deque[Ticket] = deque()
         """Requests that decode their prompt: the first does, the others wait for its checkpoints."""
         self._bells: dict[Ticket, threading.Lock] = {}
-        self._piece_waits = False
+        self._piece_waits: Ticket | None = None
+        """Whose piece of a prompt waits for a step of the answers."""
         self._after_piece = False
         """The last thing that was decoded is a piece of a prompt."""
         self._since = 0.0
@@ -133,7 +138,7 @@ class Batcher:
             while not job.done:
                 self._gate.check()
                 if self._ready():
-                    self._lead(job)
+                    self._lead()
                 else:
                     self._wait(ticket, job.bell, self._patience())
         finally:
@@ -144,9 +149,13 @@ class Batcher:
 
     def _ready(self) -> bool:
         """A step can be made now."""
-        if not self._jobs or (self._piece_waits and not self._after_piece):
+        if not self._jobs or (self._waits_for_piece() and not self._after_piece):
             return False
         return not self._patience() or not any(self._expected(t) for t in self._answering)
+
+    def _waits_for_piece(self) -> bool:
+        """A piece of a prompt is about to be decoded."""
+        return (ticket := self._piece_waits) is not None and bool(ticket.inside) and not ticket.over
 
     def _expected(self, ticket: Ticket) -> bool:
         """This answer's next token is worth waiting for."""
@@ -161,24 +170,22 @@ class Batcher:
     def _grace(self) -> float:
         return max(GRACE_SECONDS, GRACE_SHARE * self._step_seconds)
 
-    def _lead(self, mine: Job | None) -> None:
+    def _lead(self) -> None:
         """Decode what waits, for all."""
         jobs = list(self._jobs.values())[: self._n_batch]
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
         jobs = self._that_fit([j for j in jobs if not j.done])
+        self._shared.compute(partial(self._step, jobs))
+
+    def _step(self, jobs: list[Job]) -> None:
+        """Decode one token each, and say so to who waits; no interrupt comes here."""
         began = time.perf_counter()
         try:
             faults = self._shared.decode_step([(j.live, j.token) for j in jobs]) if jobs else []
         except DecodeError:
             for job in jobs:  # alone, each fails or not for what it is itself
                 job.end(BatchLost("a batch of several requests failed"))
-        except BaseException:
-            for job in jobs:  # those that stand as they were wait for the next step
-                if job is not mine and not job.stands:
-                    proven = job.live.n == job.position + 1 and job.live.state.tip_logits
-                    job.end(None if proven else BatchLost("the batch of a token was interrupted"))
-            raise
         else:
             self._step_seconds = time.perf_counter() - began
             self.steps, self.rows = self.steps + 1, self.rows + len(jobs)
@@ -241,18 +248,18 @@ class Batcher:
         bell = threading.Lock()
         bell.acquire()
         self._bells[ticket] = bell
-        self._piece_waits = True
+        self._piece_waits = ticket
         try:
             while self._after_piece and (self._jobs or any(self._expected(t) for t in self._answering)):
                 self._gate.check()
                 if self._ready():
-                    self._lead(None)
+                    self._lead()
                 elif not self._jobs and not self._patience():
                     break
                 else:
                     self._wait(ticket, bell, self._patience())
         finally:
-            self._piece_waits = False
+            self._piece_waits = None
             self._bells.pop(ticket, None)
         self._free_cells(tokens, list(self._jobs.values()), live)
         while self.free() < tokens and any(not t.over for t in self._answering):
@@ -352,6 +359,14 @@ class Batcher:
         self.end_prompt(ticket)
         self._answering.pop(ticket, None)
         self._ring()
+
+    def settle(self) -> None:
+        """Wait for a step whose maker was interrupted and waits no more."""
+        self._shared.thread.settle()
+
+    def close(self) -> None:
+        """Nothing more is decoded."""
+        self._shared.thread.close()
 
     def _ticket(self) -> Ticket:
         ticket = self._gate.current

@@ -188,21 +188,26 @@ class RequestGate:
 
         However `wait` ends, the step goes on only when it has its place back.
         """
-        self._stepping = None
-        self._work.release()
-        late: BaseException | None = None
         try:
+            self._stepping = None
+            self._work.release()
             wait()
-        except BaseException as error:
-            late = error
-        while not self.inside:
+        finally:
+            self._go_on(ticket)
+
+    def _go_on(self, ticket: Ticket) -> None:
+        """Back to the step of a ticket: what is below us must not run without its place, or in another's."""
+        back, late = False, None
+        while not back:
             try:
-                if not self._work.acquire(timeout=POLL):
+                if not self.inside and not self._work.acquire(timeout=POLL):
                     self._heal()
-            except BaseException as error:  # what is below us must not run without its place
+                    continue
+                self._stepping = ticket
+                self._switch(ticket)
+                back = True
+            except BaseException as error:
                 late = error
-        self._stepping = ticket
-        self._switch(ticket)
         if late is not None:
             raise late
 
@@ -213,8 +218,10 @@ class RequestGate:
         victim = min(idle, key=lambda t: t.idle_since, default=None)
         if victim is None:
             return False
-        self._remove(victim)
-        self._switch(ticket)
+        try:
+            self._remove(victim)
+        finally:
+            self._go_on(ticket)
         return True
 
     def alone(self, work: Callable[..., Result], *args: Any, ticket: Ticket | None = None) -> Result:
@@ -236,6 +243,8 @@ class RequestGate:
 
     def finish(self, ticket: Ticket) -> None:
         """A request ends, inside its last step."""
+        if self.slots > 1 and not (self.inside and self._current is ticket):
+            self._go_on(ticket)  # an interrupt came right where it had stepped aside
         if not ticket.over:
             ticket.over = True
             self._end(ticket)
@@ -280,6 +289,11 @@ class RequestGate:
             if not each.over:
                 each.cancelled = True
                 self.stop.request(each.number)  # does nothing where it is not this one that runs
+
+    def stop_native(self) -> None:
+        """End what native code does for the current request alone: who waits for it was interrupted."""
+        if self._current is not None and self.stop.armed:
+            self.stop.request(self._current.number)
 
     def check(self) -> None:
         """Raise RequestCancelled if the current request is to end."""

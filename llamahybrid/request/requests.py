@@ -199,9 +199,10 @@ class Requests:
 
     def end_active(self) -> None:
         """End the request that is open, keeping its progress, and tell of it."""
-        evaluation = self.evaluation
-        if evaluation is None:
-            return
+        if self.evaluation is not None:
+            self._end_active(self.evaluation)
+
+    def _end_active(self, evaluation: Evaluation) -> None:
         if self._llm._ctx.ctx is None:  # closed
             evaluation.active = None
         else:
@@ -238,17 +239,25 @@ class Requests:
         assert evaluation is not None, "without one nobody gets a ticket"
         return evaluation
 
+    def _evaluation_of(self, ticket: Ticket) -> Evaluation:
+        """What decodes for a ticket, whoever's step this is."""
+        if ticket.slot is None:
+            return self._evaluation
+        assert ticket.slot.evaluation is not None, "without one nobody gets a ticket"
+        return ticket.slot.evaluation
+
     def switch(self, ticket: Ticket) -> None:
         """See `Tenant.switch`."""
+        if self.slots.batcher is not None:
+            self.slots.batcher.settle()
         self.slots.seat(ticket, None if ticket.parked is None else ticket.parked.memory)
         self._show(ticket)
 
     def _show(self, ticket: Ticket) -> Evaluation:
         """Upstream's code means the slot of this ticket."""
-        assert ticket.slot is not None, "it is seated"
-        assert ticket.slot.evaluation is not None, "without one nobody gets a ticket"
-        self._llm._ctx.live = ticket.slot.evaluation.runner.live
-        return ticket.slot.evaluation
+        evaluation = self._evaluation_of(ticket)
+        self._llm._ctx.live = evaluation.runner.live
+        return evaluation
 
     def stepped(self, ticket: Ticket) -> None:
         """See `Tenant.stepped`."""
@@ -257,7 +266,7 @@ class Requests:
 
     def begin(self, ticket: Ticket) -> None:
         """See `Tenant.begin`."""
-        evaluation = self._evaluation
+        evaluation = self._evaluation_of(ticket)
         evaluation.active = None  # an interrupt in `park` may have left it
         evaluation.arrays.keep_rows(ticket.rows)
         evaluation.arrays.seed = self.seed
@@ -267,7 +276,7 @@ class Requests:
         if ticket.slot is not None:
             self.slots.seat(ticket)
             self._show(ticket)
-        evaluation = self._evaluation
+        evaluation = self._evaluation_of(ticket)
         arrays, runner, request = evaluation.arrays, evaluation.runner, evaluation.active
         if request is not None:
             # First of all what upstream believes: it then decodes the last token it handed out, and samples
@@ -293,7 +302,7 @@ class Requests:
 
     def resume(self, ticket: Ticket) -> None:
         """See `Tenant.resume`. Raises RequestSuperseded where what it rests on is gone for good."""
-        evaluation, parked = self._evaluation, ticket.parked
+        evaluation, parked = self._evaluation_of(ticket), ticket.parked
         assert parked is not None, "only a parked request is resumed"
         arrays = evaluation.arrays
         arrays.keep_rows(ticket.rows)
@@ -337,9 +346,10 @@ class Requests:
                 request, ticket.parked = ticket.parked.active, None
                 self._tell(request)
             else:
+                evaluation = self._evaluation_of(ticket)
                 try:
-                    self.end_active()
+                    self._end_active(evaluation)
                 finally:
-                    self._evaluation.arrays.keep_rows(False)
+                    evaluation.arrays.keep_rows(False)
         finally:
             self._leave(ticket)

@@ -148,6 +148,7 @@ class RequestRunner:
         live.identity.verify_model()
         if live.touched_outside():
             fault: str | None = "another caller decoded on this context"
+            live.shared.lose_all()
         else:
             fault = None if live.state.is_invalid else live.fault()
         if fault:
@@ -216,8 +217,6 @@ class RequestRunner:
                     self._decode_batch(request, tokens[start - first : end - first], wanted)
                     if prefilled is not None:
                         self._measure(end - start, clock)
-                    if self._batcher is not None:  # others look at the library's counters before we are done
-                        live.recount()
                 if prefilled is not None:
                     self._carry_out(prefilled.schedule.decoded(end), prefilled)
                     if end < last and prefilled.schedule.recut(live.n):

@@ -31,8 +31,6 @@ class Slot:
     arrays: UpstreamArrays = field(default_factory=UpstreamArrays)
     evaluation: Evaluation | None = None
     """None while the model is opened, and where upstream's behaviour was asked for."""
-    ticket: Ticket | None = None
-    """The request that has it."""
     used: int = 0
     """When it was last given to one; larger is later."""
 
@@ -79,7 +77,7 @@ class Slots:
         Inside a step, when the gate has let it in: there is a free one.
         """
         if ticket.slot is None:
-            free = [slot for slot in self.all if slot.ticket is None]
+            free = self._free()
             if ticket.whole:
                 self._came_from = getattr(self._thread, "slot", self.all[0])
                 best = self.all[0]
@@ -90,6 +88,14 @@ class Slots:
                 best = last if last in free else min(free, key=lambda slot: slot.used)
             self._give(best, ticket)
         return self._enter(ticket)
+
+    def user(self, slot: Slot) -> Ticket | None:
+        """The request that has a slot: one that is seated, whatever was interrupted on the way there."""
+        return next((ticket for ticket in self._gate.seated if ticket.slot is slot), None)
+
+    def _free(self) -> list[Slot]:
+        taken = [ticket.slot for ticket in self._gate.seated]
+        return [slot for slot in self.all if slot not in taken]
 
     def gather(self) -> Evaluation:
         """For a request that has the whole context: its thread's tokens as sequence 0, and no others."""
@@ -109,10 +115,9 @@ class Slots:
         """A ticket is about to begin with a prompt: give it the free slot from which most can be resumed."""
         old = ticket.slot
         assert old is not None, "it is seated"
-        free = [slot for slot in self.all if slot.ticket is None or slot is old]
-        best = max(free, key=lambda slot: (slot.resumable(prompt), slot.live_prefix(prompt), -slot.used))
+        mine = [old, *self._free()]
+        best = max(mine, key=lambda slot: (slot.resumable(prompt), slot.live_prefix(prompt), -slot.used))
         if best is not old:
-            old.ticket = None
             best.arrays.take_settings(old.arrays)
             self._give(best, ticket)
         return self._enter(ticket)
@@ -122,7 +127,8 @@ class Slots:
 
         `waiting`: requests that have not begun to use theirs.
         """
-        unused = (slot for slot in self.all if slot.ticket is None or slot.ticket in waiting)
+        users = {slot: self.user(slot) for slot in self.all}
+        unused = (slot for slot, user in users.items() if user is None or user in waiting)
         free = sorted(unused, key=lambda slot: slot.used)
         runners = (slot.evaluation.runner for slot in free if slot.evaluation is not None)
         return next((runner for runner in runners if runner.live.n and runner.live is not live), None)
@@ -134,15 +140,17 @@ class Slots:
 
     def leave(self, ticket: Ticket) -> None:
         """A ticket gives its slot back."""
-        for slot in self.all:
-            if slot.ticket is ticket:
-                slot.ticket = None
         ticket.slot = None
         if self.batcher is not None:
             self.batcher.leave(ticket)
 
+    def close(self) -> None:
+        """Nothing more is decoded."""
+        if self.batcher is not None:
+            self.batcher.close()
+
     def _give(self, slot: Slot, ticket: Ticket) -> None:
-        slot.ticket, slot.used = ticket, next(self._uses)
+        slot.used = next(self._uses)
         ticket.slot = slot
 
     def _enter(self, ticket: Ticket) -> Slot:

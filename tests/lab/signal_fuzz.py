@@ -3,8 +3,9 @@
 ``python -m tests.lab.signal_fuzz --seconds 300 [--count 20000] [--seed 1] [--arch qwen35]``
 
 A timer interrupts requests, restores, drafts and disk writes; the request after each must answer as a fresh
-stock context does, from the same object, and now and then from a new one on the same folder. A round that
-takes a minute prints every thread's stack and ends the process.
+stock context does, from the same object, and now and then from a new one on the same folder. With several
+slots other threads ask meanwhile, and none of their answers may change. A round that takes a minute prints
+every thread's stack and ends the process.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import itertools
 import random
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -41,9 +44,12 @@ from tests.lab.thread_fuzz import shortfall
 ARCHITECTURES = ("qwen35", "mamba", "gemma3", "llama")
 """A hybrid, a recurrent, a windowed and a plain memory."""
 
-MODES = ("plain", "drafts", "disk")
+MODES = ("plain", "drafts", "disk", "parallel")
 SETTING = Setting("window", {"swa_full": False, "n_batch": 64, "n_ubatch": 32})
 TOKENS = 12
+OTHERS = 2
+"""Threads that ask while one is interrupted, in the mode of several slots."""
+
 RAM = 3 << 20
 """Small enough that entries come and go."""
 
@@ -59,6 +65,8 @@ class Outcome:
 
     rounds: int = 0
     interrupted: int = 0
+    beside: int = 0
+    """Requests of other threads meanwhile."""
 
 
 class Timer:
@@ -105,11 +113,43 @@ def prompts(rng: random.Random) -> list[list[int]]:
     return [chat + tail for chat in (first, second, *mixed)]
 
 
+class Others:
+    """Threads that ask for the same chats, until told to stop; wrong answers are theirs to remember."""
+
+    def __init__(self, llm: Any, chats: list[list[int]], wanted: list[list[int]], seed: int) -> None:
+        self.wrong: list[tuple[int, list[int]]] = []
+        """(which chat, the answer)."""
+        self.asked = 0
+        self._llm, self._chats, self._wanted, self._seed = llm, chats, wanted, seed
+        self._over = threading.Event()
+
+    @contextmanager
+    def asking(self, threads: int) -> Iterator[None]:
+        """So many of them ask while the body runs."""
+        with ThreadPoolExecutor(threads or 1) as pool:
+            asking = [pool.submit(self._ask, self._seed + i) for i in range(threads)]
+            try:
+                yield
+            finally:
+                self._over.set()
+            for each in asking:
+                each.result(STUCK_SECONDS)
+
+    def _ask(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while not self._over.is_set():
+            index = rng.randrange(len(self._chats))
+            answer = _ask(self._llm, self._chats[index])
+            self.asked += 1
+            if answer != self._wanted[index]:
+                self.wrong.append((index, answer))
+
+
 def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
     """At most `count` rounds, until the clock shows `until` (`time.monotonic`).
 
     Raises:
-        Mismatch: an answer after an interrupt is not that of a fresh context.
+        Mismatch: an answer after an interrupt, or beside it, is not that of a fresh context.
     """
     rng, outcome, timer = random.Random(seed), Outcome(), Timer()
     chats = prompts(rng)
@@ -124,21 +164,30 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
             while outcome.rounds < count and time.monotonic() < until:
                 cache = PromptCache(RAM, folder if mode == "disk" else None)
                 draft = LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2)
-                more = {"draft_model": draft} if mode == "drafts" else {}
+                more = {"drafts": {"draft_model": draft}, "parallel": {"n_parallel": 1 + OTHERS}}.get(
+                    mode, {}
+                )
                 with closing(SETTING.open(Llama, model, prompt_cache=cache, **more)) as llm:
-                    for _ in range(min(PER_OBJECT, count - outcome.rounds)):
-                        faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
-                        chat, clock = rng.choice(chats), time.perf_counter()
-                        hit = timer.interrupts(rng.random() * 1.5 * usual, lambda c=chat: _ask(llm, c))
-                        if not hit:
-                            usual = 0.8 * usual + 0.2 * (time.perf_counter() - clock)
-                        outcome.interrupted += hit
-                        outcome.rounds += 1
-                        index = rng.randrange(len(chats))
-                        answer = _ask(llm, chats[index])
-                        if answer != wanted[index]:
-                            shortfall(reference, chats[index], answer)
-                        check_integrity(cache)
+                    others = Others(llm, chats, wanted, rng.randrange(1 << 30))
+                    with others.asking(OTHERS if mode == "parallel" else 0):
+                        for _ in range(min(PER_OBJECT, count - outcome.rounds)):
+                            faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
+                            chat, clock = rng.choice(chats), time.perf_counter()
+                            hit = timer.interrupts(rng.random() * 1.5 * usual, lambda c=chat: _ask(llm, c))
+                            if not hit:
+                                usual = 0.8 * usual + 0.2 * (time.perf_counter() - clock)
+                            outcome.interrupted += hit
+                            outcome.rounds += 1
+                            index = rng.randrange(len(chats))
+                            answer = _ask(llm, chats[index])
+                            if answer != wanted[index]:
+                                shortfall(reference, chats[index], answer)
+                            if mode != "parallel":
+                                check_integrity(cache)
+                    check_integrity(cache)
+                    outcome.beside += others.asked
+                    for index, answer in others.wrong:
+                        shortfall(reference, chats[index], answer)
         finally:
             faulthandler.cancel_dump_traceback_later()
     return outcome
@@ -164,7 +213,7 @@ def main(
     silence()
     console = Console()
     trials = list(itertools.product(arch or ARCHITECTURES, MODES))
-    table = Table("architecture", "mode", "rounds", "interrupted", title=f"seeds from {seed}")
+    table = Table("architecture", "mode", "rounds", "interrupted", "beside", title=f"seeds from {seed}")
     start, total, failure = time.monotonic(), 0, ""
     with tempfile.TemporaryDirectory() as folder:
         for index, (name, mode) in enumerate(trials):
@@ -176,7 +225,7 @@ def main(
                 failure = f"{name}, {mode}, seed {seed + index}: {mismatch}"
                 break
             total += outcome.rounds
-            table.add_row(name, mode, str(outcome.rounds), str(outcome.interrupted))
+            table.add_row(name, mode, *map(str, (outcome.rounds, outcome.interrupted, outcome.beside)))
     console.print(table)
     console.print(f"{total} rounds")
     if failure:

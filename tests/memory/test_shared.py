@@ -1,11 +1,14 @@
 """Live sequences of one context: rows of their own, batches in common, buffers that are zeroed for all."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from llamahybrid import Llama
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.errors import DecodeError
+from llamahybrid.memory.context import GuardedContext
 
 ONE = [(7 * i + 1) % 200 for i in range(40)]
 TWO = [(11 * i + 5) % 200 for i in range(30)]
@@ -89,6 +92,24 @@ def test_an_interrupt_behind_a_step_is_told_by_its_result(filled, monkeypatch):
         assert live.row.logits() is None
 
 
+def test_a_decode_that_never_began_leaves_nobody_anothers_row(filled, monkeypatch):
+    one, _two = filled  # the last batch was the second's
+    mine, raised = row(one), []
+
+    def stop(self, *args):
+        raised.append(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GuardedContext, "decode", stop)
+        with pytest.raises(KeyboardInterrupt):
+            one.decode((3,), "last")
+    assert raised
+    assert one.n == 40
+    logits = one.row.logits()
+    assert logits is None or np.array_equal(logits, mine)
+
+
 def test_what_is_zeroed_for_one_is_known_to_be_gone_for_the_other(filled):
     one, two = filled
     one.require_zeroing()
@@ -110,6 +131,28 @@ def test_a_sequence_moves_into_another(filled):
     one.decode((9,), "last")
     two.decode(np.array([*TWO, 9], np.int32), "last")
     assert np.abs(row(one) - row(two)).max() < 1e-3
+
+
+def test_a_step_is_made_where_no_interrupt_comes(filled, monkeypatch):
+    one, two = filled
+    decode, where = NativeContext.decode_rows, []
+
+    def note(self, *args):
+        where.append(threading.current_thread())
+        decode(self, *args)
+
+    monkeypatch.setattr(NativeContext, "decode_rows", note)
+    one.shared.decode_step([(one, 3), (two, 4)])
+    assert where[0] is not threading.main_thread()
+
+
+def test_what_another_caller_decoded_makes_all_unknown(filled):
+    one, two = filled
+    one.native.decode([5], 40, "none")
+    two.native.synchronize()
+    assert one.touched_outside()
+    one.shared.lose_all()
+    assert [live.state.is_invalid for live in filled] == [True, True]
 
 
 def test_nobody_else_decoded(filled):

@@ -115,7 +115,7 @@ def test_the_youngest_job_loses_its_cells(opened):
     streams = [llm.generate(WORDS[i : i + 100], temp=0.0) for i in (0, 100, 200)]
     for stream in streams:
         next(stream)
-    tickets = [slot.ticket for slot in slots]
+    tickets = [llm.slots.user(slot) for slot in slots]
     lives = [slot.evaluation.runner.live for slot in slots]
     jobs = [batcher_module.Job(t, live, 5) for t, live in zip(tickets, lives, strict=True)]
     batcher._cells = sum(live.n for live in lives) + 1

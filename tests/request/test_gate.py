@@ -594,3 +594,48 @@ def test_an_interrupt_at_any_line_shuts_nobody_out(deed, monkeypatch):
             shut_out.append(-number)
     assert count > 20
     assert not shut_out
+
+
+def test_an_interrupt_at_any_line_of_a_step_aside_ends_it_in_its_own_place(monkeypatch):
+    monkeypatch.setattr(gate_module, "POLL", 0.02)
+
+    class Strict(Tenant):
+        def end(self, ticket):
+            super().end(ticket)
+            seen.append(gate.inside and gate.current in (ticket, None))
+
+    def fresh():
+        made = RequestGate(True, Strict())
+        made.slots = 2
+        return made
+
+    def another(other):
+        gate.run(other, lambda: None)
+
+    def aside(ticket, other):
+        try:
+            gate.step_aside(ticket, lambda: in_thread(another, other))
+        finally:
+            gate.finish(ticket)
+
+    def deed():
+        other = begun(gate, in_thread)
+        ticket = gate.ticket()
+        try:
+            gate.run(ticket, aside, ticket, other)
+        finally:
+            gate.abandon(ticket)
+
+    seen, gate = [], fresh()
+    count = lines_of(deed)
+    assert seen == [True]
+    wrong, shut_out = [], []
+    for number in range(1, count + 1):
+        seen, gate = [], fresh()
+        interrupted(deed, number)
+        if not all(seen):
+            wrong.append(number)
+        if not gets_in(gate) or gate.nested():
+            shut_out.append(number)
+    assert count > 40
+    assert (wrong, shut_out) == ([], [])

@@ -96,7 +96,7 @@ def test_chats_of_several_threads(model, opened):
     assert together(*(lambda seed=seed: chat(seed) for seed in range(5))) == [[]] * 5
     assert llm._gate.seated == []
     for slot in llm.slots.all:
-        assert slot.ticket is None
+        assert llm.slots.user(slot) is None
         assert slot.evaluation.runner.live.fault() is None or slot.evaluation.runner.live.state.is_invalid
 
 
@@ -128,7 +128,7 @@ def test_open_generators_of_one_thread(model, opened):
         for stream, words in zip(streams, said, strict=True):
             words.append(next(stream))
     assert said == [stock(prompt, 6) for prompt in prompts]
-    assert [slot.ticket is not None for slot in llm.slots.all] == [True] * 3
+    assert [llm.slots.user(slot) is not None for slot in llm.slots.all] == [True] * 3
 
 
 def test_one_more_than_there_are_slots_takes_turns(hybrid, opened):

@@ -38,7 +38,7 @@ def test_what_is_in_use_is_not_given_away(llm):
     used = llm.slots.current
     assert ask(llm, WORDS[:80]) is not used
     stream.close()
-    assert used.ticket is None
+    assert llm.slots.user(used) is None
 
 
 def test_an_unknown_prompt_goes_where_longest_nothing_was_asked(llm):
@@ -75,6 +75,6 @@ def test_the_idle_one_that_is_emptied_is_the_oldest(llm):
     stream = llm.generate(WORDS[:90], temp=0.0)
     next(stream)
     assert llm.slots.idle(newest.evaluation.runner.live, ()) is not oldest.evaluation.runner
-    ticket = oldest.ticket
+    ticket = llm.slots.user(oldest)
     assert llm.slots.idle(newest.evaluation.runner.live, [ticket]) is not None
     stream.close()

@@ -1,0 +1,138 @@
+"""ComputeThread: decodes for several requests, so that no interrupt can leave a batch half noted.
+
+Ctrl-C raises between any two lines of the main thread. A batch of one request says what it was when that
+happens; one of several is the others' too, and they go on. So it is decoded, and noted for each, in a thread
+where no signal is ever raised, and the interrupt hits who waits for it. That this is one thread for all has
+another side: OpenMP keeps a team of threads for each caller, and teams fight for cores.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+POLL = 0.1
+"""Seconds after which who waits looks again, whether or not a bell rang."""
+
+
+class _Task:
+    """Work that is to be done there."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self.over = False
+        self.bell = _bell()
+
+    def do(self) -> None:
+        """Do it; what it raises is for who waits."""
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+
+    def outcome(self) -> None:
+        """Raise what it raised."""
+        if self._error is not None:
+            raise self._error
+
+
+class _Desk:
+    """Where tasks are handed over; the thread knows this alone, so that it keeps nothing else alive."""
+
+    def __init__(self) -> None:
+        self.task: _Task | None = None
+        self.closed = False
+        self.bell = _bell()
+        self.thread = threading.Thread(target=self._serve, name="llamahybrid-compute", daemon=True)
+
+    def _serve(self) -> None:
+        while not self.closed:
+            self.bell.acquire()
+            task = self.task
+            if task is not None:
+                task.do()
+                task.over = True  # first: what is not over and lies on no desk is handed over
+                self.task = None
+                _ring(task.bell)
+            del task
+
+    def close(self) -> None:
+        """Let the thread end when it has done what it does."""
+        self.closed = True
+        _ring(self.bell)
+
+
+class ComputeThread:
+    """One thread, started when it is first needed; another one takes its place in a forked process."""
+
+    def __init__(self) -> None:
+        self._desk: _Desk | None = None
+
+    def run(self, work: Callable[[], None], interrupted: Callable[[], object]) -> None:
+        """Do `work` there and wait for it; what it raises.
+
+        An exception that comes while it waits (KeyboardInterrupt) is raised when `work` is through, and
+        `interrupted()` is called at once.
+        """
+        desk = self._desk
+        if sys.is_finalizing() or (desk is not None and desk.thread.ident == threading.get_ident()):
+            work()
+            return
+        task = _Task(work)
+        late: BaseException | None = None
+        while not task.over:
+            try:
+                if late is not None:
+                    interrupted()
+                self._hand_over(task)
+                task.bell.acquire(timeout=POLL)
+            except BaseException as error:
+                late = error
+        if late is not None:
+            raise late
+        task.outcome()
+
+    def settle(self) -> None:
+        """Wait for work whose owner was interrupted twice and waits no more."""
+        while (desk := self._desk) is not None and (task := desk.task) is not None and desk.thread.is_alive():
+            task.bell.acquire(timeout=POLL / 100)
+
+    def close(self) -> None:
+        """Let the thread end; it is started again if there is work after all."""
+        desk, self._desk = self._desk, None
+        if desk is not None:
+            desk.close()
+
+    def _hand_over(self, task: _Task) -> None:
+        """Put a task on the desk, unless it lies there or is done already."""
+        desk = self._desk
+        if desk is None or not desk.thread.is_alive():
+            self._desk = desk = _Desk()
+            weakref.finalize(self, desk.close).atexit = False
+            try:
+                desk.thread.start()
+            except RuntimeError:  # no more threads can be had
+                task.do()
+                task.over = True
+                return
+        if desk.task is not task:
+            self.settle()
+        if desk.task is None and not task.over:
+            desk.task = task
+        if desk.task is task:
+            _ring(desk.bell)
+
+
+def _bell() -> threading.Lock:
+    bell = threading.Lock()
+    bell.acquire()
+    return bell
+
+
+def _ring(bell: threading.Lock) -> None:
+    with suppress(RuntimeError):  # it rings already
+        bell.release()

@@ -1,0 +1,165 @@
+"""What others depend on is done in a thread where no interrupt comes, and waited for whatever comes here."""
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+
+import pytest
+
+from llamahybrid.memory import compute_thread
+from llamahybrid.memory.compute_thread import ComputeThread
+
+
+def nothing():
+    pass
+
+
+@pytest.fixture
+def thread():
+    one = ComputeThread()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def interrupt_in():
+    """`interrupt_in(seconds)`: a KeyboardInterrupt comes then, whatever the main thread does."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda seconds, again=0.0: signal.setitimer(signal.ITIMER_REAL, seconds, again)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_all_is_done_in_one_thread_and_in_order(thread):
+    seen = []
+    for i in range(100):
+        thread.run(lambda i=i: seen.append((i, threading.get_ident())), nothing)
+    assert [i for i, _ in seen] == list(range(100))
+    assert len({ident for _, ident in seen}) == 1
+    assert seen[0][1] != threading.get_ident()
+
+
+def test_what_is_raised_there_is_raised_here(thread):
+    def fail():
+        raise ValueError("there")
+
+    with pytest.raises(ValueError, match="there"):
+        thread.run(fail, nothing)
+
+
+def test_work_that_asks_for_work_does_it_at_once(thread):
+    seen = []
+    thread.run(lambda: thread.run(lambda: seen.append(threading.get_ident()), nothing), nothing)
+    assert seen != [threading.get_ident()]
+
+
+def test_an_interrupt_waits_for_the_end(thread, interrupt_in):
+    seen, told = [], []
+
+    def work():
+        time.sleep(0.3)
+        seen.append("done")
+
+    interrupt_in(0.05)
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(work, lambda: told.append(list(seen)))
+    assert seen == ["done"]
+    assert told[0] == [], "it was told at once, so that the work can be cut short"
+
+
+def test_a_volley_of_interrupts_waits_too(thread, interrupt_in):
+    done = []
+    for _ in range(20):
+        interrupt_in(0.001, 0.003)
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(lambda: (time.sleep(0.03), done.append(1)), nothing)
+        interrupt_in(0)
+        thread.settle()  # one that comes in the handler of another one leaves early
+    assert len(done) == 20
+
+
+def test_work_that_was_left_alone_is_waited_for(thread, monkeypatch):
+    """A second interrupt came while the first was handled."""
+    begun, seen = threading.Event(), []
+
+    def leave(self, task):
+        hand_over(self, task)
+        begun.wait(10)
+        task.over = True  # nobody waits any more
+
+    def work():
+        begun.set()
+        time.sleep(0.2)
+        seen.append("first")
+
+    hand_over = ComputeThread._hand_over
+    monkeypatch.setattr(ComputeThread, "_hand_over", leave)
+    thread.run(work, nothing)
+    monkeypatch.undo()
+    assert seen == []
+    thread.run(lambda: seen.append("second"), nothing)
+    assert seen == ["first", "second"]
+
+
+def test_a_thread_that_is_gone_is_started_again(thread):
+    thread.run(nothing, nothing)
+    before = thread._desk.thread
+    thread.close()
+    before.join(10)
+    seen = []
+    thread.run(lambda: seen.append(1), nothing)
+    assert seen == [1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_has_one_of_its_own(thread):
+    thread.run(nothing, nothing)
+    child = os.fork()
+    if child == 0:
+        seen = []
+        signal.alarm(20)
+        thread.run(lambda: seen.append(1), nothing)
+        os._exit(0 if seen == [1] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_without_threads_it_is_done_here(thread, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(compute_thread.threading.Thread, "start", refuse)
+    seen = []
+    thread.run(lambda: seen.append(threading.get_ident()), nothing)
+    assert seen == [threading.get_ident()]
+
+
+def test_the_thread_ends_with_its_owner():
+    owner = ComputeThread()
+    owner.run(nothing, nothing)
+    thread = owner._desk.thread
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_it_keeps_nothing_alive_that_it_worked_on(thread):
+    class Thing:
+        pass
+
+    thing = Thing()
+    gone = weakref.ref(thing)
+    thread.run(lambda thing=thing: None, nothing)
+    del thing
+    thread.run(nothing, nothing)
+    gc.collect()
+    assert gone() is None
