@@ -146,6 +146,8 @@ class Batcher:
                 del self._jobs[ticket]
         if job.error is not None:
             raise job.error
+        if live.n != job.position + 1 or live.row.logits() is None:
+            raise BatchLost("memory was changed after a token was decoded")  # before we had the lock again
 
     def _ready(self) -> bool:
         """A step can be made now."""
@@ -243,8 +245,11 @@ class Batcher:
 
     @contextmanager
     def piece(self, live: LiveSequence, tokens: int) -> Iterator[None]:
-        """The body decodes a batch of one sequence alone, once the answers that wait have had a step."""
-        ticket = self._ticket()
+        """The body decodes a batch of one sequence alone, once the answers that wait have had a step.
+
+        Raises BatchLost where memory is no longer what it was before that.
+        """
+        ticket, position = self._ticket(), live.n
         bell = threading.Lock()
         bell.acquire()
         self._bells[ticket] = bell
@@ -266,6 +271,8 @@ class Batcher:
             self._gate.check()  # their next tokens come, and then their cells can be had
             self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
             self._free_cells(tokens, list(self._jobs.values()), live)
+        if live.n != position or live.state.is_invalid:
+            raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
         try:
             yield
         finally:
