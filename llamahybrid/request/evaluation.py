@@ -202,6 +202,13 @@ class Evaluation:
             if arrays.keeps_rows:
                 arrays.take_rows(start, self._live.native.all_logits(end - start, self._n_vocab))
 
+    def require_row(self) -> None:
+        """Have the logits of the last token, to be sampled from, whatever others did since it was decoded."""
+        ids = self.arrays.ids()
+        if len(ids) and not (self._live.state.holds(ids) and self._live.row.logits() is not None):
+            self.arrays.shorten(len(ids) - 1)
+            self.decode(np.concatenate([self.align(), ids[-1:]]), None)
+
     def mirror(self, ids: Tokens, start: int = 0) -> None:
         """Upstream's arrays say what the live sequence says: [start, ...) is `ids`."""
         self.arrays.mirror(ids, start, self._live.state.tip_logits)
