@@ -94,8 +94,12 @@ class Batcher:
         n_batch: int,
         cells: int | None,
         slots: Slots,
+        merges: bool = True,
     ) -> None:
-        """`cells`: tokens that all sequences may hold together, None where no cells are kept for them."""
+        """`cells`: tokens that all sequences may hold together, None where no cells are kept for them.
+
+        `merges`: tokens of several sequences may be in one batch.
+        """
         self._cells = cells or 0
         self._bounded = cells is not None
         self._slots = slots
@@ -104,6 +108,7 @@ class Batcher:
         self._gate = gate
         self._meter = meter
         self._n_batch = n_batch
+        self._largest_step = n_batch if merges else 1
         self._jobs: dict[Ticket, Job] = {}
         self._answering: dict[Ticket, float] = {}
         """Requests in their answer, and how long each was away after its last token."""
@@ -174,7 +179,7 @@ class Batcher:
 
     def _lead(self) -> None:
         """Decode what waits, for all."""
-        jobs = list(self._jobs.values())[: self._n_batch]
+        jobs = list(self._jobs.values())[: self._largest_step]
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
         jobs = self._that_fit([j for j in jobs if not j.done])
