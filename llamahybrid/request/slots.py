@@ -137,6 +137,16 @@ class Slots:
             best.arrays.take_settings(old.arrays)
         return self._enter(ticket)
 
+    def share(self, ticket: Ticket, prompt: Tokens) -> None:
+        """Have stored what another request holds of a prompt's attention, if it holds more than is known."""
+        taken = [slot for other in self._gate.seated if other is not ticket and (slot := other.slot)]
+        if not taken:
+            return
+        known = max(slot.resumable(prompt) for slot in self.all if slot not in taken)
+        nearest = max(taken, key=lambda slot: slot.live_prefix(prompt))
+        if nearest.evaluation is not None and nearest.live_prefix(prompt) > known:
+            nearest.evaluation.runner.share()
+
     def idle(self, live: LiveSequence, waiting: Collection[Ticket]) -> RequestRunner | None:
         """What runs the slot that no request has used for longest and that holds anything, not this one.
 

@@ -198,6 +198,19 @@ def test_what_another_prompt_leaves_behind_is_waited_for(hybrid, opened):
     assert cached[1] >= 256
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "gemma3"])
+def test_what_a_running_answer_holds_of_a_prompt_is_shared(tiny_model, opened, arch):
+    window = {} if arch == "qwen35" else {"window": 16}
+    model = str(tiny_model(arch, **window)), {**OPTIONS, "swa_full": False}
+    llm, stock = opened(model), Stock(model)
+    running = llm.generate(WORDS[:300], temp=0.0)
+    said = [next(running), next(running)]
+    longer = [*WORDS[:300], 7, 8]
+    assert ask(llm, longer, 4) == stock(longer, 4)
+    assert llm.last_request.cached == 300
+    assert [*said, *islice(running, 6)] == stock(WORDS[:300], 8)
+
+
 def test_each_thread_has_its_own_last_request(hybrid, opened):
     llm = opened(hybrid)
 
