@@ -36,8 +36,9 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: venv ## random histories, threads, streams, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
+fuzz: venv ## random histories, alone and several at once, threads, streams, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.lab.parallel_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.cancel_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.interrupt_fuzz --seconds $(TIME)

@@ -338,7 +338,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
         work = partial(super().sample, *args, **kwargs)
-        return int(work() if self._parallel == 1 or self._gate.inside else self._gate.alone(work))
+        return int(
+            work() if self._parallel == 1 or self._gate.inside else self._gate.alone(self._sample, work)
+        )
+
+    def _sample(self, work: Callable[[], int]) -> int:
+        assert self.evaluation is not None, "else there is one slot"
+        self.evaluation.require_row()
+        return work()
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         sampler = super()._init_sampler(*args, **kwargs)

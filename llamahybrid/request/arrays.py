@@ -148,6 +148,21 @@ class UpstreamArrays:
         self.reset()
         self.keep_rows(other.logits_all)
 
+    def copy(self) -> UpstreamArrays:
+        """The same tokens, without what samples."""
+        other = UpstreamArrays()
+        other.make(self._n_ctx, self._n_vocab, max(1, self.n_tokens if self.keeps_rows else 0))
+        other.always_rows, other.logits_all = self.always_rows, self.logits_all
+        other.copy_from(self)
+        return other
+
+    def copy_from(self, other: UpstreamArrays) -> None:
+        """The same tokens as another slot's, and their rows where those are kept."""
+        saved = other.set_aside()
+        self.bring_back(saved)
+        self.bring_rows(saved)
+        self.sampler, self.requires_eval = None, True
+
     # -- while another request has the place ------------------------------------------------------
 
     def set_aside(self) -> SetAside:

@@ -32,6 +32,10 @@ from llamahybrid.speculation.drafts import Drafts
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
 
+UNMERGED = ("plamo2",)
+"""Architectures whose batches of several sequences write states to other sequences' places, or end the
+process (src/models/plamo2.cpp multiplies where they begin by n_seqs). Their answers take turns, by tokens."""
+
 
 def context_shape(
     caching: bool, paging: bool, draft_planes: int | None, slots: int, options: Mapping[str, Any]
@@ -81,7 +85,8 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     batcher = None
     if n_parallel > 1:
         cells = llm._n_ctx if profile.attention_per_token else None
-        batcher = Batcher(shared, gate, meter, llm.n_batch, cells, slots)
+        merges = llm.metadata.get("general.architecture") not in UNMERGED
+        batcher = Batcher(shared, gate, meter, llm.n_batch, cells, slots, merges)
     for seq in range(n_parallel):
         slot = slots.all[0] if seq == 0 else Slot()
         live = LiveSequence(

@@ -94,8 +94,12 @@ class Batcher:
         n_batch: int,
         cells: int | None,
         slots: Slots,
+        merges: bool = True,
     ) -> None:
-        """`cells`: tokens that all sequences may hold together, None where no cells are kept for them."""
+        """`cells`: tokens that all sequences may hold together, None where no cells are kept for them.
+
+        `merges`: tokens of several sequences may be in one batch.
+        """
         self._cells = cells or 0
         self._bounded = cells is not None
         self._slots = slots
@@ -104,6 +108,7 @@ class Batcher:
         self._gate = gate
         self._meter = meter
         self._n_batch = n_batch
+        self._largest_step = n_batch if merges else 1
         self._jobs: dict[Ticket, Job] = {}
         self._answering: dict[Ticket, float] = {}
         """Requests in their answer, and how long each was away after its last token."""
@@ -146,6 +151,8 @@ class Batcher:
                 del self._jobs[ticket]
         if job.error is not None:
             raise job.error
+        if live.n != job.position + 1 or live.row.logits() is None:
+            raise BatchLost("memory was changed after a token was decoded")  # before we had the lock again
 
     def _ready(self) -> bool:
         """A step can be made now."""
@@ -172,7 +179,7 @@ class Batcher:
 
     def _lead(self) -> None:
         """Decode what waits, for all."""
-        jobs = list(self._jobs.values())[: self._n_batch]
+        jobs = list(self._jobs.values())[: self._largest_step]
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
         jobs = self._that_fit([j for j in jobs if not j.done])
@@ -243,8 +250,11 @@ class Batcher:
 
     @contextmanager
     def piece(self, live: LiveSequence, tokens: int) -> Iterator[None]:
-        """The body decodes a batch of one sequence alone, once the answers that wait have had a step."""
-        ticket = self._ticket()
+        """The body decodes a batch of one sequence alone, once the answers that wait have had a step.
+
+        Raises BatchLost where memory is no longer what it was before that.
+        """
+        ticket, position = self._ticket(), live.n
         bell = threading.Lock()
         bell.acquire()
         self._bells[ticket] = bell
@@ -268,6 +278,8 @@ class Batcher:
             self._gate.check()  # their next tokens come, and then their cells can be had
             self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
             self._free_cells(tokens, list(self._jobs.values()), live)
+        if live.n != position or live.state.is_invalid:
+            raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
         began = time.perf_counter()
         try:
             yield

@@ -182,13 +182,32 @@ class Evaluation:
 
     def decode(self, work: Tokens, request: Request | None) -> None:
         """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""
+        while len(work):
+            first = self._live.n
+            try:
+                self._decode(work, request)
+                return
+            except BatchLost:  # others had the buffers of all zeroed while this one waited
+                whole = np.concatenate([self.arrays.input_ids[:first], work])
+                self.runner.begin(whole, self.arrays.true_rows if self.arrays.keeps_rows else None)
+                self.mirror(self._live.tokens)
+                work = whole[self._live.n :]
+
+    def _decode(self, work: Tokens, request: Request | None) -> None:
         first, arrays = self._live.n, self.arrays
         drafted = request is not None and not request.prefilling and len(work) > 1
         outputs: Outputs = "all" if arrays.keeps_rows or drafted else "last"
-        for start, end in self.runner.decode(request, work, outputs) if len(work) else ():
+        for start, end in self.runner.decode(request, work, outputs):
             self.mirror(work[start - first : end - first], start)
             if arrays.keeps_rows:
                 arrays.take_rows(start, self._live.native.all_logits(end - start, self._n_vocab))
+
+    def require_row(self) -> None:
+        """Have the logits of the last token, to be sampled from, whatever others did since it was decoded."""
+        ids = self.arrays.ids()
+        if len(ids) and not (self._live.state.holds(ids) and self._live.row.logits() is not None):
+            self.arrays.shorten(len(ids) - 1)
+            self.decode(np.concatenate([self.align(), ids[-1:]]), None)
 
     def mirror(self, ids: Tokens, start: int = 0) -> None:
         """Upstream's arrays say what the live sequence says: [start, ...) is `ids`."""

@@ -444,7 +444,7 @@ class RequestGate:
     def _end_there(self, ticket: Ticket) -> None:
         """End a request that was given up, where it is seated."""
         if self.slots > 1 and ticket in self._seated and self._tenant is not None:
-            self._tenant.switch(ticket)
+            self._tenant.switch(ticket, own=False)
         self._unseat(ticket)
         self._end_quietly(ticket)
 

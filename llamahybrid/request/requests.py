@@ -184,6 +184,7 @@ class Requests:
         if self.slots.batcher is not None and ticket is not None:
             self.slots.batcher.begin_prompt()
             if reset and not evaluation.handoff and ticket.rests_on is None:
+                self.slots.share(ticket, prompt)
                 self.slots.move(ticket, prompt)
                 evaluation = self._show(ticket)
             evaluation.require_fit(len(prompt))
@@ -246,11 +247,11 @@ class Requests:
         assert ticket.slot.evaluation is not None, "without one nobody gets a ticket"
         return ticket.slot.evaluation
 
-    def switch(self, ticket: Ticket) -> None:
+    def switch(self, ticket: Ticket, *, own: bool = True) -> None:
         """See `Tenant.switch`."""
         if self.slots.batcher is not None:
             self.slots.batcher.settle()
-        self.slots.seat(ticket, None if ticket.parked is None else ticket.parked.memory)
+        self.slots.seat(ticket, None if ticket.parked is None else ticket.parked.memory, own=own)
         self._show(ticket)
 
     def _show(self, ticket: Ticket) -> Evaluation:
@@ -274,7 +275,7 @@ class Requests:
     def park(self, ticket: Ticket) -> None:
         """See `Tenant.park`; what the caller has not seen yet of a draft goes."""
         if ticket.slot is not None:
-            self.slots.seat(ticket)
+            self.slots.seat(ticket, own=False)
             self._show(ticket)
         evaluation = self._evaluation_of(ticket)
         arrays, runner, request = evaluation.arrays, evaluation.runner, evaluation.active

@@ -132,6 +132,11 @@ class RequestRunner:
         if self.live.profile.keeps_chats:  # a shallow look is enough: `check` has looked, right before
             self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False)
 
+    def share(self) -> None:
+        """Another request begins as this one did: store the attention that the checkpoints of it need."""
+        if self.live.profile.keeps_chats:
+            self._page_out(deep=True)
+
     def wait_to_return(self, tokens: int) -> None:
         """What was live was given up to older requests: wait until there is room for so many tokens again."""
         assert self._batcher is not None, "with one slot nobody else needs any"

@@ -1,7 +1,7 @@
 """Slots: live sequences of one context, and which request has which.
 
 A request gets the slot from which most of its prompt can be resumed. What a thread did last stays its own:
-it finds `n_tokens` and the rest as it left them.
+it finds `n_tokens` and the rest as it left them, also where another's request has had the slot since.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.arrays import UpstreamArrays
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from llamahybrid.request.runner import RequestRunner
 
 
+class Desk:
+    """Where what a thread did last is."""
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None
+        self.left: UpstreamArrays | None = None
+        """What it found there, once the slot is given to a request of another thread."""
+
+
 @dataclass(eq=False)
 class Slot:
     """One live sequence with all that upstream and we keep beside it."""
@@ -33,6 +43,8 @@ class Slot:
     """None while the model is opened, and where upstream's behaviour was asked for."""
     used: int = 0
     """When it was last given to one; larger is later."""
+    desks: WeakSet[Desk] = field(default_factory=WeakSet)
+    """Of the threads that advanced what was last here."""
 
     def resumable(self, prompt: Tokens) -> int:
         """Tokens of a prompt that would not have to be decoded here."""
@@ -52,7 +64,7 @@ class Slots:
         """That of the request whose step it is."""
         self.batcher: Batcher | None = None
         """What decodes for several; None with one slot."""
-        self._came_from = self.all[0]
+        self._came_from: Slot | UpstreamArrays = self.all[0]
         self._gate = gate
         self._uses = itertools.count(1)
         self._thread = threading.local()
@@ -61,33 +73,34 @@ class Slots:
         """The slot that is meant: in a step its own, elsewhere what the calling thread used last."""
         if len(self.all) == 1 or self._gate.inside:
             return self.current
-        last: Slot = getattr(self._thread, "slot", self.all[0])
-        return last
+        desk = self._desk
+        return desk.slot or (self.all[0] if desk.left is None else Slot(desk.left, self.all[0].evaluation))
 
     def add(self, slot: Slot) -> None:
         """One more."""
         self.all.append(slot)
         self._gate.slots = len(self.all)
 
-    def seat(self, ticket: Ticket, prompt: Tokens | None = None) -> Slot:
+    def seat(self, ticket: Ticket, prompt: Tokens | None = None, *, own: bool = True) -> Slot:
         """Give a ticket a slot, if it has none: that in which most of `prompt` is live, or its thread's last.
 
-        One that needs the whole context gets the first, which is sequence 0 (see `gather`).
+        One that needs the whole context gets the first, which is sequence 0 (see `gather`). `own`: the
+        calling thread's; another's is here to be parked or ended.
 
         Inside a step, when the gate has let it in: there is a free one.
         """
         if ticket.slot is None:
-            free = self._free()
+            free, desk = self._free(), self._desk
             if ticket.whole:
-                self._came_from = getattr(self._thread, "slot", self.all[0])
-                best = self.all[0]
+                self._came_from = desk.slot or desk.left or self.all[0]
+                self._give(self.all[0], ticket)
             elif prompt is not None:
-                best = max(free, key=lambda slot: (slot.live_prefix(prompt), -slot.used))
+                self._give(self._nearest(free, prompt), ticket)
+            elif desk.slot in free:
+                self._give(desk.slot, ticket)
             else:
-                last = getattr(self._thread, "slot", self.all[0])
-                best = last if last in free else min(free, key=lambda slot: slot.used)
-            self._give(best, ticket)
-        return self._enter(ticket)
+                self._give_new(free, desk.left, ticket)
+        return self._enter(ticket, own=own)
 
     def user(self, slot: Slot) -> Ticket | None:
         """The request that has a slot: one that is seated, whatever was interrupted on the way there."""
@@ -105,7 +118,9 @@ class Slots:
             if slot.evaluation is not None and slot is not last:
                 slot.evaluation.runner.save_tip()
                 slot.evaluation.runner.live.empty()
-        if last is not first and last.evaluation is not None:
+        if isinstance(last, UpstreamArrays):
+            first.arrays.copy_from(last)
+        elif last is not first and last.evaluation is not None:
             first.evaluation.runner.save_tip()
             first.evaluation.take_over(last.evaluation)
         self._came_from = first
@@ -118,9 +133,19 @@ class Slots:
         mine = [old, *self._free()]
         best = max(mine, key=lambda slot: (slot.resumable(prompt), slot.live_prefix(prompt), -slot.used))
         if best is not old:
-            best.arrays.take_settings(old.arrays)
             self._give(best, ticket)
+            best.arrays.take_settings(old.arrays)
         return self._enter(ticket)
+
+    def share(self, ticket: Ticket, prompt: Tokens) -> None:
+        """Have stored what another request holds of a prompt's attention, if it holds more than is known."""
+        taken = [slot for other in self._gate.seated if other is not ticket and (slot := other.slot)]
+        if not taken:
+            return
+        known = max(slot.resumable(prompt) for slot in self.all if slot not in taken)
+        nearest = max(taken, key=lambda slot: slot.live_prefix(prompt))
+        if nearest.evaluation is not None and nearest.live_prefix(prompt) > known:
+            nearest.evaluation.runner.share()
 
     def idle(self, live: LiveSequence, waiting: Collection[Ticket]) -> RequestRunner | None:
         """What runs the slot that no request has used for longest and that holds anything, not this one.
@@ -149,11 +174,45 @@ class Slots:
         if self.batcher is not None:
             self.batcher.close()
 
+    @property
+    def _desk(self) -> Desk:
+        """The calling thread's."""
+        try:
+            desk: Desk = self._thread.desk
+        except AttributeError:
+            desk = self._thread.desk = Desk()
+        return desk
+
     def _give(self, slot: Slot, ticket: Ticket) -> None:
+        mine, left = self._desk, None
+        for desk in list(slot.desks):
+            if desk is not mine and desk.slot is slot:
+                desk.left = left = left or slot.arrays.copy()
+                desk.slot = None
+        slot.desks.clear()
+        slot.arrays.sampler = None  # upstream's `sample` would go on with it, whatever it is told
         slot.used = next(self._uses)
         ticket.slot = slot
 
-    def _enter(self, ticket: Ticket) -> Slot:
+    def _nearest(self, free: list[Slot], tokens: Tokens) -> Slot:
+        return max(free, key=lambda slot: (slot.live_prefix(tokens), -slot.used))
+
+    def _give_new(self, free: list[Slot], left: UpstreamArrays | None, ticket: Ticket) -> None:
+        """Not the slot its thread had last: what was left there comes along, and nothing of another's."""
+        if left is None:
+            slot = min(free, key=lambda slot: (bool(slot.desks), slot.used))
+            self._give(slot, ticket)
+            slot.arrays.reset()
+        else:
+            slot = self._nearest(free, left.ids())
+            self._give(slot, ticket)
+            slot.arrays.copy_from(left)
+
+    def _enter(self, ticket: Ticket, *, own: bool = True) -> Slot:
         assert ticket.slot is not None, "it is seated"
-        self.current = self._thread.slot = ticket.slot
-        return ticket.slot
+        self.current = slot = ticket.slot
+        if own:
+            desk = self._desk
+            desk.slot, desk.left = slot, None
+            slot.desks.add(desk)
+        return slot

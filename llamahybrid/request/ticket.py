@@ -80,8 +80,11 @@ class Tenant(Protocol):
     def begin(self, ticket: Ticket) -> None:
         """A ticket makes its first step."""
 
-    def switch(self, ticket: Ticket) -> None:
-        """This one makes a step next, or goes on with one; only with more than one slot."""
+    def switch(self, ticket: Ticket, *, own: bool = True) -> None:
+        """This one makes a step next, or goes on with one; only with more than one slot.
+
+        `own`: it is the calling thread's; another's is here to be ended.
+        """
 
     def stepped(self, ticket: Ticket) -> None:
         """It has made a step; only with more than one slot."""

@@ -239,33 +239,7 @@ class Runner:
     def _compare(self, prompt: list[int], answer: list[int], seen: Sequence[Logits]) -> Logits:
         """Hold what the sampler saw against the reference; the reference's rows come back."""
         every = self._llm._logits_all
-        rows = self._reference.logits(prompt, answer, every=every)
-        after = rows[len(prompt) - 1 :] if every else rows
-        if len(seen) < len(answer):
-            raise Mismatch(f"{len(answer)} tokens came out of {len(seen)} samplings")
-        self.verdict.requests += 1
-        self.verdict.bit_equal += bool(seen) and np.array_equal(seen[0], after[0])
-        for step, (ours, reference) in enumerate(zip(seen, after, strict=False)):
-            apart = difference(ours, reference)
-            self.verdict.worst = max(self.verdict.worst, apart)
-            if not apart <= self._setting.tolerance:
-                raise Mismatch(
-                    f"logits after {len(prompt)} + {step} tokens are {apart:.2e} of the range apart "
-                    f"(tolerance {self._setting.tolerance:.0e})"
-                )
-        for step, (token, reference) in enumerate(zip(answer, after, strict=False)):
-            self._compare_choice(token, reference, len(prompt) + step)
-        return rows
-
-    def _compare_choice(self, token: int, reference: Logits, position: int) -> None:
-        best = int(reference.argmax())
-        if token != best:
-            margin = float((reference[best] - reference[token]) / (reference.max() - reference.min()))
-            if margin > 2 * self._setting.tolerance:
-                raise Mismatch(
-                    f"token {token} after {position} tokens, the reference takes {best} by {margin:.2e}"
-                )
-            self.verdict.ties.append(Tie(position, margin))
+        return compare(self._reference, self._setting, self.verdict, prompt, answer, seen, every=every)
 
     def _expect_live(self, allowed: Sequence[list[int]]) -> None:
         """The context's own account of its tokens must be one of `allowed`."""
@@ -297,6 +271,54 @@ class Runner:
         cache = getattr(self._llm, "prompt_cache", None)
         if cache is not None:
             check_integrity(cache)
+
+
+def compare(
+    reference: Reference,
+    setting: Setting,
+    verdict: Verdict,
+    prompt: list[int],
+    answer: list[int],
+    seen: Sequence[Logits],
+    *,
+    every: bool = False,
+) -> Logits:
+    """Hold what a sampler saw, and chose, against a fresh context; count it in `verdict`.
+
+    The reference's rows come back, those of all prompt tokens first with `every`. Raises Mismatch.
+    """
+    rows = reference.logits(prompt, answer, every=every)
+    after = rows[len(prompt) - 1 :] if every else rows
+    if len(seen) < len(answer):
+        raise Mismatch(f"{len(answer)} tokens came out of {len(seen)} samplings")
+    verdict.requests += 1
+    verdict.bit_equal += bool(seen) and np.array_equal(seen[0], after[0])
+    for step, (ours, wanted) in enumerate(zip(seen, after, strict=False)):
+        apart = difference(ours, wanted)
+        verdict.worst = max(verdict.worst, apart)
+        if not apart <= setting.tolerance:
+            raise Mismatch(
+                f"logits after {len(prompt)} + {step} tokens are {apart:.2e} of the range apart "
+                f"(tolerance {setting.tolerance:.0e})"
+            )
+    for step, (token, wanted) in enumerate(zip(answer, after, strict=False)):
+        tie = choice(token, wanted, len(prompt) + step, setting.tolerance)
+        verdict.ties += [] if tie is None else [tie]
+    return rows
+
+
+def choice(token: int, wanted: Logits, position: int, tolerance: float) -> Tie | None:
+    """The tie that a greedy choice after `position` tokens is; None where the reference takes it, too.
+
+    Raises Mismatch where it lies too far under the best.
+    """
+    best = int(wanted.argmax())
+    if token == best:
+        return None
+    margin = float((wanted[best] - wanted[token]) / (wanted.max() - wanted.min()))
+    if margin > 2 * tolerance:
+        raise Mismatch(f"token {token} after {position} tokens, the reference takes {best} by {margin:.2e}")
+    return Tie(position, margin)
 
 
 def run(history: History, factory: Factory, model: Path, reference: Reference, setting: Setting) -> Verdict:

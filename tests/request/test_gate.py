@@ -34,7 +34,7 @@ class Tenant:
     def end(self, ticket):
         self.told.append(("end", ticket))
 
-    def switch(self, ticket):
+    def switch(self, ticket, *, own=True):
         self.told.append(("switch", ticket))
 
     def stepped(self, ticket):

@@ -131,6 +131,14 @@ def test_open_generators_of_one_thread(model, opened):
     assert [llm.slots.user(slot) is not None for slot in llm.slots.all] == [True] * 3
 
 
+def test_where_batches_of_several_are_wrong_each_is_decoded_alone(tiny_model, opened):
+    model = str(tiny_model("plamo2")), OPTIONS
+    llm, stock = opened(model), Stock(model)
+    prompts = [WORDS[:50], WORDS[20:90], WORDS[:80]]
+    assert together(*(lambda p=p: ask(llm, p, 20) for p in prompts)) == [stock(p, 20) for p in prompts]
+    assert llm.slots.batcher.rows == 57 <= llm.slots.batcher.steps
+
+
 def test_one_more_than_there_are_slots_takes_turns(hybrid, opened):
     llm, stock = opened(hybrid, 2), Stock(hybrid)
     prompts = [WORDS[:90], WORDS[50:120], WORDS[:60]]
@@ -188,6 +196,19 @@ def test_what_another_prompt_leaves_behind_is_waited_for(hybrid, opened):
         thread.join(60)
     assert cached[0] == 0
     assert cached[1] >= 256
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "gemma3"])
+def test_what_a_running_answer_holds_of_a_prompt_is_shared(tiny_model, opened, arch):
+    window = {} if arch == "qwen35" else {"window": 16}
+    model = str(tiny_model(arch, **window)), {**OPTIONS, "swa_full": False}
+    llm, stock = opened(model), Stock(model)
+    running = llm.generate(WORDS[:300], temp=0.0)
+    said = [next(running), next(running)]
+    longer = [*WORDS[:300], 7, 8]
+    assert ask(llm, longer, 4) == stock(longer, 4)
+    assert llm.last_request.cached == 300
+    assert [*said, *islice(running, 6)] == stock(WORDS[:300], 8)
 
 
 def test_each_thread_has_its_own_last_request(hybrid, opened):

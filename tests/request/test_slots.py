@@ -1,7 +1,9 @@
 """Which request gets which slot."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -60,10 +62,27 @@ def test_each_thread_finds_what_it_left(llm):
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join(60)
-    # The other thread has used none before, and is given the one that is used least.
     assert llm.slots.here() is mine
-    assert llm.n_tokens in (20, 30)
-    assert seen[0][1] in (10, 30)
+    assert llm.n_tokens == 20
+    assert seen[0][0] is not mine
+    assert seen[0][1] == 10
+
+
+def test_a_thread_that_did_nothing_yet_goes_on_with_nothing_of_anothers(llm):
+    for _ in llm.slots.all:
+        stream = llm.generate(WORDS[:30], temp=0.0)
+        next(stream)
+        stream.close()
+    llm.eval(WORDS[50:60])
+    mine = llm.n_tokens
+
+    def elsewhere():
+        llm.eval(WORDS[:10])
+        return llm.n_tokens
+
+    counts = [in_thread(elsewhere) for _ in range(4)]
+    assert counts == [10] * 4
+    assert llm.n_tokens == mine == 40
 
 
 def test_the_idle_one_that_is_emptied_is_the_oldest(llm):
@@ -78,3 +97,116 @@ def test_the_idle_one_that_is_emptied_is_the_oldest(llm):
     ticket = llm.slots.user(oldest)
     assert llm.slots.idle(newest.evaluation.runner.live, [ticket]) is not None
     stream.close()
+
+
+# -- what a thread did last ------------------------------------------------------------------------
+
+
+def in_thread(work):
+    """What `work()` returned in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(60)
+
+
+def by_hand(llm, prompt, n, between=int):
+    """reset, eval, sample, ... as code for upstream's does, with something else before each."""
+    said = []
+    llm.reset()
+    between()
+    llm.eval(prompt)
+    for _ in range(n):
+        between()
+        said.append(llm.sample(temp=0.0))
+        between()
+        llm.eval(said[-1:])
+    return said
+
+
+@pytest.fixture(params=["llama", "qwen35", "mamba"])
+def any_llm(tiny_model, request):
+    llm = Llama(str(tiny_model(request.param)), n_ctx=1024, n_threads=1, verbose=False, n_parallel=2)
+    yield llm
+    llm.close()
+
+
+def test_what_a_thread_evaluates_by_hand_is_its_own_whoever_comes_between(any_llm):
+    llm = any_llm
+    alone = by_hand(llm, WORDS[:80], 6)
+
+    def others():
+        in_thread(lambda: [ask(llm, WORDS[i : i + 90]) for i in (0, 40, 120)])
+
+    assert by_hand(llm, WORDS[:80], 6, others) == alone
+    others()
+    assert llm.input_ids[: llm.n_tokens].tolist() == WORDS[:80] + alone
+    assert llm.save_state().input_ids[:86].tolist() == WORDS[:80] + alone
+
+
+def test_two_threads_that_evaluate_by_hand(any_llm):
+    llm = any_llm
+    prompts = [WORDS[:80], WORDS[100:200], WORDS[50:120]]
+    alone = [by_hand(llm, prompt, 6) for prompt in prompts]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda prompt: by_hand(llm, prompt, 6), prompts)) == alone
+
+
+def test_ending_anothers_stream_is_nothing_a_thread_did(any_llm):
+    llm, left = any_llm, []
+
+    def begin():
+        left.append(llm.generate(WORDS[100:150], temp=0.0))
+        next(left[0])
+
+    alone = by_hand(llm, WORDS[:80], 1)
+    in_thread(begin)
+    llm.reset()
+    llm.eval(WORDS[:80])
+    left.pop().close()
+    assert llm.input_ids[: llm.n_tokens].tolist() == WORDS[:80]
+    assert llm.sample(temp=0.0) == alone[0]
+
+
+def test_parking_streams_is_nothing_a_thread_did(any_llm):
+    streams = [any_llm.generate(WORDS[i : i + 50], temp=0.0) for i in (100, 200)]
+    for stream in streams:
+        next(stream)
+    any_llm.reset()
+    any_llm.eval(WORDS[:80])
+    state = any_llm.save_state()
+    assert state.input_ids[: state.n_tokens].tolist() == WORDS[:80]
+
+
+def test_a_sampler_is_not_left_to_the_next_request(any_llm):
+    seen = []
+
+    def watch(ids, scores):
+        seen.append(len(ids))
+        return scores
+
+    for i in range(3):
+        ask_watched = any_llm.generate(
+            WORDS[i:80], temp=0.0, logits_processor=llama_cpp.LogitsProcessorList([watch])
+        )
+        next(ask_watched)
+        ask_watched.close()
+    assert seen
+    seen.clear()
+    in_thread(lambda: by_hand(any_llm, WORDS[:40], 2))
+    assert not seen
+
+
+def test_rows_of_all_tokens_are_a_threads_own_too(tiny_model):
+    llm = Llama(
+        str(tiny_model("qwen35")), n_ctx=512, n_threads=1, verbose=False, n_parallel=2, logits_all=True
+    )
+    try:
+        in_thread(lambda: [ask(llm, WORDS[:30]), llm.reset()])
+        llm.reset()
+        llm.eval(WORDS[:60])
+        mine = llm.scores[:60].copy()
+        in_thread(lambda: [ask(llm, WORDS[i : i + 90]) for i in (0, 40, 120)])
+        llm.eval(WORDS[60:62])
+        assert (llm.scores[:60] == mine).all()
+        assert llm.scores[61].any()
+    finally:
+        llm.close()

@@ -1,0 +1,250 @@
+"""Parallel campaigns: several conversations at once on one `Llama(n_parallel=2..4)`.
+
+``python -m tests.lab.parallel_fuzz --seconds 300 [--count 1000] [--seed 1] [--arch qwen35]``
+
+Each history plays two to four conversations, in threads of their own, by turns in one thread, or both, with
+more requests than slots and contexts that run out of cells; requests are cancelled, dropped, left to the
+collector, and refused. What every sampler saw is held against a fresh stock context, within what batches of
+several sequences of a bare llama_decode loop differ from batches of one (``tests.lab.merged_batches``). At
+the end nothing may be left: no slot taken, nobody in line, no thread, and no state that serves a `Llama` of
+one slot. A history that takes a minute prints every thread's stack and ends the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llamahybrid import tiny
+from llamahybrid.evaluate.quiet import silence
+from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache import PromptCache
+from tests.lab.differential import Mismatch, Verdict
+from tests.lab.fuzz import generative
+from tests.lab.integrity import check_integrity
+from tests.lab.parallel_talk import Common, Talk, advance, drain
+from tests.lab.reference import Reference, Setting, settings_for
+
+CONTEXTS = (512, 512, 768, 1536)
+LONGEST = 220
+OPERATIONS = 7
+"""Of each conversation."""
+
+STUCK_SECONDS = 60
+
+
+@dataclass
+class Outcome:
+    """What the histories on one model showed."""
+
+    histories: int = 0
+    verdict: Verdict = field(default_factory=Verdict)
+    count: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed makes of a history, beside its operations."""
+
+    n_parallel: int
+    talks: int
+    threads: int
+    """Those of them that are played in threads of their own; the others take turns in the main thread."""
+    n_ctx: int
+    wait: bool | float
+    patience: float
+    disk: bool
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Plan:
+        """One at random."""
+        talks = rng.randint(2, 4)
+        return cls(
+            n_parallel=rng.randint(2, 4),
+            talks=talks,
+            threads=rng.choice((0, talks, talks, rng.randint(0, talks))),
+            n_ctx=rng.choice(CONTEXTS),
+            wait=rng.choice((True, True, True, True, 0.05, False)),
+            patience=rng.choice((0.0, 0.01, 0.05, 1.0)),
+            disk=rng.random() < 0.25,
+        )
+
+
+def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
+    """One history.
+
+    Raises:
+        Mismatch: an answer is not that of a fresh context, or something was left behind.
+        Exception: whatever a conversation died of.
+    """
+    rng = random.Random(f"parallel {seed}")
+    plan = Plan.draw(rng)
+    arguments = {"n_ctx": plan.n_ctx, **setting.arguments}
+    setting = Setting(setting.name, arguments, setting.tolerance, setting.batch_sensitive)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        cache = PromptCache(rng.choice((3 << 20, 64 << 20)), folder if plan.disk else None)
+        more = {"prompt_cache": cache, "n_parallel": plan.n_parallel, "wait": plan.wait}
+        before = threading.active_count()
+        with closing(Reference(model, setting)) as reference:
+            llm = setting.open(Llama, model, **more)
+            try:
+                common = _played(llm, plan, rng, reference, seed)
+                for said in common.said:
+                    said.judge(reference, setting, outcome.verdict)
+                _nothing_is_left(llm, common)
+            finally:
+                batcher = llm.slots.batcher
+                llm.close()
+            check_integrity(cache)
+            _serves_nobody_alone(model, setting, cache, common)
+            cache.close()
+        _all_threads_ended(before)
+    outcome.histories += 1
+    outcome.count += common.count
+    if batcher is not None:
+        outcome.count["steps"] += batcher.steps
+        outcome.count["rows"] += batcher.rows
+
+
+def _played(llm: Any, plan: Plan, rng: random.Random, reference: Reference, seed: int) -> Common:
+    llm.requests.gate.patience = plan.patience
+    shared = reference.vocabulary.text(LONGEST // 2, seed)
+    longest = min(LONGEST, plan.n_ctx - 40)
+    common = Common(llm, reference.vocabulary, llm.n_ctx(), shared, longest)
+    talks = [Talk(common, f"{seed} {i}", OPERATIONS).play() for i in range(plan.talks)]
+    errors: list[BaseException] = []
+
+    def run(talk: Any) -> None:
+        try:
+            drain(talk)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(talk,), daemon=True) for talk in talks[: plan.threads]]
+    for thread in threads:
+        thread.start()
+    advance(talks[plan.threads :], rng)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return common
+
+
+def _nothing_is_left(llm: Any, common: Common) -> None:
+    """All streams are given up: nobody is in or waits, and each memory is what it is said to be."""
+    common.left.clear()
+    gc.collect()
+    llm.reset()  # whoever comes next ends what a finaliser left word of
+    gate, batcher = llm.requests.gate, llm.slots.batcher
+    left = {
+        "seated": gate.seated,
+        "abandoned": list(gate._abandoned),
+        "in line": len(gate._line),
+        "frames": gate._frames._frames,
+        "arriving": gate._arriving,
+    }
+    if batcher is not None:
+        left |= {"jobs": batcher._jobs, "answering": batcher._answering, "prompts": list(batcher._prompts)}
+        left |= {"bells": batcher._bells}
+    if any(left.values()):
+        raise Mismatch(f"left behind: { {name: what for name, what in left.items() if what} }")
+    for number, slot in enumerate(llm.slots.all):
+        live = slot.evaluation.runner.live
+        fault = None if live.state.is_invalid else live.fault()
+        if fault or slot.evaluation.active is not None:
+            raise Mismatch(f"slot {number}: {fault or 'a request is open'}")
+    check_integrity(llm.prompt_cache)
+
+
+def _serves_nobody_alone(model: Path, setting: Setting, cache: PromptCache, common: Common) -> None:
+    """What was decoded in batches of several is never used where bits are promised."""
+    with closing(setting.open(Llama, model, prompt_cache=cache)) as alone:
+        longest = max((said.prompt for said in common.said), key=len)
+        with closing(alone.generate(list(longest), temp=0.0)) as stream:
+            next(stream)
+        if alone.last_request.cached:
+            raise Mismatch(f"merged state served a Llama of one slot: {alone.last_request}")
+
+
+def _all_threads_ended(before: int) -> None:
+    until = time.monotonic() + 5
+    while threading.active_count() > before:
+        if time.monotonic() > until:
+            raise Mismatch(f"threads are left: {[t.name for t in threading.enumerate()]}")
+        time.sleep(0.01)
+
+
+def run(model: Path, seed: int, count: int, until: float, outcome: Outcome) -> int:
+    """At most `count` histories from `seed` on, until the clock shows `until`; the seed after the last.
+
+    Raises Mismatch, which names the seed and the setting.
+    """
+    settings = settings_for(model)
+    for number in range(seed, seed + count):
+        if time.monotonic() > until:
+            return number
+        setting = settings[number % len(settings)]
+        faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
+        try:
+            play(model, setting, number, outcome)
+        except Exception as error:
+            kind = "" if isinstance(error, Mismatch) else f"{type(error).__name__}: "
+            raise Mismatch(f"{model.stem}, {setting.name}, seed {number}: {kind}{error}") from error
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    return seed + count
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="How long at most.")] = 60,
+    count: Annotated[int, typer.Option(help="Histories of each architecture at most.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
+) -> None:
+    """Several conversations at once, for a bounded time."""
+    silence()
+    console = Console(width=160)
+    names = tuple(arch) if arch else generative()
+    columns = ("histories", "requests", "worst", "ties", "cancels", "dropped", "steps", "rows", "until seed")
+    table = Table("architecture", *columns, title=f"seeds from {seed}")
+    start, failure, total = time.monotonic(), "", Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for index, name in enumerate(names):
+            model = tiny.make(name, Path(folder, f"{name}.gguf"), window=16)
+            outcome, last = Outcome(), "?"
+            try:
+                until = start + seconds * (index + 1) / len(names)
+                last = str(run(model, seed, count, until, outcome))
+            except Mismatch as mismatch:
+                failure = str(mismatch)
+            verdict, counted = outcome.verdict, outcome.count
+            ties = f"{len(verdict.ties)} of {max((t.margin for t in verdict.ties), default=0):.0e}"
+            row = outcome.histories, verdict.requests, f"{verdict.worst:.1e}", ties
+            rest = (counted[what] for what in ("cancels", "dropped", "steps", "rows"))
+            table.add_row(name, *map(str, (*row, *rest, last)))
+            total += counted
+            if failure:
+                break
+    console.print(table)
+    console.print(dict(total))
+    if failure:
+        console.print(failure, style="red", markup=False, highlight=False)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

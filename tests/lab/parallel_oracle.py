@@ -1,0 +1,173 @@
+"""What several clients at once make a `Llama` decode, over the least possible, by the library's counters.
+
+``python -m tests.lab.parallel_oracle [--arch qwen35] [--workload "four users"] [--clients 4]``
+
+Each client plays the same kind of conversation with words of its own (or the very same ones, ``--same``), all
+on one `Llama(n_parallel=4)`. What has to be decoded is counted as if each request came when it was sent.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llamahybrid import Llama, tiny
+from llamahybrid.evaluate.compare import WORKLOADS
+from llamahybrid.evaluate.conversation import Answer, Record, Request, _send
+from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.evaluate.oracle import least_decodes
+from llamahybrid.evaluate.quiet import silence
+from llamahybrid.evaluate.speech import Speech
+from llamahybrid.evaluate.workloads import Workload
+from llamahybrid.request.report import RequestReport
+from tests.lab.real_costs import RealCosts
+from tests.lab.subjects import SUBJECTS
+
+CLIENTS = 4
+
+
+@dataclass
+class Asked:
+    """One request as its client saw it."""
+
+    client: int
+    number: int
+    sent: float
+    prompt: tuple[int, ...] = ()
+    generated: list[int] = field(default_factory=list)
+    report: RequestReport | None = None
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """What all clients together asked, in the order of asking, and what was decoded for it."""
+
+    asked: Sequence[Asked]
+    decoded: int
+    measured_from: int
+
+    @property
+    def least(self) -> list[int]:
+        """Least tokens of each request."""
+        return least_decodes([_record(each) for each in self.asked])
+
+    @property
+    def ratio(self) -> float:
+        """Decoded over least; the first requests of each client count as nothing but what they need."""
+        least = self.least
+        pairs = zip(self.asked, least, strict=True)
+        cold = sum(tokens for each, tokens in pairs if each.number < self.measured_from)
+        return (self.decoded - cold) / (sum(least) - cold)
+
+    def account(self) -> str:
+        """Where the tokens went, request by request."""
+        lines = []
+        for each, least in zip(self.asked, self.least, strict=True):
+            assert each.report is not None
+            took = each.report.left + max(0, len(each.generated) - 1)
+            lines.append(
+                f"client {each.client}, request {each.number}: total {len(each.prompt)}, least {least}, "
+                f"took {took}, {each.report.reason}"
+            )
+        return "\n".join([*lines, f"decoded {self.decoded}, least {sum(self.least)}"])
+
+
+def _record(each: Asked) -> Record:
+    return Record(each.prompt, tuple(each.generated), 0, 0.0, 0.0, "", None, each.report)
+
+
+class _Observer:
+    """Notes what reaches `llm.generate`, by thread."""
+
+    def __init__(self, llm: Any) -> None:
+        self._generate, self.of = llm.generate, threading.local()
+        llm.generate = self._watched
+
+    def _watched(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
+        seen: Asked = self.of.asked
+        seen.prompt = tuple(tokens)
+        for token in self._generate(tokens, *args, **kwargs):
+            seen.generated.append(int(token))
+            yield token
+
+
+def play(
+    model: Path, workload: Workload, *, clients: int = CLIENTS, same: bool = False, **options: Any
+) -> Crowd:
+    """All clients at once on a fresh `Llama` with as many slots; costs are those of a real model."""
+    options = {"n_threads": 1, "n_threads_batch": 1, "verbose": False, **options}
+    options = {"n_ctx": clients * workload.n_ctx, **options}
+    asked: list[Asked] = []
+    with closing(Llama(model_path=str(model), n_parallel=clients, **options)) as llm:
+        meter = RealCosts(llm.n_batch)
+        assert llm.slots.batcher is not None
+        llm.slots.batcher._meter = meter
+        for slot in llm.slots.all:
+            assert slot.evaluation is not None
+            slot.evaluation.runner.meter = meter
+        observer, counter = _Observer(llm), DecodeCounter(llm)
+
+        def text(tokens: Sequence[int]) -> str:
+            return str(llm.detokenize(list(tokens)).decode("utf-8", errors="ignore"))
+
+        def client(i: int) -> None:
+            speech = Speech(llm, seed=0 if same else i, marked=workload.marked)
+            conversation = workload.start(speech)
+            request: Request | None = next(conversation, None)
+            number = 0
+            while request is not None:
+                observer.of.asked = each = Asked(i, number, time.monotonic())
+                asked.append(each)
+                _send(llm, request)
+                each.report, number = llm.last_request, number + 1
+                try:
+                    request = conversation.send(Answer(tuple(each.generated), text))
+                except StopIteration:
+                    request = None
+
+        with ThreadPoolExecutor(clients) as pool:
+            for each in [pool.submit(client, i) for i in range(clients)]:
+                each.result()
+        return Crowd(sorted(asked, key=lambda a: a.sent), counter.take(), workload.measured_from)
+
+
+def main(
+    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    clients: Annotated[int, typer.Option(help="At once.")] = CLIENTS,
+    same: Annotated[bool, typer.Option(help="All say the same words.")] = False,
+    explain: Annotated[bool, typer.Option(help="Each request of what is above its bound.")] = False,
+) -> None:
+    """Oracle ratios of several clients at once."""
+    silence()
+    console = Console(width=150)
+    table = Table("architecture", "workload", "decoded", "least", "ratio")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arch or ("qwen35",):
+            subject = SUBJECTS[name]
+            model = tiny.make(name, Path(folder, f"{name}.gguf"), **subject.making)
+            for each in (WORKLOADS[w] for w in workload or WORKLOADS):
+                if each.n_ctx > 10_000:
+                    continue
+                crowd = play(model, each, clients=clients, same=same, **subject.options)
+                table.add_row(
+                    name, each.name, str(crowd.decoded), str(sum(crowd.least)), f"{crowd.ratio:.3f}"
+                )
+                if explain and crowd.ratio > 1.05:
+                    console.print(f"{name}, {each.name}\n{crowd.account()}", markup=False, highlight=False)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

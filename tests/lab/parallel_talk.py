@@ -1,0 +1,393 @@
+"""One conversation of several on one `Llama`, played in its own thread or by turns with others in one.
+
+A `Talk` does to its chat what users do, one operation after the other, and keeps what the sampler saw; what a
+fresh stock context says to the same tokens is looked up when all is over (`judge`).
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import LogitsProcessorList, StoppingCriteriaList
+
+from llamahybrid.errors import Busy, ContextOverflow, RequestCancelled
+from tests.lab.differential import Mismatch, Verdict, compare
+from tests.lab.history import Again, Append, Chat, Cut, Edit, Prompt, Strip, Unrelated, Vocabulary
+from tests.lab.reference import Logits, Reference, Setting
+
+RETRY_SECONDS = 0.005
+
+
+@dataclass
+class Said:
+    """What one request was answered, and what the sampler saw before each token."""
+
+    what: str
+    prompt: list[int]
+    answer: list[int] = field(default_factory=list)
+    seen: list[Logits] = field(default_factory=list)
+
+    def watch(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+        """A logits processor that changes nothing."""
+        there = [int(token) for token in ids]
+        if there != self.prompt + self.answer:
+            raise Mismatch(
+                f"{self.what}: upstream's ids end in {there[-3:]}, {len(there)} of them, after a prompt of "
+                f"{len(self.prompt)} and {len(self.answer)} tokens that end in "
+                f"{(self.prompt + self.answer)[-3:]}"
+            )
+        self.seen.append(np.array(scores, dtype=np.float32))
+        return scores
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of a greedy request that is watched."""
+        return {"logits_processor": LogitsProcessorList([self._watch_safely])}
+
+    def _watch_safely(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+        try:
+            return self.watch(ids, scores)
+        except Mismatch as mismatch:  # ctypes swallows what a callback raises
+            self.wrong = mismatch
+            return scores
+
+    wrong: Mismatch | None = None
+
+    def judge(self, reference: Reference, setting: Setting, verdict: Verdict) -> None:
+        """Raises Mismatch where a fresh stock context says something else."""
+        if self.wrong is not None:
+            raise self.wrong
+        if not self.seen:
+            return
+        try:
+            compare(reference, setting, verdict, self.prompt, self.answer, self.seen)
+        except Mismatch as mismatch:
+            prompt = f"{len(self.prompt)} tokens {self.prompt[:3]}...{self.prompt[-3:]}"
+            raise Mismatch(f"{self.what}, prompt of {prompt}: {mismatch}") from None
+
+
+@dataclass
+class Common:
+    """What the conversations of one history share."""
+
+    llm: Any
+    vocabulary: Vocabulary
+    n_ctx: int
+    """Tokens of the whole context."""
+    shared: list[int]
+    """Text that prompts may begin with."""
+    longest: int
+    cancels: int = 0
+    """How often all that ran was cancelled."""
+    said: list[Said] = field(default_factory=list)
+    left: list[Any] = field(default_factory=list)
+    """Streams that others give up, sooner or later."""
+    count: Counter[str] = field(default_factory=Counter)
+
+
+class Talk:
+    """One conversation: `play` is a generator that stops wherever another one may go on."""
+
+    def __init__(self, common: Common, seed: str, operations: int) -> None:
+        self._common, self._llm = common, common.llm
+        self._rng = random.Random(seed)
+        self._chat = Chat()
+        self._operations = operations
+        self._saved: tuple[Any, list[int]] | None = None
+
+    def play(self) -> Iterator[None]:
+        """Do all operations, with stops between them and between tokens."""
+        deeds: tuple[tuple[Callable[[], Iterator[None]], int], ...] = (
+            (self._ask, 60),
+            (self._completion, 8),
+            (self._by_hand, 6),
+            (self._overflow, 3),
+            (self._save, 3),
+            (self._load, 4),
+            (self._reset, 3),
+            (self._meddle, 4),
+            (self._give_up_others, 6),
+        )
+        yield from self._ask()
+        for _ in range(self._operations - 1):
+            deed = self._rng.choices([d for d, _ in deeds], [w for _, w in deeds])[0]
+            yield from deed()
+            yield
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _prompt(self, take: int) -> list[int]:
+        common, rng = self._common, self._rng
+        seed, new = rng.randrange(10**6), rng.choice((1, 2, rng.randint(3, 30), rng.randint(3, 90)))
+        kinds: tuple[Prompt, ...] = (
+            Append(new, seed),
+            Append(new, seed),
+            Strip(rng.choice((30, 70, 100)), new, seed),
+            Strip(rng.choice((30, 70, 100)), new, seed),
+            Edit(rng.randint(0, 95), new, seed),
+            Cut(rng.randint(5, 99)),
+            Again(0),
+            Again(rng.randint(1, 5)),
+            Unrelated(max(20, new), seed),
+        )
+        prompt = rng.choice(kinds).tokens(self._chat, common.vocabulary) if self._chat.prompt else []
+        if not prompt or rng.random() < 0.1:
+            prompt = common.shared[: rng.randint(1, len(common.shared))]
+            prompt = prompt + common.vocabulary.text(rng.choice((0, new)), seed)
+        return prompt[-max(1, min(common.longest, common.n_ctx - take - 2)) :]
+
+    def _ask(self) -> Iterator[None]:
+        rng, llm, common = self._rng, self._llm, self._common
+        take = rng.choice((1, 2, rng.randint(3, 24), rng.randint(3, 24)))
+        end = rng.choices(
+            ("close", "stop", "interrupt", "handle", "handle later", "all", "drop", "thread"),
+            (50, 8, 4, 8, 8, 2, 14, 6),
+        )[0]
+        said = self._begin(f"generate, {end}", self._prompt(take))
+        cancels, mine = common.cancels, False
+
+        def criterion(ids: npt.NDArray[np.intc], scores: Logits) -> bool:
+            if len(said.answer) == take and end == "interrupt":
+                raise KeyboardInterrupt
+            return len(said.answer) == take and end == "stop"
+
+        with llm.request() as handle:
+            stream = llm.generate(
+                list(said.prompt),
+                temp=0.0,
+                stopping_criteria=StoppingCriteriaList([criterion]),
+                **said.options(),
+            )
+        later: threading.Timer | None = None
+        if end == "handle later":
+            mine = True
+            later = threading.Timer(rng.random() * 0.05, handle.cancel)
+            later.start()
+        limit = take + (end in ("stop", "interrupt"))
+        try:
+            while len(said.answer) < limit:
+                if end in ("handle", "all") and len(said.answer) == take // 2 and not mine:
+                    mine = True
+                    common.count["cancels"] += 1
+                    if end == "all":
+                        common.cancels += 1
+                        llm.cancel()
+                    else:
+                        handle.cancel()
+                got = self._in_a_thread_that_dies(stream) if end == "thread" else self._step(stream)
+                if got is None:
+                    break
+                said.answer.append(got)
+                yield
+        except RequestCancelled:
+            if not mine and common.cancels == cancels:
+                raise Mismatch(f"{said.what}: stopped, and nobody cancelled it") from None
+            common.count["cancelled"] += 1
+        except KeyboardInterrupt:
+            common.count["interrupts"] += 1
+        except Busy:
+            if said.answer or llm.requests.gate.wait is True:
+                raise
+            common.count["refused"] += 1
+        finally:
+            if later is not None:
+                later.join()
+                common.count["cancels"] += 1
+        self._chat.asked(said.prompt, said.answer)
+        if end == "drop":
+            self._drop(stream)
+        else:
+            stream.close()
+
+    def _step(self, stream: Iterator[int]) -> int | None:
+        """The stream's next token, None at its end."""
+        token = next(stream, None)
+        return None if token is None else int(token)
+
+    def _in_a_thread_that_dies(self, stream: Iterator[int]) -> int | None:
+        found: list[int | BaseException | None] = []
+
+        def run() -> None:
+            try:
+                found.append(self._step(stream))
+            except BaseException as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        self._common.count["steps in threads that died"] += 1
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
+
+    def _completion(self) -> Iterator[None]:
+        take = self._rng.randint(1, 16)
+        said = self._begin("completion", self._prompt(take))
+        cancels, mine = self._common.cancels, self._rng.random() < 0.3
+        with self._llm.request() as handle:
+            made = self._llm.create_completion(
+                list(said.prompt), max_tokens=take, temperature=0.0, stream=True, **_Growing(said).options()
+            )
+        ended = None
+        try:
+            for number, chunk in enumerate(made):
+                ended = chunk["choices"][0]["finish_reason"]
+                if mine and number == take // 2:
+                    self._common.count["cancels"] += 1
+                    handle.cancel()
+                yield
+        except Busy:
+            self._common.count["refused"] += 1
+        if ended == "cancelled":
+            self._common.count["cancelled"] += 1
+            if not mine and self._common.cancels == cancels:
+                raise Mismatch(f"{said.what}: stopped, and nobody cancelled it")
+        self._chat.asked(said.prompt, said.answer)
+
+    def _by_hand(self) -> Iterator[None]:
+        """reset, eval, sample, eval, ... without a stop: what a thread did last is its own."""
+        llm, take = self._llm, self._rng.randint(1, 8)
+        said = self._begin("by hand", self._prompt(take))
+        try:
+            llm.reset()
+            llm.eval(list(said.prompt))
+            for _ in range(take):
+                said.answer.append(int(llm.sample(temp=0.0, **said.options())))
+                llm.eval(said.answer[-1:])
+        except (Busy, RequestCancelled):
+            self._common.count["by hand, ended"] += 1
+        self._chat.asked(said.prompt, said.answer)
+        yield
+
+    def _overflow(self) -> Iterator[None]:
+        self._common.count["overflows"] += 1
+        text = self._common.vocabulary.text(self._common.n_ctx + self._rng.choice((1, 200)), 1)
+        with suppress(Busy, RequestCancelled):
+            try:
+                next(self._llm.generate(text, temp=0.0))
+            except ContextOverflow:
+                pass
+            else:
+                raise Mismatch("a prompt longer than the context was taken")
+        yield
+
+    def _begin(self, what: str, prompt: list[int]) -> Said:
+        said = Said(what, prompt)
+        self._common.said.append(said)
+        self._common.count["requests"] += 1
+        return said
+
+    # -- giving up ---------------------------------------------------------------------------------
+
+    def _drop(self, stream: Any) -> None:
+        """Nobody asks for the rest: the stream is deleted, lies in a cycle, or is left for others to end."""
+        self._common.count["dropped"] += 1
+        how = self._rng.randrange(4)
+        if how == 0:
+            cycle: list[Any] = [stream]
+            cycle.append(cycle)
+        elif how == 1:
+            self._common.left.append(stream)
+        elif how == 2:
+            cycle = [stream]
+            cycle.append(cycle)
+            del stream, cycle
+            collector = threading.Thread(target=gc.collect)
+            collector.start()
+            collector.join()
+
+    def _give_up_others(self) -> Iterator[None]:
+        with suppress(IndexError):
+            stream = self._common.left.pop()
+            if self._rng.random() < 0.5:
+                stream.close()
+            else:
+                thread = threading.Thread(target=stream.close)
+                thread.start()
+                thread.join()
+        yield
+
+    # -- the rest ----------------------------------------------------------------------------------
+
+    def _save(self) -> Iterator[None]:
+        """A prompt is decoded by hand and saved."""
+        prompt = self._prompt(0)
+        with suppress(Busy, RequestCancelled):
+            self._llm.reset()
+            self._llm.eval(list(prompt))
+            state = self._llm.save_state()
+            saved = state.input_ids[: state.n_tokens].tolist()
+            if saved != prompt:
+                raise Mismatch(f"saved {len(saved)} tokens that end in {saved[-3:]}, evaluated {prompt[-3:]}")
+            self._saved = state, prompt
+            self._common.count["saved"] += 1
+        yield
+
+    def _load(self) -> Iterator[None]:
+        """What was saved is loaded, and sampled from."""
+        if self._saved is not None:
+            said = self._begin("loaded", list(self._saved[1]))
+            with suppress(Busy, RequestCancelled):
+                self._llm.load_state(self._saved[0])
+                said.answer.append(int(self._llm.sample(temp=0.0, **said.options())))
+                self._common.count["loaded"] += 1
+            self._chat.asked(said.prompt, said.answer)
+        yield
+
+    def _reset(self) -> Iterator[None]:
+        with suppress(Busy, RequestCancelled):
+            self._llm.reset()
+        yield
+
+    def _meddle(self) -> Iterator[None]:
+        cache = self._llm.prompt_cache
+        deed = self._rng.randrange(4)
+        if deed == 0:
+            cache.ram_bytes = self._rng.choice((20, 60, 200, 100_000)) << 10
+        elif deed == 1:
+            cache.forget(self._chat.prompt[: len(self._chat.prompt) // 2])
+        elif deed == 2:
+            cache.clear()
+        else:
+            gc.collect()
+        yield
+
+
+class _Growing:
+    """Watches a completion, whose tokens are told nowhere but to its next sampling."""
+
+    def __init__(self, said: Said) -> None:
+        self._said = said
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of a completion."""
+        return {"logits_processor": LogitsProcessorList([self._watch])}
+
+    def _watch(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+        said = self._said
+        said.answer[:] = [int(token) for token in ids[len(said.prompt) :]]
+        return said._watch_safely(ids, scores)
+
+
+def advance(talks: list[Iterator[None]], rng: random.Random) -> None:
+    """Play talks by turns in the calling thread."""
+    while talks:
+        talk = rng.choice(talks)
+        if next(talk, talks) is talks:
+            talks.remove(talk)
+
+
+def drain(talk: Iterator[None]) -> None:
+    """Play one to its end."""
+    for _ in islice(talk, None):
+        pass
