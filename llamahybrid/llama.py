@@ -23,6 +23,7 @@ from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
+from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
 from llamahybrid.request.assembly import assemble, context_shape
 from llamahybrid.request.evaluation import Evaluation
@@ -37,6 +38,8 @@ from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 _COMPLETE = inspect.signature(llama_cpp.Llama._create_completion)
+_CREATE = inspect.signature(llama_cpp.Llama.create_completion)
+_CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -259,8 +262,40 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             ticket.rests_on = self.evaluation.runner.live.tokens.copy()
         return self._completion(ticket, options)
 
-    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream's; a chat handler of one's own, which decodes by itself, has the model to itself."""
+    def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
+        """As upstream's, with `n` answers to one prompt, which is decoded once.
+
+        Answer i is what `seed + i` gives alone (answer 0: what this call gives without `n`), as the choice
+        of that index; usage counts the prompt once. In a stream each chunk has one choice, whose index says
+        whose it is. With `n_parallel` slots as many answers are decoded together, and a `logits_processor`
+        or `stopping_criteria` is called in threads of their own, one at a time. With one slot, with
+        `logits_all`, and where one slot cannot go on from what another one decoded (plain attention), they
+        come one after the other. Cancelling one ends all; so does what one of them raises. Each is a request
+        of its own to `on_request`; `last_request` tells of answer 0. Raises ValueError for an `n` below 1.
+        """
+        if (count := answer_count(n)) == 1:
+            return super().create_completion(*args, **kwargs)
+        options = _CREATE.bind(self, *args, **kwargs).arguments
+        del options["self"]
+        return answers(self, super().create_completion, options, count)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `create_completion`."""
+        return self.create_completion(*args, **kwargs)
+
+    def create_chat_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
+        """As upstream's, with `n` answers to the same messages, as `create_completion` gives them.
+
+        A chat handler of one's own, which decodes by itself, has the model to itself: its answers come one
+        after the other, and what it decodes (an image) is decoded for each.
+        """
+        if (count := answer_count(n)) == 1:
+            return self._chat(*args, **kwargs)
+        options = _CHAT.bind(self, *args, **kwargs).arguments
+        del options["self"]
+        return answers(self, self._chat, options, count)
+
+    def _chat(self, *args: Any, **kwargs: Any) -> Any:
         create = super().create_chat_completion
         if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)

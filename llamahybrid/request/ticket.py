@@ -21,12 +21,14 @@ class Ticket:
     """One request's claim to the context."""
 
     __slots__ = (
+        "after",
         "born",
         "cancelled",
         "completing",
         "ended",
         "idle_since",
         "inside",
+        "leads",
         "number",
         "over",
         "parked",
@@ -35,6 +37,7 @@ class Ticket:
         "rows",
         "slot",
         "thread",
+        "unwanted",
         "whole",
     )
 
@@ -63,7 +66,13 @@ class Ticket:
         """What `last_request` tells of it."""
         self.rests_on: Tokens | None = None
         """What has to be live still when it begins: content that was decoded natively."""
+        self.leads = False
+        """Others begin with the same prompt, and go on from what this one leaves behind."""
+        self.after: Ticket | None = None
+        """One that must be in before this one may be, which then waits as long as it takes."""
         self.cancelled = False
+        self.unwanted = False
+        """Cancelled, and nobody waits for what comes of it."""
         self.over = False
         self.ended = False
 
