@@ -14,7 +14,8 @@ from llamahybrid.errors import Busy
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.request import answers as answers_module
 from llamahybrid.request import batcher as batcher_module
-from llamahybrid.request.answers import RANDOM_SEED, answer_count, seeds
+from llamahybrid.request.answers import RANDOM_SEED, Siblings, answer_count, seeds
+from llamahybrid.request.requests import RequestHandle
 
 OPTIONS = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}
 WORDS = np.random.default_rng(3).integers(1, 200, 400).tolist()
@@ -366,6 +367,23 @@ def test_inside_another_request_they_are_part_of_it(hybrid, opened, stock):
     assert made[0]["choices"] == stock(hybrid, PROMPT, n=2)[0]
 
 
+def test_inside_a_step_of_another_request_too(hybrid, opened, stock):
+    llm, made = opened(hybrid, 2), []
+
+    def ask(ids, _):
+        made.append(made or llm.create_completion(PROMPT, n=2, seed=40, **ASKED))
+        return True
+
+    criteria = llama_cpp.StoppingCriteriaList([ask])
+    thread = threading.Thread(
+        target=lambda: llm.create_completion(WORDS[200:260], stopping_criteria=criteria), daemon=True
+    )
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert made[0]["choices"] == stock(hybrid, PROMPT, n=2)[0]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_handler_of_ones_own_answers_one_after_the_other(hybrid, opened, stock, stream):
     llm, lone = opened(hybrid, 2), []
@@ -445,6 +463,21 @@ def test_a_stream_that_is_given_up_ends_all(hybrid, opened, stock, n_parallel, h
             stream.throw(RuntimeError("mine"))
     until(lambda: threading.active_count() <= before + (n_parallel > 1))
     assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT, n=2)[0]
+
+
+def test_those_that_nobody_waits_for_are_told_so(hybrid, opened):
+    gate = opened(hybrid)._gate
+    outer = RequestHandle(gate)
+    handle, tickets = Siblings(gate, outer), [gate.ticket() for _ in range(3)]
+    for ticket in tickets[:2]:
+        handle.add(ticket)
+    assert [(t.leads, t.after) for t in tickets[:2]] == [(True, None), (False, tickets[0])]
+    handle.cancel()
+    assert [(t.cancelled, t.unwanted) for t in tickets[:2]] == [(True, False)] * 2
+    handle.drop()
+    handle.add(tickets[2])
+    assert [(t.cancelled, t.unwanted) for t in tickets] == [(True, True)] * 3
+    assert outer._tickets == tickets
 
 
 def test_a_stream_that_is_given_up_waits_for_nobody(hybrid, opened):
