@@ -125,12 +125,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def _seed(self) -> int:
-        """The seed of the request that runs; the next one's, which upstream draws from it."""
-        return self.arrays.seed
+        """In a step the seed of its request; elsewhere the next one's, which upstream draws from it."""
+        return self.arrays.seed if self._gate.inside else self.requests.seed
 
     @_seed.setter
     def _seed(self, seed: int) -> None:
-        self.requests.seed = self.arrays.seed = seed
+        self.requests.seed = seed
+        if self._gate.inside:  # elsewhere this thread's last slot may be another request's
+            self.arrays.seed = seed
 
     @property
     def arrays(self) -> UpstreamArrays:
@@ -315,21 +317,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         criteria = options.get("stopping_criteria")
 
         def stopped(ids: Any, scores: Any) -> bool:
-            ended = ticket.request is not None and ticket.request.cancelled
-            return ended or bool(criteria is not None and criteria(ids, scores))
+            return ticket.ended_early or bool(criteria is not None and criteria(ids, scores))
 
         options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
         start = super()._create_completion
         for item in self.requests.drive(ticket, lambda: start(**options)):
-            if ticket.request is not None:
-                ticket.request.tell(item)
+            ticket.tell(item)
             yield item
 
     def _generate(
         self, tokens: Sequence[int], reset: bool, options: dict[str, Any]
     ) -> Generator[int, Sequence[int] | None, None]:
         """`generate` inside its request."""
-        request, rest = self.requests.open(tokens, reset)
+        try:
+            request, rest = self.requests.open(tokens, reset)
+        except RequestCancelled:
+            if self._gate.completing:
+                return
+            raise
         try:
             inner = super().generate(rest.tolist(), reset=False, **options)
             sent: Sequence[int] | None = None

@@ -139,8 +139,7 @@ def _parts(
     requests, stream = llm.requests, bool(options.get("stream"))
     seed = options.get("seed")
     if seed is None:  # as upstream draws it
-        before = llm._seed if requests.gate.inside else requests.seed
-        seed = random.Random(before).randint(0, 2**32)
+        seed = random.Random(llm._seed).randint(0, 2**32)
     each = seeds(seed, count)
 
     def make(index: int) -> Any:

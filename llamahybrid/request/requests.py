@@ -335,7 +335,6 @@ class Requests:
         if ticket.request is not None:
             self.last = ticket.request
         if parked.active is not None:
-            evaluation.runner.wait_for_room(len(parked.memory) + 1)
             self._come_back(evaluation, parked)
         arrays.bring_rows(parked.arrays)
         evaluation.active = parked.active
@@ -353,6 +352,7 @@ class Requests:
         if parked.native_from is not None and not np.array_equal(there, parked.memory):
             raise RequestSuperseded("another request took the place of this one: its image is gone")
         try:
+            evaluation.runner.wait_for_room(len(parked.memory) + 1)
             evaluation.come_back(parked.active)
         except RequestCancelled:
             pass  # for its next step to tell: a completion ends, `generate` raises

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llamahybrid.prompt_cache.base import Tokens
 
@@ -71,10 +71,25 @@ class Ticket:
         self.after: Ticket | None = None
         """One that must be in before this one may be, which then waits as long as it takes."""
         self.cancelled = False
+        """It was asked to end; whether that came in time its request says."""
         self.unwanted = False
         """Cancelled, and nobody waits for what comes of it."""
         self.over = False
         self.ended = False
+
+    @property
+    def ended_early(self) -> bool:
+        """It was cancelled, in its answer or before its prompt was begun with."""
+        return self.cancelled if self.request is None else self.request.cancelled
+
+    def tell(self, completion: Any) -> None:
+        """Put what was cached, and that it was cancelled, into a completion or a chunk of one."""
+        if completion.get("usage"):
+            cached = 0 if self.request is None else self.request.plan.cached
+            completion["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self.ended_early:
+            for choice in completion["choices"]:
+                choice["finish_reason"] = choice["finish_reason"] and "cancelled"
 
 
 class Tenant(Protocol):
