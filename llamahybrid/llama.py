@@ -137,7 +137,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def arrays(self) -> UpstreamArrays:
         """Upstream's attributes of the slot that is meant: in a request its own, else this thread's last."""
-        return self.slots.here().arrays
+        return self.slots.seen
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -260,8 +260,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         del options["self"]
         rows = options.get("logprobs") is not None and self._draft_model is not None
         ticket = self.requests.ticket(completing=True, rows=rows)
-        if self.evaluation.handoff:
-            ticket.rests_on = self.evaluation.runner.live.tokens.copy()
+        ticket.rests_on = self.slots.rests_on
         return self._completion(ticket, options)
 
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
@@ -378,7 +377,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
         work = partial(super().sample, *args, **kwargs)
-        return int(work() if self._parallel == 1 or self._gate.inside else self._gate.alone(work))
+        if self._parallel == 1 or self._gate.inside:
+            return int(work())
+        return int(self._gate.alone(self._sample, work))
+
+    def _sample(self, work: Callable[[], int]) -> int:
+        assert self.evaluation is not None, "else there is one slot"
+        if self.n_tokens:
+            self.evaluation.bring_logits()
+        return work()
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         sampler = super()._init_sampler(*args, **kwargs)

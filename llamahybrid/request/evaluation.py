@@ -151,6 +151,16 @@ class Evaluation:
             self.decode(prompt, request)
         self.drafts.policy.prefilled(request.plan.to_decode, request.prefill_seconds)
 
+    def bring_logits(self) -> None:
+        """Have the logits of the last token that upstream believes in, whatever others decoded meanwhile."""
+        self._notice_native()
+        self.runner.check()
+        self.decode(self.align(), None)
+        ids = self.arrays.ids()
+        if len(ids) and self._live.row.logits() is None:
+            self.runner.begin(ids)  # stored logits, or all but the last token
+            self.decode(ids[self._live.n :], None)
+
     def append(self, tokens: Sequence[int]) -> bool:
         """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.
 

@@ -50,7 +50,7 @@ class Ticket:
         """Its tokens go to a completion, which a cancelled `generate` ends instead of raising."""
         self.rows = rows
         """It needs the logits of every token."""
-        self.thread: object | None = None
+        self.thread: ThreadMark | None = None
         """The thread that made its last step (see `this_thread`); None: it has made none."""
         self.inside = 0
         """The number of the thread that is in the middle of a step for it; 0: none is."""
@@ -114,13 +114,17 @@ class Tenant(Protocol):
         """A request is over, parked or not: keep its progress, tell of it. Called once for each."""
 
 
+class ThreadMark:
+    """Stands for a thread."""
+
+
 _thread = threading.local()
 
 
-def this_thread() -> object:
+def this_thread() -> ThreadMark:
     """What stands for the calling thread, and never for another one."""
     try:
-        return _thread.mark
+        mark: ThreadMark = _thread.mark
     except AttributeError:
-        _thread.mark = object()
-        return _thread.mark
+        mark = _thread.mark = ThreadMark()
+    return mark

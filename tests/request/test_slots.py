@@ -1,6 +1,8 @@
 """Which request gets which slot."""
 
+import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -60,10 +62,67 @@ def test_each_thread_finds_what_it_left(llm):
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join(60)
-    # The other thread has used none before, and is given the one that is used least.
     assert llm.slots.here() is mine
-    assert llm.n_tokens in (20, 30)
-    assert seen[0][1] in (10, 30)
+    assert llm.n_tokens == 20
+    assert seen[0][0] is not mine
+    assert seen[0][1] == 10
+
+
+def test_what_a_thread_left_comes_with_it_where_others_have_its_slot(llm):
+    def leave(i):
+        llm.eval(WORDS[i : i + 20])
+        left.wait(60)
+        read = llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()
+        llm.eval([7])
+        return read, llm.input_ids[: llm.n_tokens].tolist()
+
+    left = threading.Barrier(5)
+    with ThreadPoolExecutor(5) as pool:
+        for i, (read, ids) in enumerate(pool.map(leave, range(5))):
+            assert read == (20, WORDS[i : i + 20])
+            assert ids == [*WORDS[i : i + 20], 7]
+
+
+def test_who_ends_what_others_gave_up_finds_its_own(llm):
+    """A stream that was dropped is ended by whoever comes next, in the slot that it had."""
+    llm.eval(WORDS[:20])
+    mine = llm.slots.here()
+
+    def drop():
+        stream = llm.generate(WORDS[50:60], temp=0.0)
+        next(stream)
+        circle.append(stream)
+        circle.append(circle)
+
+    circle = []
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join(60)
+    circle.clear()
+    gc.collect()
+    llm.eval([7])
+    assert llm.slots.here() is mine
+    assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], 7]
+
+
+def test_what_a_thread_sets_is_its_own(llm):
+    stream = llm.generate(WORDS[:20], temp=0.0)
+    first = next(stream)
+
+    def meddle():
+        seen.append(llm.n_tokens)
+        llm.n_tokens = 3
+        seen.append(llm.n_tokens)
+
+    seen = []
+    thread = threading.Thread(target=meddle)
+    thread.start()
+    thread.join(60)
+    assert seen == [20, 3]
+    assert llm.n_tokens == 20
+    second = next(stream)
+    assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], first]
+    assert second >= 0
 
 
 def test_the_idle_one_that_is_emptied_is_the_oldest(llm):
