@@ -191,6 +191,14 @@ def test_a_token_is_sampled_where_the_slot_was_emptied(model, opened, fresh):
     assert llm.sample(temp=0.0) == stock.sample(temp=0.0)
 
 
+def test_a_token_is_sampled_behind_fewer_tokens(model, opened, fresh):
+    llm, stock = opened(model), fresh()
+    llm.eval(WORDS[:61])
+    llm.n_tokens = 60
+    stock.eval(WORDS[:60])
+    assert llm.sample(temp=0.0) == stock.sample(temp=0.0)
+
+
 def test_generating_goes_on_behind_what_is_there(model, opened, fresh):
     def go_on(llm):
         start = threading.get_ident() % 2
