@@ -23,6 +23,7 @@ from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
+from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
 from llamahybrid.request.assembly import assemble, context_shape
 from llamahybrid.request.evaluation import Evaluation
@@ -37,6 +38,8 @@ from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 _COMPLETE = inspect.signature(llama_cpp.Llama._create_completion)
+_CREATE = inspect.signature(llama_cpp.Llama.create_completion)
+_CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -122,17 +125,19 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def _seed(self) -> int:
-        """The seed of the request that runs; the next one's, which upstream draws from it."""
-        return self.arrays.seed
+        """In a step the seed of its request; elsewhere the next one's, which upstream draws from it."""
+        return self.arrays.seed if self._gate.inside else self.requests.seed
 
     @_seed.setter
     def _seed(self, seed: int) -> None:
-        self.requests.seed = self.arrays.seed = seed
+        self.requests.seed = seed
+        if self._gate.inside:  # elsewhere this thread's last slot may be another request's
+            self.arrays.seed = seed
 
     @property
     def arrays(self) -> UpstreamArrays:
         """Upstream's attributes of the slot that is meant: in a request its own, else this thread's last."""
-        return self.slots.here().arrays
+        return self.slots.seen
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -255,12 +260,43 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         del options["self"]
         rows = options.get("logprobs") is not None and self._draft_model is not None
         ticket = self.requests.ticket(completing=True, rows=rows)
-        if self.evaluation.handoff:
-            ticket.rests_on = self.evaluation.runner.live.tokens.copy()
+        ticket.rests_on = self.slots.rests_on
         return self._completion(ticket, options)
 
-    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream's; a chat handler of one's own, which decodes by itself, has the model to itself."""
+    def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
+        """As upstream's, with `n` answers to one prompt, which is decoded once.
+
+        Answer i is what `seed + i` gives alone (answer 0: what this call gives without `n`), as the choice
+        of that index; usage counts the prompt once. In a stream each chunk has one choice, whose index says
+        whose it is. With `n_parallel` slots as many answers are decoded together, and a `logits_processor`
+        or `stopping_criteria` is called in threads of their own, one at a time. With one slot, with
+        `logits_all`, and where one slot cannot go on from what another one decoded (plain attention), they
+        come one after the other. Cancelling one ends all; so does what one of them raises. Each is a request
+        of its own to `on_request`; `last_request` tells of answer 0. Raises ValueError for an `n` below 1.
+        """
+        if (count := answer_count(n)) == 1:
+            return super().create_completion(*args, **kwargs)
+        options = _CREATE.bind(self, *args, **kwargs).arguments
+        del options["self"]
+        return answers(self, super().create_completion, options, count)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `create_completion`."""
+        return self.create_completion(*args, **kwargs)
+
+    def create_chat_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
+        """As upstream's, with `n` answers to the same messages, as `create_completion` gives them.
+
+        A chat handler of one's own, which decodes by itself, has the model to itself: its answers come one
+        after the other, and what it decodes (an image) is decoded for each.
+        """
+        if (count := answer_count(n)) == 1:
+            return self._chat(*args, **kwargs)
+        options = _CHAT.bind(self, *args, **kwargs).arguments
+        del options["self"]
+        return answers(self, self._chat, options, count)
+
+    def _chat(self, *args: Any, **kwargs: Any) -> Any:
         create = super().create_chat_completion
         if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)
@@ -280,21 +316,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         criteria = options.get("stopping_criteria")
 
         def stopped(ids: Any, scores: Any) -> bool:
-            ended = ticket.request is not None and ticket.request.cancelled
-            return ended or bool(criteria is not None and criteria(ids, scores))
+            return ticket.ended_early or bool(criteria is not None and criteria(ids, scores))
 
         options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
         start = super()._create_completion
         for item in self.requests.drive(ticket, lambda: start(**options)):
-            if ticket.request is not None:
-                ticket.request.tell(item)
+            ticket.tell(item)
             yield item
 
     def _generate(
         self, tokens: Sequence[int], reset: bool, options: dict[str, Any]
     ) -> Generator[int, Sequence[int] | None, None]:
         """`generate` inside its request."""
-        request, rest = self.requests.open(tokens, reset)
+        try:
+            request, rest = self.requests.open(tokens, reset)
+        except RequestCancelled:
+            if self._gate.completing:
+                return
+            raise
         try:
             inner = super().generate(rest.tolist(), reset=False, **options)
             sent: Sequence[int] | None = None
@@ -338,13 +377,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
         work = partial(super().sample, *args, **kwargs)
-        return int(
-            work() if self._parallel == 1 or self._gate.inside else self._gate.alone(self._sample, work)
-        )
+        if self._parallel == 1 or self._gate.inside:
+            return int(work())
+        return int(self._gate.alone(self._sample, work))
 
     def _sample(self, work: Callable[[], int]) -> int:
         assert self.evaluation is not None, "else there is one slot"
-        self.evaluation.require_row()
+        if self.n_tokens:
+            self.evaluation.bring_logits()
         return work()
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:

@@ -89,6 +89,7 @@ FOR_TYPES_ONLY = {
     ("llamahybrid.memory.adapters", "llamahybrid.memory.context"),
     ("llamahybrid.memory.restore", "llamahybrid.memory.sequence"),
     ("llamahybrid.memory.shared", "llamahybrid.memory.sequence"),
+    ("llamahybrid.request.answers", "llamahybrid.llama"),
     ("llamahybrid.request.arrays", "llamahybrid.llama"),
     ("llamahybrid.request.assembly", "llamahybrid.llama"),
     ("llamahybrid.request.batcher", "llamahybrid.request.runner"),

@@ -64,6 +64,15 @@ class UpstreamArrays:
         if self.keeps_rows:
             self._make_scores()
 
+    def blank(self) -> UpstreamArrays:
+        """Others of these sizes and settings, of no tokens."""
+        made = UpstreamArrays()
+        made.seed, made.always_rows, made.logits_all = self.seed, self.always_rows, self.always_rows
+        if not self.always_rows and len(self.scores) < self._n_ctx:
+            made.scores = self.scores  # which nobody reads, where rows are not kept
+        made.make(self._n_ctx, self._n_vocab, len(self.scores))
+        return made
+
     def refit(self) -> None:
         """Give `input_ids` its size again, after upstream replaced it."""
         self.input_ids = np.resize(self.input_ids, self._n_ctx).astype(np.intc)
@@ -148,21 +157,6 @@ class UpstreamArrays:
         self.reset()
         self.keep_rows(other.logits_all)
 
-    def copy(self) -> UpstreamArrays:
-        """The same tokens, without what samples."""
-        other = UpstreamArrays()
-        other.make(self._n_ctx, self._n_vocab, max(1, self.n_tokens if self.keeps_rows else 0))
-        other.always_rows, other.logits_all = self.always_rows, self.logits_all
-        other.copy_from(self)
-        return other
-
-    def copy_from(self, other: UpstreamArrays) -> None:
-        """The same tokens as another slot's, and their rows where those are kept."""
-        saved = other.set_aside()
-        self.bring_back(saved)
-        self.bring_rows(saved)
-        self.sampler, self.requires_eval = None, True
-
     # -- while another request has the place ------------------------------------------------------
 
     def set_aside(self) -> SetAside:
@@ -199,7 +193,7 @@ def upstream_attribute(name: str) -> Any:
         return getattr(llm.arrays, name)
 
     def put(llm: Llama, value: Any) -> None:
-        setattr(llm.arrays, name, value)
+        setattr(llm.slots.own, name, value)
 
     get.__doc__ = f"`llama_cpp.Llama.{name}`, of the request that is meant."
     return property(get, put)

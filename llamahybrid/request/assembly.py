@@ -113,7 +113,7 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
 
 
 def _probe(llm: Llama, thread: ComputeThread | None) -> MemoryProfile:
-    """What the memory can do. In the thread that decodes later: OpenMP keeps a team for each that ever did."""
+    """What the memory can do; asked in the thread that decodes later: OpenMP keeps a team for each."""
     found: list[MemoryProfile] = []
 
     def look() -> None:

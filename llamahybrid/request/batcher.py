@@ -228,8 +228,8 @@ class Batcher:
             self._bells.pop(ticket, None)
 
     def prompts_wait(self) -> bool:
-        """Others wait for what the prompt that is decoded leaves behind."""
-        return len(self._prompts) > 1
+        """Others wait for what the prompt that is decoded leaves behind, or will."""
+        return len(self._prompts) > 1 or self._ticket().leads
 
     def prompt_done(self) -> None:
         """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""

@@ -151,6 +151,16 @@ class Evaluation:
             self.decode(prompt, request)
         self.drafts.policy.prefilled(request.plan.to_decode, request.prefill_seconds)
 
+    def bring_logits(self) -> None:
+        """Have the logits of the last token that upstream believes in, whatever others decoded meanwhile."""
+        self._notice_native()
+        self.runner.check()
+        self.decode(self.align(), None)
+        ids = self.arrays.ids()
+        if len(ids) and self._live.row.logits() is None:
+            self.runner.begin(ids)  # stored logits, or all but the last token
+            self.decode(ids[self._live.n :], None)
+
     def append(self, tokens: Sequence[int]) -> bool:
         """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.
 
@@ -201,13 +211,6 @@ class Evaluation:
             self.mirror(work[start - first : end - first], start)
             if arrays.keeps_rows:
                 arrays.take_rows(start, self._live.native.all_logits(end - start, self._n_vocab))
-
-    def require_row(self) -> None:
-        """Have the logits of the last token, to be sampled from, whatever others did since it was decoded."""
-        ids = self.arrays.ids()
-        if len(ids) and not (self._live.state.holds(ids) and self._live.row.logits() is not None):
-            self.arrays.shorten(len(ids) - 1)
-            self.decode(np.concatenate([self.align(), ids[-1:]]), None)
 
     def mirror(self, ids: Tokens, start: int = 0) -> None:
         """Upstream's arrays say what the live sequence says: [start, ...) is `ids`."""

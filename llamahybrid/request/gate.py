@@ -123,15 +123,16 @@ class RequestGate:
         """`work(*args)` as a step of `ticket`, once it is its turn; what that returned.
 
         Raises Busy when another request is in and `wait` does not allow to wait for the first step (later
-        ones wait as long as it takes), ModelClosed after `close`, RuntimeError inside a step, and what
-        `Tenant.resume` raises.
+        ones wait as long as it takes), ModelClosed after `close`, RuntimeError inside a step,
+        RequestCancelled where it waits and is unwanted, and what `Tenant.resume` raises.
         """
         if self.inside:
             if self._frames.run_in():
                 raise RuntimeError("a request cannot be advanced from inside another one's step")
             self._replace_lock()
         self._frames.enter()
-        deadline = None if ticket.thread is not None else self._deadline()
+        later = ticket.thread is not None or ticket.after is not None
+        deadline = None if later else self._deadline()
         try:
             ticket.inside = threading.get_ident()
             while True:
@@ -391,6 +392,8 @@ class RequestGate:
             return False
         if ticket in self._seated:
             return True
+        if too_early(ticket):
+            return False
         if any(t.whole and not t.over for t in self.seated):
             room = 0
         else:
@@ -406,9 +409,12 @@ class RequestGate:
         with self._line.bell() as wait:
             since = now = time.monotonic()
             while True:
-                self._line.renew(ticket)
+                if not too_early(ticket):  # or the one that it comes after would stand behind it
+                    self._line.renew(ticket)
                 if self._closed or self._may_enter(ticket):
                     return
+                if ticket.unwanted:
+                    raise RequestCancelled("the request was given up while it waited")
                 if deadline is not None and now >= deadline:
                     self._heal()
                     if self._may_enter(ticket):
@@ -444,7 +450,7 @@ class RequestGate:
     def _end_there(self, ticket: Ticket) -> None:
         """End a request that was given up, where it is seated."""
         if self.slots > 1 and ticket in self._seated and self._tenant is not None:
-            self._tenant.switch(ticket, own=False)
+            self._tenant.switch(ticket)
         self._unseat(ticket)
         self._end_quietly(ticket)
 
@@ -494,3 +500,9 @@ class RequestGate:
         self._stepping = None
         self._work = threading.RLock()
         self._line.ring()
+
+
+def too_early(ticket: Ticket) -> bool:
+    """The one that it comes after is not in yet."""
+    first = ticket.after
+    return first is not None and first.thread is None and not first.over

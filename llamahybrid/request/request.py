@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from llamahybrid.prompt_cache.base import Bytes, Plan
 from llamahybrid.request.report import RequestReport, sentence
@@ -65,14 +64,6 @@ class Request:
             prefill_seconds=self.prefill_seconds,
             first_token_seconds=self.first_token_seconds,
         )
-
-    def tell(self, completion: Any) -> None:
-        """Put what was cached, and that it was cancelled, into a completion or a chunk of one."""
-        if completion.get("usage"):
-            completion["usage"]["prompt_tokens_details"] = {"cached_tokens": self.plan.cached}
-        if self.cancelled:
-            for choice in completion["choices"]:
-                choice["finish_reason"] = choice["finish_reason"] and "cancelled"
 
     def hand_out(self, token: int) -> None:
         """A token is about to go to the caller."""

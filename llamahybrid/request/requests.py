@@ -49,12 +49,14 @@ class RequestHandle:
     A stream belongs to it wherever and whenever it is advanced later. Safe from any thread.
     """
 
-    def __init__(self, gate: RequestGate) -> None:
+    def __init__(self, gate: RequestGate, part_of: RequestHandle | None = None) -> None:
+        """`part_of`: its requests are also those of this one."""
         self.open = False
         """Its `with` block runs."""
         self.outer: RequestHandle | None = None
         """The handle whose block it stands in."""
         self._gate = gate
+        self._part_of = part_of
         self._tickets: list[Ticket] = []
         self._cancelled = False
 
@@ -74,6 +76,12 @@ class RequestHandle:
         self._tickets.append(ticket)
         if self._cancelled:
             self._gate.cancel(ticket)
+        if self._part_of is not None:
+            self._part_of.add(ticket)
+
+    def of(self, gate: RequestGate) -> bool:
+        """Its requests are made at this gate."""
+        return self._gate is gate
 
 
 _handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", default=None)
@@ -90,6 +98,16 @@ def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
         handle.open = False
         if _handle.get() is handle:  # a generator may leave in another context, or after others came
             _handle.set(handle.outer)
+
+
+@contextmanager
+def belonging_to(handle: RequestHandle) -> Generator[None, None, None]:
+    """Requests made by the body belong to a handle that is open elsewhere."""
+    token = _handle.set(handle)
+    try:
+        yield
+    finally:
+        _handle.reset(token)
 
 
 class Requests:
@@ -139,12 +157,16 @@ class Requests:
     def ticket(self, completing: bool = False, rows: bool = False) -> Ticket:
         """A ticket for a request that is made here and now, known to the handle of this context."""
         ticket = self.gate.ticket(completing, rows)
+        if (handle := self.handle()) is not None:
+            handle.add(ticket)
+        return ticket
+
+    def handle(self) -> RequestHandle | None:
+        """What requests that are made here and now belong to."""
         handle = _handle.get()
         while handle is not None and not handle.open:
             handle = handle.outer
-        if handle is not None and handle._gate is self.gate:
-            handle.add(ticket)
-        return ticket
+        return handle if handle is not None and handle.of(self.gate) else None
 
     def drive(
         self, ticket: Ticket, start: Callable[[], Generator[Any, Any, None]]
@@ -247,11 +269,11 @@ class Requests:
         assert ticket.slot.evaluation is not None, "without one nobody gets a ticket"
         return ticket.slot.evaluation
 
-    def switch(self, ticket: Ticket, *, own: bool = True) -> None:
+    def switch(self, ticket: Ticket) -> None:
         """See `Tenant.switch`."""
         if self.slots.batcher is not None:
             self.slots.batcher.settle()
-        self.slots.seat(ticket, None if ticket.parked is None else ticket.parked.memory, own=own)
+        self.slots.seat(ticket, None if ticket.parked is None else ticket.parked.memory)
         self._show(ticket)
 
     def _show(self, ticket: Ticket) -> Evaluation:
@@ -275,7 +297,7 @@ class Requests:
     def park(self, ticket: Ticket) -> None:
         """See `Tenant.park`; what the caller has not seen yet of a draft goes."""
         if ticket.slot is not None:
-            self.slots.seat(ticket, own=False)
+            self.slots.seat(ticket)
             self._show(ticket)
         evaluation = self._evaluation_of(ticket)
         arrays, runner, request = evaluation.arrays, evaluation.runner, evaluation.active
@@ -314,7 +336,6 @@ class Requests:
         if ticket.request is not None:
             self.last = ticket.request
         if parked.active is not None:
-            evaluation.runner.wait_for_room(len(parked.memory) + 1)
             self._come_back(evaluation, parked)
         arrays.bring_rows(parked.arrays)
         evaluation.active = parked.active
@@ -332,6 +353,7 @@ class Requests:
         if parked.native_from is not None and not np.array_equal(there, parked.memory):
             raise RequestSuperseded("another request took the place of this one: its image is gone")
         try:
+            evaluation.runner.wait_for_room(len(parked.memory) + 1)
             evaluation.come_back(parked.active)
         except RequestCancelled:
             pass  # for its next step to tell: a completion ends, `generate` raises

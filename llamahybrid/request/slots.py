@@ -1,37 +1,29 @@
 """Slots: live sequences of one context, and which request has which.
 
 A request gets the slot from which most of its prompt can be resumed. What a thread did last stays its own:
-it finds `n_tokens` and the rest as it left them, also where another's request has had the slot since.
+it finds `n_tokens` and the rest as it left them, in the slot that it used or, where that was given to another
+one meanwhile, in the next that it gets (memory is brought to what upstream believes in when it decodes).
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.arrays import UpstreamArrays
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.gate import RequestGate
-from llamahybrid.request.ticket import Ticket
+from llamahybrid.request.ticket import ThreadMark, Ticket, this_thread
 
 if TYPE_CHECKING:
     from llamahybrid.memory.sequence import LiveSequence
     from llamahybrid.request.batcher import Batcher
     from llamahybrid.request.runner import RequestRunner
-
-
-class Desk:
-    """Where what a thread did last is."""
-
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.left: UpstreamArrays | None = None
-        """What it found there, once the slot is given to a request of another thread."""
 
 
 @dataclass(eq=False)
@@ -43,8 +35,27 @@ class Slot:
     """None while the model is opened, and where upstream's behaviour was asked for."""
     used: int = 0
     """When it was last given to one; larger is later."""
-    desks: WeakSet[Desk] = field(default_factory=WeakSet)
-    """Of the threads that advanced what was last here."""
+    owner: ThreadMark | None = None
+    """The thread that used it last."""
+    native_from: int | None = None
+    """See `Evaluation.native_from`, of what lies in no slot."""
+    rests_on: Tokens | None = None
+    """What a chat handler has decoded natively for what it asks next, where it lies in no slot any more."""
+
+    def lend(self, arrays: UpstreamArrays, native_from: int | None) -> None:
+        """Upstream believes something else here now."""
+        self.arrays = arrays
+        if self.evaluation is not None:
+            self.evaluation.arrays = arrays
+            self.evaluation.native_from, self.evaluation.handoff = native_from, False
+
+    def put_down(self) -> Slot:
+        """What upstream believes here, to lie in no slot."""
+        evaluation = self.evaluation
+        assert evaluation is not None, "else there is one slot, and nobody else to take it"
+        self.arrays.true_rows = 0  # they are those of what is live no more
+        rests_on = evaluation.runner.live.tokens.copy() if evaluation.handoff else None
+        return Slot(self.arrays, native_from=evaluation.native_from, rests_on=rests_on)
 
     def resumable(self, prompt: Tokens) -> int:
         """Tokens of a prompt that would not have to be decoded here."""
@@ -64,43 +75,78 @@ class Slots:
         """That of the request whose step it is."""
         self.batcher: Batcher | None = None
         """What decodes for several; None with one slot."""
-        self._came_from: Slot | UpstreamArrays = self.all[0]
+        self._came_from = self.all[0]
         self._gate = gate
         self._uses = itertools.count(1)
-        self._thread = threading.local()
+        self._homes: weakref.WeakKeyDictionary[ThreadMark, Slot] = weakref.WeakKeyDictionary()
+        """Where lies what each thread left: in a slot, or in none while others have it."""
 
     def here(self) -> Slot:
         """The slot that is meant: in a step its own, elsewhere what the calling thread used last."""
-        if len(self.all) == 1 or self._gate.inside:
+        if self._certain:
             return self.current
-        desk = self._desk
-        return desk.slot or (self.all[0] if desk.left is None else Slot(desk.left, self.all[0].evaluation))
+        home = self._home(this_thread())
+        return self.all[0] if home is None else home
+
+    @property
+    def seen(self) -> UpstreamArrays:
+        """What upstream believes, to the calling thread; to one that has made no request, the last of all."""
+        if self._certain:
+            return self.current.arrays
+        home = self._homes.get(this_thread()) or max(self.all, key=lambda slot: slot.used)
+        return home.arrays
+
+    @property
+    def own(self) -> UpstreamArrays:
+        """The same for who changes it: nobody else's."""
+        if self._certain:
+            return self.current.arrays
+        mark = this_thread()
+        if mark not in self._homes:
+            self._homes[mark] = Slot(self.all[0].arrays.blank())
+        return self._homes[mark].arrays
+
+    @property
+    def rests_on(self) -> Tokens | None:
+        """What a chat handler of the calling thread has decoded natively, for what is asked next."""
+        home = self.current if self._certain else self._homes.get(this_thread())
+        if home is None or home.evaluation is None:
+            return None if home is None else home.rests_on
+        return home.evaluation.runner.live.tokens.copy() if home.evaluation.handoff else None
+
+    @property
+    def _certain(self) -> bool:
+        """There is one, or the caller is in a step."""
+        return len(self.all) == 1 or self._gate.inside
+
+    def _home(self, mark: ThreadMark | None) -> Slot | None:
+        """The slot in which lies what a thread left, if it still does."""
+        home = None if mark is None else self._homes.get(mark)
+        return home if home in self.all else None
 
     def add(self, slot: Slot) -> None:
         """One more."""
         self.all.append(slot)
         self._gate.slots = len(self.all)
 
-    def seat(self, ticket: Ticket, prompt: Tokens | None = None, *, own: bool = True) -> Slot:
+    def seat(self, ticket: Ticket, prompt: Tokens | None = None) -> Slot:
         """Give a ticket a slot, if it has none: that in which most of `prompt` is live, or its thread's last.
 
-        One that needs the whole context gets the first, which is sequence 0 (see `gather`). `own`: the
-        calling thread's; another's is here to be parked or ended.
+        One that needs the whole context gets the first, which is sequence 0 (see `gather`).
 
         Inside a step, when the gate has let it in: there is a free one.
         """
         if ticket.slot is None:
-            free, desk = self._free(), self._desk
+            free, home = self._free(), self._home(self._mark(ticket))
             if ticket.whole:
-                self._came_from = desk.slot or desk.left or self.all[0]
-                self._give(self.all[0], ticket)
+                self._came_from = home or self.all[0]
+                best = self.all[0]
             elif prompt is not None:
-                self._give(self._nearest(free, prompt), ticket)
-            elif desk.slot in free:
-                self._give(desk.slot, ticket)
+                best = max(free, key=lambda slot: (slot.live_prefix(prompt), -slot.used))
             else:
-                self._give_new(free, desk.left, ticket)
-        return self._enter(ticket, own=own)
+                best = home if home in free else min(free, key=lambda slot: slot.used)
+            self._give(best, ticket)
+        return self._enter(ticket)
 
     def user(self, slot: Slot) -> Ticket | None:
         """The request that has a slot: one that is seated, whatever was interrupted on the way there."""
@@ -118,9 +164,7 @@ class Slots:
             if slot.evaluation is not None and slot is not last:
                 slot.evaluation.runner.save_tip()
                 slot.evaluation.runner.live.empty()
-        if isinstance(last, UpstreamArrays):
-            first.arrays.copy_from(last)
-        elif last is not first and last.evaluation is not None:
+        if last is not first and last.evaluation is not None:
             first.evaluation.runner.save_tip()
             first.evaluation.take_over(last.evaluation)
         self._came_from = first
@@ -133,7 +177,7 @@ class Slots:
         mine = [old, *self._free()]
         best = max(mine, key=lambda slot: (slot.resumable(prompt), slot.live_prefix(prompt), -slot.used))
         if best is not old:
-            self._give(best, ticket)
+            self._give(best, ticket, anew=True)
             best.arrays.take_settings(old.arrays)
         return self._enter(ticket)
 
@@ -174,45 +218,32 @@ class Slots:
         if self.batcher is not None:
             self.batcher.close()
 
-    @property
-    def _desk(self) -> Desk:
-        """The calling thread's."""
-        try:
-            desk: Desk = self._thread.desk
-        except AttributeError:
-            desk = self._thread.desk = Desk()
-        return desk
-
-    def _give(self, slot: Slot, ticket: Ticket) -> None:
-        mine, left = self._desk, None
-        for desk in list(slot.desks):
-            if desk is not mine and desk.slot is slot:
-                desk.left = left = left or slot.arrays.copy()
-                desk.slot = None
-        slot.desks.clear()
-        slot.arrays.sampler = None  # upstream's `sample` would go on with it, whatever it is told
+    def _give(self, slot: Slot, ticket: Ticket, anew: bool = False) -> None:
+        """A ticket gets a slot, and what its thread left comes with it, unless it begins `anew`."""
         slot.used = next(self._uses)
         ticket.slot = slot
+        mark = self._mark(ticket)
+        home = None if mark is None else self._homes.get(mark)
+        if home is slot:
+            return
+        if slot.owner is not None and self._homes.get(slot.owner) is slot:
+            self._homes[slot.owner] = slot.put_down()
+        arrays, native_from = slot.arrays.blank(), None
+        if home is not None and not anew and ticket.parked is None:
+            if home not in self.all:
+                arrays, native_from = home.arrays, home.native_from
+            elif not ticket.whole:  # in use by another request of this thread
+                arrays.bring_back(home.arrays.set_aside())
+        slot.lend(arrays, native_from)
 
-    def _nearest(self, free: list[Slot], tokens: Tokens) -> Slot:
-        return max(free, key=lambda slot: (slot.live_prefix(tokens), -slot.used))
-
-    def _give_new(self, free: list[Slot], left: UpstreamArrays | None, ticket: Ticket) -> None:
-        """Not the slot its thread had last: what was left there comes along, and nothing of another's."""
-        if left is None:
-            slot = min(free, key=lambda slot: (bool(slot.desks), slot.used))
-            self._give(slot, ticket)
-            slot.arrays.reset()
-        else:
-            slot = self._nearest(free, left.ids())
-            self._give(slot, ticket)
-            slot.arrays.copy_from(left)
-
-    def _enter(self, ticket: Ticket, *, own: bool = True) -> Slot:
+    def _enter(self, ticket: Ticket) -> Slot:
         assert ticket.slot is not None, "it is seated"
-        self.current = slot = ticket.slot
-        if own:
-            desk = self._desk
-            desk.slot, desk.left = slot, None
-            slot.desks.add(desk)
-        return slot
+        self.current = ticket.slot
+        if (mark := self._mark(ticket)) is not None:
+            ticket.slot.owner = mark
+            self._homes[mark] = ticket.slot
+        return ticket.slot
+
+    def _mark(self, ticket: Ticket) -> ThreadMark | None:
+        """The calling thread, if this is a step of its own; None where it parks or ends another's request."""
+        return this_thread() if ticket.inside == threading.get_ident() else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llamahybrid.prompt_cache.base import Tokens
 
@@ -21,12 +21,14 @@ class Ticket:
     """One request's claim to the context."""
 
     __slots__ = (
+        "after",
         "born",
         "cancelled",
         "completing",
         "ended",
         "idle_since",
         "inside",
+        "leads",
         "number",
         "over",
         "parked",
@@ -35,6 +37,7 @@ class Ticket:
         "rows",
         "slot",
         "thread",
+        "unwanted",
         "whole",
     )
 
@@ -47,7 +50,7 @@ class Ticket:
         """Its tokens go to a completion, which a cancelled `generate` ends instead of raising."""
         self.rows = rows
         """It needs the logits of every token."""
-        self.thread: object | None = None
+        self.thread: ThreadMark | None = None
         """The thread that made its last step (see `this_thread`); None: it has made none."""
         self.inside = 0
         """The number of the thread that is in the middle of a step for it; 0: none is."""
@@ -63,9 +66,30 @@ class Ticket:
         """What `last_request` tells of it."""
         self.rests_on: Tokens | None = None
         """What has to be live still when it begins: content that was decoded natively."""
+        self.leads = False
+        """Others begin with the same prompt, and go on from what this one leaves behind."""
+        self.after: Ticket | None = None
+        """One that must be in before this one may be, which then waits as long as it takes."""
         self.cancelled = False
+        """It was asked to end; whether that came in time its request says."""
+        self.unwanted = False
+        """Cancelled, and nobody waits for what comes of it."""
         self.over = False
         self.ended = False
+
+    @property
+    def ended_early(self) -> bool:
+        """It was cancelled, in its answer or before its prompt was begun with."""
+        return self.cancelled if self.request is None else self.request.cancelled
+
+    def tell(self, completion: Any) -> None:
+        """Put what was cached, and that it was cancelled, into a completion or a chunk of one."""
+        if completion.get("usage"):
+            cached = 0 if self.request is None else self.request.plan.cached
+            completion["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self.ended_early:
+            for choice in completion["choices"]:
+                choice["finish_reason"] = choice["finish_reason"] and "cancelled"
 
 
 class Tenant(Protocol):
@@ -80,11 +104,8 @@ class Tenant(Protocol):
     def begin(self, ticket: Ticket) -> None:
         """A ticket makes its first step."""
 
-    def switch(self, ticket: Ticket, *, own: bool = True) -> None:
-        """This one makes a step next, or goes on with one; only with more than one slot.
-
-        `own`: it is the calling thread's; another's is here to be ended.
-        """
+    def switch(self, ticket: Ticket) -> None:
+        """This one makes a step next, or goes on with one; only with more than one slot."""
 
     def stepped(self, ticket: Ticket) -> None:
         """It has made a step; only with more than one slot."""
@@ -93,13 +114,17 @@ class Tenant(Protocol):
         """A request is over, parked or not: keep its progress, tell of it. Called once for each."""
 
 
+class ThreadMark:
+    """Stands for a thread."""
+
+
 _thread = threading.local()
 
 
-def this_thread() -> object:
+def this_thread() -> ThreadMark:
     """What stands for the calling thread, and never for another one."""
     try:
-        return _thread.mark
+        mark: ThreadMark = _thread.mark
     except AttributeError:
-        _thread.mark = object()
-        return _thread.mark
+        mark = _thread.mark = ThreadMark()
+    return mark

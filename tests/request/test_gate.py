@@ -34,7 +34,7 @@ class Tenant:
     def end(self, ticket):
         self.told.append(("end", ticket))
 
-    def switch(self, ticket, *, own=True):
+    def switch(self, ticket):
         self.told.append(("switch", ticket))
 
     def stepped(self, ticket):
@@ -170,6 +170,54 @@ def test_a_place_in_the_line_that_nobody_renews_is_void(gate, monkeypatch):
     monkeypatch.setattr(line, "PLACE_EXPIRES", 0.2)
     gate._line.renew(gate.ticket())  # its thread was interrupted between two lines
     assert gets_in(gate)
+
+
+@pytest.mark.parametrize("ends", ["comes in", "is given up"])
+def test_one_that_comes_after_another_waits_for_it_and_never_stands_before_it(gate, ends):
+    gate.wait, gate.slots, gate.patience = False, 2, 60
+    first, second, stepped = gate.ticket(), gate.ticket(), threading.Event()
+    second.after = first
+    thread = threading.Thread(target=gate.run, args=(second, stepped.set), daemon=True)
+    thread.start()
+    assert not stepped.wait(0.3), "the one that it comes after is not in"
+    if ends == "comes in":
+        assert in_thread(gate.run, first, int) == (0, None)
+    else:
+        gate.abandon(first)
+    assert stepped.wait(20)
+    thread.join(20)
+
+
+def test_one_that_comes_after_another_is_never_refused(gate):
+    gate.wait, gate.patience = False, 0.2
+    first = begun(gate, in_thread)
+    second = gate.ticket()
+    second.after = first
+    assert in_thread(gate.run, second, lambda: "in") == ("in", None)
+
+
+def test_one_that_nobody_wants_any_more_leaves_the_line(gate):
+    gate.patience = 600
+    begun(gate)
+    ticket, raised = gate.ticket(), []
+
+    def wait():
+        try:
+            gate.run(ticket, int)
+        except RequestCancelled as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while not gate._line:
+        time.sleep(0.01)
+    gate.cancel(ticket)
+    thread.join(0.3)
+    assert thread.is_alive(), "one that is only cancelled still says so to its caller when its turn comes"
+    ticket.unwanted = True
+    thread.join(20)
+    assert raised
+    assert not gate._line
 
 
 def test_steps_never_overlap(gate):

@@ -39,24 +39,6 @@ def test_the_first_token_is_timed_and_no_other(request_):
     assert (request_.first_token_seconds, request_.generated, request_.last) == (first, 2, 8)
 
 
-def test_a_completion_is_told_what_was_cached_where_it_counts_tokens(request_):
-    completion = {"usage": {"prompt_tokens": 9}, "choices": [{"finish_reason": "stop"}]}
-    request_.tell(completion)
-    assert completion["usage"] == {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
-    assert completion["choices"] == [{"finish_reason": "stop"}]
-    chunk = {"choices": [{"finish_reason": None}]}
-    request_.tell(chunk)
-    assert chunk == {"choices": [{"finish_reason": None}]}
-
-
-def test_a_cancelled_completion_says_so_where_it_ends(request_):
-    request_.cancelled = True
-    chunks = [{"choices": [{"finish_reason": reason}]} for reason in (None, "length")]
-    for chunk in chunks:
-        request_.tell(chunk)
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "cancelled"]
-
-
 # -- in a model ------------------------------------------------------------------------------------
 
 

@@ -1,14 +1,18 @@
 """Which request gets which slot."""
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import llama_cpp
 import numpy as np
 import pytest
 
 from llamahybrid import Llama
+from llamahybrid.errors import DecodeError, RequestSuperseded
 
+ROWS = {"n_ctx": 1024, "n_threads": 1, "verbose": False, "logits_all": True}
 WORDS = np.random.default_rng(1).integers(1, 200, 300).tolist()
 
 
@@ -83,6 +87,63 @@ def test_a_thread_that_did_nothing_yet_goes_on_with_nothing_of_anothers(llm):
     counts = [in_thread(elsewhere) for _ in range(4)]
     assert counts == [10] * 4
     assert llm.n_tokens == mine == 40
+
+
+def test_what_a_thread_left_comes_with_it_where_others_have_its_slot(llm):
+    def leave(i):
+        llm.eval(WORDS[i : i + 20])
+        left.wait(60)
+        read = llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()
+        llm.eval([7])
+        return read, llm.input_ids[: llm.n_tokens].tolist()
+
+    left = threading.Barrier(5)
+    with ThreadPoolExecutor(5) as pool:
+        for i, (read, ids) in enumerate(pool.map(leave, range(5))):
+            assert read == (20, WORDS[i : i + 20])
+            assert ids == [*WORDS[i : i + 20], 7]
+
+
+def test_who_ends_what_others_gave_up_finds_its_own(llm):
+    """A stream that was dropped is ended by whoever comes next, in the slot that it had."""
+    llm.eval(WORDS[:20])
+    mine = llm.slots.here()
+
+    def drop():
+        stream = llm.generate(WORDS[50:60], temp=0.0)
+        next(stream)
+        circle.append(stream)
+        circle.append(circle)
+
+    circle = []
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join(60)
+    circle.clear()
+    gc.collect()
+    llm.eval([7])
+    assert llm.slots.here() is mine
+    assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], 7]
+
+
+def test_what_a_thread_sets_is_its_own(llm):
+    stream = llm.generate(WORDS[:20], temp=0.0)
+    first = next(stream)
+
+    def meddle():
+        seen.append(llm.n_tokens)
+        llm.n_tokens = 3
+        seen.append(llm.n_tokens)
+
+    seen = []
+    thread = threading.Thread(target=meddle)
+    thread.start()
+    thread.join(60)
+    assert seen == [20, 3]
+    assert llm.n_tokens == 20
+    second = next(stream)
+    assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], first]
+    assert second >= 0
 
 
 def test_the_idle_one_that_is_emptied_is_the_oldest(llm):
@@ -210,3 +271,77 @@ def test_rows_of_all_tokens_are_a_threads_own_too(tiny_model):
         assert llm.scores[61].any()
     finally:
         llm.close()
+
+
+def test_one_thread_goes_on_behind_its_own_open_stream(llm):
+    stream = llm.generate(WORDS[:20], temp=0.0)
+    first = next(stream)
+    assert llm.n_tokens == 20
+    llm.eval([first, 7])
+    assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], first, 7]
+    second = next(stream)
+    assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], first]
+    assert second >= 0
+
+
+def fill(llm, prompt=WORDS[100:120]):
+    """Other threads have every slot, one after the other."""
+    held = threading.Barrier(3)
+
+    def one(i):
+        stream = llm.generate(prompt[i:], temp=0.0)
+        next(stream)
+        held.wait(60)
+        stream.close()
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(one, range(3)))
+
+
+def test_what_a_chat_handler_decoded_is_told_when_its_slot_was_given_away(llm):
+    llm.eval(WORDS[:20])
+    evaluation = llm.slots.here().evaluation
+    assert llm.slots.rests_on is None
+    evaluation.handoff, evaluation.native_from = True, 5
+    assert llm.slots.rests_on.tolist() == WORDS[:20]
+    fill(llm)
+    assert not any(slot.evaluation.handoff or slot.evaluation.native_from for slot in llm.slots.all)
+    assert llm.slots.rests_on.tolist() == WORDS[:20]
+    with pytest.raises(RequestSuperseded):
+        llm.create_completion(WORDS[:20], max_tokens=2)
+    assert llm.create_completion(WORDS[:20], max_tokens=2)
+
+
+def test_natively_decoded_content_that_was_given_away_is_not_decoded_as_text(llm):
+    llm.eval(WORDS[:20])
+    llm.slots.here().evaluation.native_from = 5
+    fill(llm)
+    with pytest.raises(DecodeError, match="natively decoded content is gone"):
+        llm.eval([7])
+
+
+def test_rows_that_were_given_away_serve_no_other_prompt(tiny_model):
+    with closing(Llama(str(tiny_model("llama")), n_parallel=3, **ROWS)) as llm:
+        llm.eval(WORDS[:20])
+        text = "some words that are no others"
+        prompt = llm.tokenize(text.encode())
+        fill(llm, [*prompt, 1, 2, 3])
+        made = llm.create_completion(text, max_tokens=1, temperature=0, logprobs=1, echo=True)
+    with closing(llama_cpp.Llama(str(tiny_model("llama")), **ROWS)) as stock:
+        wanted = stock.create_completion(text, max_tokens=1, temperature=0, logprobs=1, echo=True)
+    ours, theirs = (m["choices"][0]["logprobs"]["token_logprobs"] for m in (made, wanted))
+    assert ours[1:] == pytest.approx(theirs[1:], abs=1e-3)
+
+
+def test_what_a_thread_left_goes_with_it(llm):
+    def leave():
+        llm.eval(WORDS[:20])
+
+    for _ in range(5):
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join(60)
+    fill(llm)
+    ask(llm, WORDS[:9])
+    gc.collect()
+    assert len(llm.slots._homes) <= 4

@@ -1,0 +1,305 @@
+"""Answers: several to one prompt, as one completion or as one stream of chunks.
+
+Each is a completion of its own, made by upstream's code with a sampler and a seed of its own. Where slots
+can go on from what another one left behind, they run side by side, in threads; else one after the other, each
+from the end of the prompt. Either way the prompt is decoded for the first one alone.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import operator
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
+
+from llamahybrid.request.finalisers import in_finaliser
+from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.requests import RequestHandle, belonging_to
+from llamahybrid.request.ticket import Ticket
+
+if TYPE_CHECKING:
+    from llamahybrid.llama import Llama
+
+RANDOM_SEED = 0xFFFFFFFF
+"""Has the library draw a seed (LLAMA_DEFAULT_SEED, include/llama.h)."""
+
+AHEAD = 8
+"""Chunks of a stream that may wait to be taken, for each answer."""
+
+Make = Callable[[int], Any]
+"""Makes one answer, by its index: a completion, or an iterator of chunks."""
+
+Part = tuple[int, Any]
+"""The index of an answer, and its completion or one of its chunks."""
+
+
+def answer_count(n: Any) -> int:
+    """How many answers `n` asks for; None is one. Raises ValueError unless it is an integer of at least 1."""
+    try:
+        count = 1 if n is None else operator.index(n)
+    except TypeError:
+        count = 0
+    if count < 1 or isinstance(n, bool):
+        raise ValueError(f"n counts answers: an integer of at least 1, not {n!r}")
+    return count
+
+
+def seeds(first: int, count: int) -> list[int]:
+    """The seed of each answer: `first`, and those that follow it; the same for all if the library draws."""
+    number = first & 0xFFFFFFFF  # as the library reads it
+    if number == RANDOM_SEED:
+        return [first] * count
+    return [first, *((number + i) % RANDOM_SEED for i in range(1, count))]
+
+
+def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], count: int) -> Any:
+    """`count` answers of `create(**options)`, each as if it was asked for alone: a completion, or its stream.
+
+    A completion has all their choices, one id, and a usage that counts the prompt once. In a stream the index
+    of a chunk's choice says whose it is. What one raises ends all; what ends one as cancelled does, too.
+    """
+    handle = Siblings(llm.requests.gate, llm.requests.handle())
+    parts = _parts(llm, create, dict(options), count, handle)
+    return _as_one_stream(parts) if options.get("stream") else merged(dict(parts))
+
+
+class Siblings(RequestHandle):
+    """The requests of one call: the first is in before the others, which go on from what it leaves behind."""
+
+    def __init__(self, gate: RequestGate, part_of: RequestHandle | None) -> None:
+        super().__init__(gate, part_of)
+        self.open = True
+        self.began: Callable[[], object] | None = None
+        """Called when there is a first one."""
+        self._unwanted = False
+
+    @property
+    def first(self) -> Ticket | None:
+        """The one that decodes the prompt."""
+        return self._tickets[0] if self._tickets else None
+
+    def add(self, ticket: Ticket) -> None:
+        """See `RequestHandle.add`."""
+        first = self.first
+        if first is None:
+            ticket.leads = True
+        else:
+            ticket.after = first
+        super().add(ticket)
+        ticket.unwanted = self._unwanted
+        if first is None and self.began is not None:
+            self.began()
+
+    def drop(self) -> None:
+        """Nobody waits for what comes of them: end them, those that wait in line at once."""
+        self._unwanted = True
+        for ticket in list(self._tickets):
+            ticket.unwanted = True
+        self.cancel()
+
+
+# -- one completion of several -----------------------------------------------------------------------
+
+
+def merged(completions: Mapping[int, Any]) -> dict[str, Any]:
+    """One completion with a choice of each; the prompt is counted once, as the first one's."""
+    whole = dict(completions[0])
+    each = [completions[index]["choices"] for index in sorted(completions)]
+    whole["choices"] = [{**choices[0], "index": index} for index, choices in enumerate(each)]
+    if whole.get("usage"):
+        said = sum(completion["usage"]["completion_tokens"] for completion in completions.values())
+        usage = dict(whole["usage"], completion_tokens=said)
+        whole["usage"] = dict(usage, total_tokens=usage["prompt_tokens"] + said)
+    return whole
+
+
+def _as_one_stream(parts: Generator[Part, None, None]) -> Iterator[Any]:
+    """Chunks of several with one id, and each with its index."""
+    same: dict[str, Any] = {}
+    with closing(parts):
+        for index, chunk in parts:
+            same = same or {"id": chunk["id"], "created": chunk["created"]}
+            yield {**chunk, **same, "choices": [{**choice, "index": index} for choice in chunk["choices"]]}
+
+
+# -- making them -------------------------------------------------------------------------------------
+
+
+def _parts(
+    llm: Llama, create: Callable[..., Any], options: dict[str, Any], count: int, handle: Siblings
+) -> Generator[Part, None, None]:
+    requests, stream = llm.requests, bool(options.get("stream"))
+    seed = options.get("seed")
+    if seed is None:  # as upstream draws it
+        seed = random.Random(llm._seed).randint(0, 2**32)
+    each = seeds(seed, count)
+
+    def make(index: int) -> Any:
+        own = dict(options, seed=each[index])
+        if own.get("logits_processor") is not None:  # upstream adds to the list that it is given
+            own["logits_processor"] = copy(own["logits_processor"])
+        return create(**own)
+
+    if not requests.gate.nested() and _go_on_from_each_other(llm, options):
+        parts = _side_by_side(llm, make, count, handle, stream)
+    else:
+        parts = _one_after_the_other(make, count, handle, stream)
+    try:
+        with closing(parts):
+            for index, item in parts:
+                if any(choice["finish_reason"] == "cancelled" for choice in item["choices"]):
+                    handle.cancel()
+                if handle.first is not None and handle.first.request is not None:
+                    requests.last = handle.first.request
+                yield index, item
+    finally:
+        if requests.seed in each:
+            llm.set_seed(seed)  # the next request finds what one answer leaves
+
+
+def _go_on_from_each_other(llm: Llama, options: Mapping[str, Any]) -> bool:
+    """What one slot has decoded can be had in another."""
+    if len(llm.slots.all) == 1 or llm.runner is None or llm.chat_handler is not None:
+        return False
+    rows = options.get("logprobs") is not None and llm.draft_model is not None
+    return llm.runner.live.profile.keeps_chats and not llm.arrays.always_rows and not rows
+
+
+def _one_after_the_other(
+    make: Make, count: int, handle: Siblings, stream: bool
+) -> Generator[Part, None, None]:
+    """In the calling thread."""
+    for index in range(count):
+        with belonging_to(handle):
+            made = make(index)
+        if not stream:
+            yield index, made
+            continue
+        with _ending(made) as chunks:
+            while True:
+                with belonging_to(handle):
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                yield index, chunk
+
+
+def _side_by_side(
+    llm: Llama, make: Make, count: int, handle: Siblings, stream: bool
+) -> Generator[Part, None, None]:
+    """In threads, as many as there are slots, which end when this generator does, however that comes."""
+    crew, threads, owner = _Crew(make, count, handle, stream), list[threading.Thread](), _Owner()
+    dismiss = finalize(owner, crew.dismiss)
+    dismiss.atexit = False
+    try:
+        yield from crew.parts(threads, min(count, len(llm.slots.all)))
+    finally:
+        dismiss()
+        if not in_finaliser() and not llm.requests.gate.inside:
+            for thread in threads:
+                thread.join()
+
+
+class _Owner:
+    """Lives as long as somebody waits for the answers."""
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A thread has nothing more to do, or failed."""
+
+    error: BaseException | None
+
+
+class _Crew:
+    """Threads that make answers, and what they say to who waits; keeps none of those who wait alive."""
+
+    def __init__(self, make: Make, count: int, handle: Siblings, stream: bool) -> None:
+        self._make = make
+        self._handle = handle
+        self._stream = stream
+        self._over = False
+        # Simple queues throughout: the collector may run `dismiss` under any of their calls.
+        self._news: SimpleQueue[Part | _Left | None] = SimpleQueue()
+        self._todo: SimpleQueue[int] = SimpleQueue()
+        self._room: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(count)]
+        for index in range(count):
+            self._todo.put(index)
+            for _ in range(AHEAD if stream else 0):
+                self._room[index].put(None)
+        handle.began = partial(self._news.put, None)
+
+    def parts(self, threads: list[threading.Thread], width: int) -> Generator[Part, None, None]:
+        """What `width` threads make, as it comes; they are put into `threads`. Raises what one raises."""
+        self._start(threads)
+        left = 0
+        while left < len(threads):
+            news = self._news.get()
+            while len(threads) < width:  # the first has made its request
+                self._start(threads)
+            if isinstance(news, _Left):
+                left += 1
+                if news.error is not None:
+                    raise news.error
+            elif news is not None:
+                yield news
+                self._room[news[0]].put(None)
+
+    def dismiss(self) -> None:
+        """Nobody waits for more. Takes no lock."""
+        self._over = True
+        self._handle.drop()
+        for room in self._room:
+            room.put(None)
+
+    def _start(self, threads: list[threading.Thread]) -> None:
+        target = partial(contextvars.copy_context().run, self._work)
+        threads.append(threading.Thread(target=target, name="llamahybrid-answer", daemon=True))
+        threads[-1].start()
+
+    def _work(self) -> None:
+        error = None
+        try:
+            with belonging_to(self._handle):
+                while not self._over and (index := self._next()) is not None:
+                    self._answer(index)
+        except BaseException as raised:
+            error = raised
+        self._news.put(_Left(error))
+
+    def _next(self) -> int | None:
+        try:
+            return self._todo.get_nowait()
+        except Empty:
+            return None
+
+    def _answer(self, index: int) -> None:
+        made = self._make(index)
+        if not self._stream:
+            self._news.put((index, made))
+            return
+        with _ending(made) as chunks:
+            for chunk in chunks:
+                self._news.put((index, chunk))
+                self._room[index].get()
+                if self._over:
+                    return
+
+
+@contextmanager
+def _ending(made: Any) -> Iterator[Iterator[Any]]:
+    """A stream of chunks, closed at the end where that can be."""
+    chunks = iter(made)
+    try:
+        yield chunks
+    finally:
+        if isinstance(chunks, Generator):
+            chunks.close()

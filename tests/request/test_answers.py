@@ -1,0 +1,578 @@
+"""Several answers to one prompt: each as if it was asked for alone, and the prompt is decoded once."""
+
+import contextvars
+import gc
+import threading
+import time
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.errors import Busy
+from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.request import answers as answers_module
+from llamahybrid.request import batcher as batcher_module
+from llamahybrid.request.answers import RANDOM_SEED, Siblings, answer_count, seeds
+from llamahybrid.request.requests import RequestHandle
+
+OPTIONS = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}
+WORDS = np.random.default_rng(3).integers(1, 200, 400).tolist()
+PROMPT = WORDS[:150]
+ASKED = {"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0}
+MESSAGES = [{"role": "user", "content": "a question of some length, about nothing at all"}]
+KINDS = {"qwen35": {}, "mamba": {}, "gemma3": {"swa_full": False}, "llama": {}}
+
+
+@pytest.fixture(params=KINDS)
+def model(request, tiny_model):
+    path = tiny_model(request.param, **({"window": 16} if request.param == "gemma3" else {}))
+    return str(path), {**OPTIONS, **KINDS[request.param]}
+
+
+@pytest.fixture
+def hybrid(tiny_model):
+    return str(tiny_model("qwen35")), OPTIONS
+
+
+@pytest.fixture
+def opened():
+    made, before = [], threading.active_count()
+
+    def open_one(model, n_parallel=1, cls=Llama, **more):
+        path, options = model
+        ours = {"n_parallel": n_parallel} if cls is Llama else {}
+        made.append(cls(path, **{**options, **ours, **more}))
+        return made[-1]
+
+    yield open_one
+    for llm in made:
+        if isinstance(llm, Llama):
+            assert llm._gate.seated == []
+            assert llm._gate.crowded is False
+        llm.close()
+    until(lambda: threading.active_count() <= before)
+
+
+@pytest.fixture
+def stock(opened):
+    """Answers of a fresh context of upstream's, one a seed."""
+
+    def ask(model, *args, chat=False, n=3, seed=40, **asked):
+        choices, usage = [], {"prompt_tokens": 0, "completion_tokens": 0}
+        for i in range(n):
+            llm = opened(model, cls=llama_cpp.Llama)
+            create = llm.create_chat_completion if chat else llm.create_completion
+            made = create(*args, seed=seed + i, **{**ASKED, **asked})
+            choices.append({**made["choices"][0], "index": i})
+            usage["prompt_tokens"] = made["usage"]["prompt_tokens"]
+            usage["completion_tokens"] += made["usage"]["completion_tokens"]
+        return choices, {**usage, "total_tokens": sum(usage.values())}
+
+    return ask
+
+
+def until(true):
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def text(choice):
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+def gathered(chunks):
+    """The text, the last reason and the number of endings of each answer in a stream, and the ids seen."""
+    texts, ends, ids = {}, {}, set()
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        ids.add((chunk["id"], chunk["created"]))
+        piece = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        texts[choice["index"]] = texts.get(choice["index"], "") + piece
+        if choice["finish_reason"] is not None:
+            assert choice["index"] not in ends
+            ends[choice["index"]] = choice["finish_reason"]
+    assert len(ids) == 1
+    return [texts[i] for i in sorted(texts)], [ends[i] for i in sorted(ends)]
+
+
+# -- the same answers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_each_is_what_a_fresh_context_gives_for_its_seed(model, opened, stock, n_parallel):
+    llm = opened(model, n_parallel)
+    count = DecodeCounter(llm)
+    made = llm.create_completion(PROMPT, n=3, seed=40, **ASKED)
+    decoded = count.take()
+    choices, usage = stock(model, PROMPT)
+    assert made["choices"] == choices
+    assert len({text(c) for c in choices}) == 3
+    assert made["usage"].pop("prompt_tokens_details") == {"cached_tokens": 0}
+    assert made["usage"] == usage
+    assert made["id"].startswith("cmpl-")
+    # The last token of an answer is not decoded; that of a prompt is, once more, where memory is only cut.
+    again = 0 if llm.runner.live.profile.needs_checkpoints else 2
+    assert decoded == usage["total_tokens"] - 3 + again
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2, 3])
+def test_a_stream_has_the_chunks_of_all(model, opened, stock, n_parallel):
+    llm = opened(model, n_parallel)
+    count = DecodeCounter(llm)
+    texts, ends = gathered(llm.create_completion(PROMPT, n=4, seed=40, stream=True, **ASKED))
+    choices, usage = stock(model, PROMPT, n=4)
+    assert count.take() <= usage["total_tokens"] - 1
+    assert texts == [text(c) for c in choices]
+    assert ends == ["length"] * 4
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_chats(hybrid, opened, stock, n_parallel, stream):
+    llm = opened(hybrid, n_parallel)
+    choices, usage = stock(hybrid, MESSAGES, chat=True)
+    made = llm.create_chat_completion(MESSAGES, n=3, seed=40, stream=stream, **ASKED)
+    if stream:
+        chunks = list(made)
+        assert gathered(chunks) == ([text(c) for c in choices], ["length"] * 3)
+        roles = [c["choices"][0] for c in chunks if "role" in c["choices"][0]["delta"]]
+        assert sorted(role["index"] for role in roles) == [0, 1, 2]
+    else:
+        assert made["choices"] == choices
+        assert made["usage"].items() >= usage.items()
+        assert made["object"] == "chat.completion"
+        assert made["id"].startswith("chatcmpl-")
+
+
+def test_the_call_itself_takes_n(hybrid, opened, stock):
+    llm = opened(hybrid, 2)
+    made = llm("a b c d", "suffix", echo=True, n=2, seed=40, **ASKED)
+    assert made["choices"] == stock(hybrid, "a b c d", "suffix", n=2, echo=True)[0]
+
+
+def test_without_a_seed_they_follow_the_one_that_upstream_draws(hybrid, opened):
+    one, several = opened(hybrid), opened(hybrid, 3)
+    first = [one.create_completion(PROMPT, **ASKED)["choices"][0]["text"] for _ in range(2)]
+    made = several.create_completion(PROMPT, n=3, **ASKED)
+    assert text(made["choices"][0]) == first[0]
+    assert len({text(c) for c in made["choices"]}) == 3
+    assert several.create_completion(PROMPT, **ASKED)["choices"][0]["text"] == first[1]
+
+
+def test_seeds():
+    assert seeds(5, 3) == [5, 6, 7]
+    assert seeds(-1, 2) == [-1, -1]
+    assert seeds(RANDOM_SEED, 2) == [RANDOM_SEED] * 2
+    assert seeds(RANDOM_SEED - 1, 3) == [RANDOM_SEED - 1, 0, 1]
+    assert seeds(2**32, 2) == [2**32, 1]
+    assert seeds(-5, 2) == [-5, RANDOM_SEED - 3]
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, [2]])
+def test_what_is_no_number_of_answers(hybrid, opened, n):
+    llm = opened(hybrid)
+    for create in (llm, llm.create_completion):
+        with pytest.raises(ValueError, match="n counts answers"):
+            create(PROMPT, n=n)
+    with pytest.raises(ValueError, match="n counts answers"):
+        llm.create_chat_completion(MESSAGES, n=n, stream=True)
+
+
+def test_one_answer_is_upstreams_completion(hybrid, opened):
+    llm = opened(hybrid)
+    assert [answer_count(n) for n in (None, 1, np.int64(3))] == [1, 1, 3]
+    for n in (None, 1, np.int64(1)):
+        made = llm.create_completion(PROMPT, n=n, seed=40, **ASKED)
+        assert [choice["index"] for choice in made["choices"]] == [0]
+
+
+# -- what one asks for, each gets ------------------------------------------------------------------
+
+
+GRAMMAR = 'root ::= "[" [0-9] ("," [0-9])* "]"'
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_a_grammar_holds_for_each(hybrid, opened, stock, n_parallel):
+    llm = opened(hybrid, n_parallel)
+    grammar = llama_cpp.LlamaGrammar.from_string(GRAMMAR, verbose=False)
+    asked = {"grammar": grammar, "max_tokens": 24}
+    made = llm.create_completion(PROMPT, n=3, seed=40, **{**ASKED, **asked})
+    assert made["choices"] == stock(hybrid, PROMPT, **asked)[0]
+    assert all(text(c).startswith("[") for c in made["choices"])
+
+
+def test_a_response_format_and_a_tool_hold_for_each(hybrid, opened, stock):
+    llm = opened(hybrid, 2)
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for asked in (
+        {"response_format": {"type": "json_object", "schema": schema}, "max_tokens": 60},
+        {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}, "max_tokens": 60},
+    ):
+        made = llm.create_chat_completion(MESSAGES, n=2, seed=40, **{**ASKED, **asked})
+        choices = stock(hybrid, MESSAGES, chat=True, n=2, **asked)[0]
+        for ours, theirs in zip(made["choices"], choices, strict=True):
+            for call in (ours["message"].get("tool_calls") or []) + (
+                theirs["message"].get("tool_calls") or []
+            ):
+                call["id"] = "its own completion's"
+            assert ours == theirs
+
+
+def test_stop_words_and_criteria_end_each_for_itself(hybrid, opened, stock):
+    llm = opened(hybrid, 2)
+    words = text(stock(hybrid, PROMPT, n=1)[0][0])
+    criteria = llama_cpp.StoppingCriteriaList([lambda ids, _: len(ids) >= len(PROMPT) + 5])
+    for asked in ({"stop": [words[1]]}, {"stopping_criteria": criteria}):
+        made = llm.create_completion(PROMPT, n=3, seed=40, **{**ASKED, **asked})
+        assert made["choices"] == stock(hybrid, PROMPT, **asked)[0]
+        assert made["choices"][0]["finish_reason"] == "stop"
+
+
+def test_processors_see_their_own_tokens(hybrid, opened, stock):
+    llm = opened(hybrid, 3)
+    seen = {}
+
+    def prefer(ids, scores):
+        seen.setdefault(tuple(ids[: len(PROMPT)].tolist()), []).append(len(ids))
+        scores[65 + len(ids) % 26] += 5
+        return scores
+
+    processors = llama_cpp.LogitsProcessorList([prefer])
+    asked = {"logits_processor": processors}
+    made = llm.create_completion(PROMPT, n=3, seed=40, **ASKED, **asked)
+    assert made["choices"] == stock(hybrid, PROMPT, **asked)[0]
+    assert len(processors) == 1
+
+
+def test_what_upstream_does_to_a_list_of_processors_it_does_for_each(hybrid, opened, stock):
+    """`logit_bias` is added to the list that was given, in place, and both are then lost (llama.py:1287)."""
+    llm, processors = opened(hybrid, 2), llama_cpp.LogitsProcessorList([])
+    asked = {"logit_bias": {70: 100.0}}
+    made = llm.create_completion(PROMPT, n=2, seed=40, logits_processor=processors, **ASKED, **asked)
+    theirs = [
+        stock(hybrid, PROMPT, n=1, seed=s, logits_processor=llama_cpp.LogitsProcessorList([]), **asked)[0][0]
+        for s in (40, 41)
+    ]
+    assert [text(c) for c in made["choices"]] == [text(c) for c in theirs]
+    assert processors == []
+    biased = llm.create_completion(PROMPT, n=2, seed=40, **ASKED, **asked)
+    assert biased["choices"] == stock(hybrid, PROMPT, n=2, **asked)[0]
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_logprobs(hybrid, opened, stock, n_parallel):
+    path, options = hybrid
+    model = path, {**options, "logits_all": True}
+    llm = opened(model, n_parallel)
+    count = DecodeCounter(llm)
+    made = llm.create_completion("a few words", n=2, seed=40, logprobs=2, echo=True, **ASKED)
+    prompt = made["usage"]["prompt_tokens"]
+    assert count.take() <= prompt + 2 * 7 + 1
+    for ours, theirs in zip(
+        made["choices"], stock(model, "a few words", n=2, logprobs=2, echo=True)[0], strict=True
+    ):
+        assert {**ours, "logprobs": None} == {**theirs, "logprobs": None}
+        ours, theirs = ours["logprobs"], theirs["logprobs"]
+        assert ours["tokens"] == theirs["tokens"]
+        assert ours["token_logprobs"][1:] == pytest.approx(theirs["token_logprobs"][1:], abs=1e-3)
+
+
+def test_without_a_prompt_cache_they_are_upstreams(hybrid, opened, stock):
+    llm = opened(hybrid, prompt_cache=False)
+    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT, n=2)[0]
+    texts, _ = gathered(llm.create_completion(PROMPT, n=2, seed=40, stream=True, **ASKED))
+    assert texts == [text(c) for c in stock(hybrid, PROMPT, n=2)[0]]
+
+
+# -- who they are ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_reports_are_those_of_each_and_the_last_is_that_of_the_first(hybrid, opened, n_parallel):
+    llm, told = opened(hybrid, n_parallel), []
+    llm.on_request = told.append
+    with llm.request() as handle:
+        made = llm.create_completion(PROMPT, n=3, seed=40, **ASKED)
+    llm.on_request = None
+    assert [r.total for r in handle.reports] == [len(PROMPT)] * 3
+    assert sorted(r.cached for r in handle.reports) == [0, len(PROMPT), len(PROMPT)]
+    assert sorted(r.cached for r in told) == [0, len(PROMPT), len(PROMPT)]
+    assert llm.last_request.cached == made["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert llm.last_request.generated == 8
+
+
+def test_they_are_decoded_together(hybrid, opened, monkeypatch):
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 0.5)
+    llm = opened(hybrid, 3)
+    llm.create_completion(PROMPT, n=3, seed=40, **{**ASKED, "max_tokens": 40})
+    assert llm.slots.batcher.rows > 60
+    assert llm.slots.batcher.steps < 0.7 * llm.slots.batcher.rows
+
+
+def test_others_are_answered_beside_them(hybrid, opened, stock):
+    llm, wrong = opened(hybrid, 2), []
+    theirs = text(stock(hybrid, WORDS[200:260], n=1)[0][0])
+
+    def other():
+        for _ in range(4):
+            said = llm.create_completion(WORDS[200:260], seed=40, **ASKED)["choices"][0]["text"]
+            if said != theirs:
+                wrong.append(said)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    made = [llm.create_completion(PROMPT, n=3, seed=40, **ASKED)["choices"] for _ in range(3)]
+    thread.join(60)
+    assert made == [stock(hybrid, PROMPT)[0]] * 3
+    assert wrong == []
+
+
+def test_who_does_not_wait_is_refused_as_a_whole_and_answered_as_a_whole(hybrid, opened, stock):
+    llm = opened(hybrid, 2, wait=False)
+    running = llm.create_completion(WORDS[200:260], stream=True, seed=40, **ASKED)
+    next(running)  # one slot is taken: the answers take turns in the other one
+    assert llm.create_completion(PROMPT, n=3, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT)[0]
+    second = []
+
+    def hold():
+        second.append(llm.create_completion(WORDS[260:300], stream=True, seed=40, **ASKED))
+        next(second[0])
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join(60)
+    next(running)
+    with pytest.raises(Busy):
+        llm.create_completion(PROMPT, n=2, seed=40, **ASKED)
+    running.close()
+    second[0].close()
+
+
+def test_inside_another_request_they_are_part_of_it(hybrid, opened, stock):
+    """A chat handler of one's own that asks for several answers."""
+    llm, made = opened(hybrid, 2), []
+
+    def handler(llama, messages, **_):
+        made.append(llama.create_completion(PROMPT, n=2, seed=40, **ASKED))
+        return made[0]
+
+    llm.chat_handler = handler
+    llm.create_chat_completion(MESSAGES)
+    assert made[0]["choices"] == stock(hybrid, PROMPT, n=2)[0]
+
+
+def test_inside_a_step_of_another_request_too(hybrid, opened, stock):
+    llm, made = opened(hybrid, 2), []
+
+    def ask(ids, _):
+        made.append(made or llm.create_completion(PROMPT, n=2, seed=40, **ASKED))
+        return True
+
+    criteria = llama_cpp.StoppingCriteriaList([ask])
+    thread = threading.Thread(
+        target=lambda: llm.create_completion(WORDS[200:260], stopping_criteria=criteria), daemon=True
+    )
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert made[0]["choices"] == stock(hybrid, PROMPT, n=2)[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_handler_of_ones_own_answers_one_after_the_other(hybrid, opened, stock, stream):
+    llm, lone = opened(hybrid, 2), []
+    plain = llama_cpp.llama_chat_format.get_chat_completion_handler("llama-2")
+
+    def handler(**asked):
+        lone.append(threading.current_thread())
+        return plain(**asked)
+
+    llm.chat_handler = handler
+    theirs = llm._chat(MESSAGES, seed=41, **ASKED)["choices"][0]
+    made = llm.create_chat_completion(MESSAGES, n=2, seed=40, stream=stream, **ASKED)
+    texts = gathered(made)[0] if stream else [text(c) for c in made["choices"]]
+    assert texts[1] == text(theirs)
+    assert lone == [threading.current_thread()] * 3
+
+
+def test_the_callers_context_is_theirs(hybrid, opened):
+    llm, seen, said = opened(hybrid, 2), set(), contextvars.ContextVar("said")
+    said.set("here")
+    processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.add(said.get()) or scores])
+    llm.create_completion(PROMPT, n=2, logits_processor=processors, **ASKED)
+    assert seen == {"here"}
+
+
+# -- their end -------------------------------------------------------------------------------------
+
+LONG = {**ASKED, "max_tokens": 400}
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("by", ["handle", "model"])
+def test_cancelling_ends_all_with_the_text_so_far(hybrid, opened, stock, n_parallel, by):
+    llm = opened(hybrid, n_parallel)
+    with llm.request() as handle:
+        stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **LONG)
+    chunks = [next(stream) for _ in range(5)]
+    (handle if by == "handle" else llm).cancel()
+    texts, ends = gathered([*chunks, *stream])
+    assert ends == ["cancelled"] * 3
+    whole = [text(c) for c in stock(hybrid, PROMPT, max_tokens=60)[0]]
+    assert all(there.startswith(said) for said, there in zip(texts, whole, strict=True))
+    assert texts[0]
+    assert texts[2] == ""
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_cancelling_from_another_thread_ends_a_completion(hybrid, opened, n_parallel):
+    llm, seen = opened(hybrid, n_parallel), threading.Event()
+    thread = threading.Thread(target=lambda: (seen.wait(60), llm.cancel()))
+    thread.start()
+    processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.set() or scores])
+    made = llm.create_completion(PROMPT, n=3, seed=40, logits_processor=processors, **LONG)
+    thread.join(60)
+    assert [choice["finish_reason"] for choice in made["choices"]] == ["cancelled"] * 3
+    assert made["usage"]["completion_tokens"] < 1000
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("how", ["closed", "collected", "failed"])
+def test_a_stream_that_is_given_up_ends_all(hybrid, opened, stock, n_parallel, how):
+    llm = opened(hybrid, n_parallel)
+    before = threading.active_count()
+    stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **LONG)
+    for _ in range(4):
+        next(stream)
+    if how == "closed":
+        stream.close()
+        assert threading.active_count() <= before + (n_parallel > 1)  # the compute thread stays
+    elif how == "collected":
+        circle = [stream]
+        circle.append(circle)
+        del stream, circle
+        gc.collect()
+    else:
+        with pytest.raises(RuntimeError, match="mine"):
+            stream.throw(RuntimeError("mine"))
+    until(lambda: threading.active_count() <= before + (n_parallel > 1))
+    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT, n=2)[0]
+
+
+def test_those_that_nobody_waits_for_are_told_so(hybrid, opened):
+    gate = opened(hybrid)._gate
+    outer = RequestHandle(gate)
+    handle, tickets = Siblings(gate, outer), [gate.ticket() for _ in range(3)]
+    for ticket in tickets[:2]:
+        handle.add(ticket)
+    assert [(t.leads, t.after) for t in tickets[:2]] == [(True, None), (False, tickets[0])]
+    handle.cancel()
+    assert [(t.cancelled, t.unwanted) for t in tickets[:2]] == [(True, False)] * 2
+    handle.drop()
+    handle.add(tickets[2])
+    assert [(t.cancelled, t.unwanted) for t in tickets] == [(True, True)] * 3
+    assert outer._tickets == tickets
+
+
+def test_a_stream_that_is_given_up_waits_for_nobody(hybrid, opened):
+    """Its answers that wait in line leave it at once, however long those before them take."""
+    llm = opened(hybrid, 2)
+    other = llm.create_completion(WORDS[200:260], stream=True, seed=40, **LONG)
+    next(other)
+    stream = llm.create_completion(PROMPT, n=2, seed=40, stream=True, **LONG)
+    next(stream)
+    until(lambda: len(llm._gate._line) == 1)  # the second answer
+    llm._gate.patience = 600
+    closing = threading.Thread(target=stream.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert len(llm._gate._line) == 0
+    other.close()
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_one_raises_ends_all(hybrid, opened, stock, n_parallel, stream):
+    llm, calls = opened(hybrid, n_parallel), []
+
+    def fail(ids, _):
+        calls.append(len(ids))
+        if len(calls) == 9:
+            raise LookupError("mine")
+        return False
+
+    criteria = llama_cpp.StoppingCriteriaList([fail])
+
+    def ask():
+        made = llm.create_completion(PROMPT, n=3, seed=40, stream=stream, stopping_criteria=criteria, **LONG)
+        return list(made)
+
+    with pytest.raises(LookupError, match="mine"):
+        ask()
+    assert len(calls) < 20
+    assert llm._gate.seated == []
+    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT, n=2)[0]
+
+
+def test_what_upstream_refuses_is_refused(hybrid, opened):
+    for n_parallel in (1, 2):
+        llm = opened(hybrid, n_parallel)
+        with pytest.raises(ValueError, match="exceed context window"):
+            llm.create_completion(WORDS * 6, n=2)
+        with pytest.raises(ValueError, match="logprobs is not supported"):
+            llm.create_completion(PROMPT, n=2, logprobs=1)
+        with pytest.raises(TypeError):
+            llm.create_completion(PROMPT, n=2, best_of=3)
+        with pytest.raises(TypeError):
+            llm.create_chat_completion(MESSAGES, n=2, best_of=3)
+
+
+def test_a_slow_reader_keeps_nobody_busy(hybrid, opened, monkeypatch):
+    monkeypatch.setattr(answers_module, "AHEAD", 3)
+    llm, seen = opened(hybrid, 2), []
+    criteria = llama_cpp.StoppingCriteriaList([lambda ids, _: bool(seen.append(len(ids)))])
+    stream = llm.create_completion(PROMPT, n=2, seed=40, stream=True, stopping_criteria=criteria, **LONG)
+    next(stream)
+    until(lambda: len(seen) >= 8)
+    ahead = len(seen)
+    time.sleep(0.3)
+    assert len(seen) == ahead <= 12
+    stream.close()
+
+
+def test_a_model_that_is_closed_meanwhile(hybrid, opened):
+    llm = opened(hybrid, 2)
+    stream = llm.create_completion(PROMPT, n=2, seed=40, stream=True, **LONG)
+    next(stream)
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(stream)
+
+
+def test_a_first_request_that_never_comes_in_holds_up_no_other(hybrid, opened):
+    """Answers whose chat handler does not ask the model for the first one."""
+    llm = opened(hybrid, 2)
+    said = []
+
+    def canned(llama, messages, seed, **asked):
+        said.append(seed)
+        if seed == 40:
+            return {
+                "id": "x",
+                "created": 1,
+                "choices": [{"message": {"content": ""}, "finish_reason": "stop"}],
+            }
+        return llama.create_completion(PROMPT, seed=seed, **ASKED)
+
+    llm._chat_handlers["canned"] = canned
+    llm.chat_format = "canned"
+    made = llm.create_chat_completion(MESSAGES, n=3, seed=40)
+    assert [choice["index"] for choice in made["choices"]] == [0, 1, 2]
+    assert sorted(said) == [40, 41, 42]
