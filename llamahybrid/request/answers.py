@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from llamahybrid.errors import LlamaHybridError
 from llamahybrid.request.finalisers import in_finaliser
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.requests import RequestHandle, belonging_to
@@ -65,9 +66,12 @@ def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], 
 
     A completion has all their choices, one id, and a usage that counts the prompt once. In a stream the index
     of a chunk's choice says whose it is. What one raises ends all; what ends one as cancelled does, too.
+    Raises LlamaHybridError where content that was decoded natively, and is so once, would have several.
     """
     handle = Siblings(llm.requests.gate, llm.requests.handle())
     parts = _parts(llm, create, dict(options), count, handle)
+    if "prompt" in options and llm.slots.rests_on is not None:
+        raise LlamaHybridError("an image is answered once; n of create_chat_completion decodes it for each")
     return _as_one_stream(parts) if options.get("stream") else merged(dict(parts))
 
 

@@ -7,7 +7,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid.errors import DecodeError, RequestSuperseded
+from llamahybrid.errors import DecodeError, LlamaHybridError, RequestSuperseded
 from tests.lab.reference import SETTINGS
 
 SIDE = 4  # an "image" is SIDE x SIDE embeddings: 16 cells, with M-RoPE at 4 positions
@@ -203,3 +203,29 @@ def test_a_stream_about_one_image_is_never_answered_from_another(opened, model, 
         list(first)
     assert "".join(chunk["choices"][0]["text"] for chunk in second) == stock(2)
     assert "".join(chunk["choices"][0]["text"] for chunk in streamed(llm, 1)) == stock(1)
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_several_answers_to_an_image(opened, model, stock, n_parallel):
+    """Ids do not say what the image was: it is decoded for each answer, or there is but one."""
+    llm = opened(model, n_parallel=n_parallel)
+
+    def handler(llama, messages, **_):
+        llama.reset()
+        llama._ctx.kv_cache_clear()
+        llama.eval([10, 11, 12, 13])
+        decode_image(llama, 1)
+        llama.eval([20, 21, 22])
+        prompt = llama.input_ids[: llama.n_tokens].tolist()
+        count = {"n": 2} if messages == "several" else {}
+        return llama.create_completion(prompt, max_tokens=8, temperature=0, **count)
+
+    llm.chat_handler = handler
+    made = llm.create_chat_completion("one", n=2, seed=3)
+    assert [choice["text"] for choice in made["choices"]] == [stock(1)] * 2
+    with pytest.raises(LlamaHybridError, match="an image is answered once"):
+        llm.create_chat_completion("several")
+    if n_parallel == 1:
+        with pytest.raises(LlamaHybridError, match="an image is answered once"):
+            handler(llm, "several")
+    assert len(list(islice(llm.generate([1, 2, 3], temp=0.0), 3))) == 3
