@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ def rows(section: str) -> list[Row]:
     return [Row(file, tuple(re.findall(r"`([\w.]+)`", names))) for file, names in table]
 
 
-DOWN, UP, QUESTIONS = rows("Down"), rows("Up"), rows("Ten questions")
+DOWN, UP, TOGETHER, QUESTIONS = rows("Down"), rows("Up"), rows("Together"), rows("Ten questions")
 
 
 @functools.cache
@@ -60,14 +61,17 @@ def missing(row: Row) -> list[str]:
     return [f"{row.file}: {name}" for name in row.symbols if name not in symbols(row.file)]
 
 
-@pytest.mark.parametrize("row", [*DOWN, *UP, *QUESTIONS], ids=lambda row: f"{row.file}-{row.symbols[0]}")
+@pytest.mark.parametrize(
+    "row", [*DOWN, *UP, *TOGETHER, *QUESTIONS], ids=lambda row: f"{row.file}-{row.symbols[0]}"
+)
 def test_what_a_row_names_exists(row: Row) -> None:
     assert not missing(row)
 
 
 def test_the_tables_are_read_whole_and_nothing_passes_for_a_symbol_that_is_none() -> None:
     lines = TOUR.partition("## The way")[2]
-    assert len(DOWN) + len(UP) + len(QUESTIONS) == len(re.findall(r"^\| (?:\d+|….*) \|", lines, re.MULTILINE))
+    read = len(DOWN) + len(UP) + len(TOGETHER) + len(QUESTIONS)
+    assert read == len(re.findall(r"^\| (?:\d+|….*) \|", lines, re.MULTILINE))
     assert len(QUESTIONS) == 10
     assert missing(Row("request/nowhere.py", ("x",))) == ["request/nowhere.py"]
     assert missing(Row("llama.py", ("Llama", "Llama.nothing"))) == ["llama.py: Llama.nothing"]
@@ -81,7 +85,7 @@ def test_every_file_and_room_that_is_mentioned_exists() -> None:
     assert rooms == set(re.findall(r"^\| `(\w+)/` \|", TOUR, re.MULTILINE))
 
 
-@pytest.mark.parametrize("way", [DOWN, UP], ids=["down", "up"])
+@pytest.mark.parametrize("way", [DOWN, UP, TOGETHER], ids=["down", "up", "together"])
 def test_each_module_is_entered_once_on_each_way(way: list[Row]) -> None:
     files = [row.file for row in way]
     assert len(set(files)) == len(files)
@@ -152,6 +156,30 @@ def recorded(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     return recorder
 
 
+@pytest.fixture(scope="module")
+def recorded_together(tiny_model: Callable[..., Path]) -> Recorder:
+    """Two answers to one prompt, in threads that are begun meanwhile."""
+    from llamahybrid import Llama
+    from llamahybrid.request import batcher
+
+    recorder, before = Recorder(), sys.getprofile()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        closing(Llama(str(tiny_model("qwen35")), n_ctx=1024, n_parallel=2, verbose=False)) as llm,
+    ):
+        patch.setattr(batcher, "GRACE_SECONDS", 0.5)  # threads are slow while they are recorded
+        threading.setprofile(recorder)
+        sys.setprofile(recorder)
+        try:
+            llm.create_completion(
+                "When does the boat leave? " * 9, n=2, max_tokens=16, seed=4, temperature=1.0
+            )
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(before)
+    return recorder
+
+
 @pytest.mark.native
 def test_a_prompt_goes_down_that_way(recorded: Recorder) -> None:
     assert not strays(DOWN, recorded.entered), told(recorded.entered)
@@ -160,6 +188,11 @@ def test_a_prompt_goes_down_that_way(recorded: Recorder) -> None:
 @pytest.mark.native
 def test_an_answer_comes_up_that_way(recorded: Recorder) -> None:
     assert not strays(UP, recorded.left), told(recorded.left)
+
+
+@pytest.mark.native
+def test_answers_are_made_together_that_way(recorded_together: Recorder) -> None:
+    assert not strays(TOGETHER, recorded_together.entered), told(recorded_together.entered)
 
 
 @pytest.mark.native

@@ -310,7 +310,7 @@ def test_reports_are_those_of_each_and_the_last_is_that_of_the_first(hybrid, ope
 def test_they_are_decoded_together(hybrid, opened, monkeypatch):
     monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 0.5)
     llm = opened(hybrid, 3)
-    llm.create_completion(PROMPT, n=3, seed=40, **{**ASKED, "max_tokens": 40})
+    llm.create_completion(PROMPT, n=3, seed=40, **{**ASKED, "max_tokens": 120})
     assert llm.slots.batcher.rows > 60
     assert llm.slots.batcher.steps < 0.7 * llm.slots.batcher.rows
 
