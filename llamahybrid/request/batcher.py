@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llamahybrid.request.runner import RequestRunner
     from llamahybrid.request.slots import Slots
 
-PIECE_STEPS = 10
+PIECE_STEPS = 16
 """A piece of a prompt takes about as long as so many steps of the answers that wait for it."""
 
 SMALLEST_PIECE = 32

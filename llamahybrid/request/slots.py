@@ -225,6 +225,7 @@ class Slots:
         mark = self._mark(ticket)
         home = None if mark is None else self._homes.get(mark)
         if home is slot:
+            slot.arrays.sampler = None  # upstream's `sample` would go on with it, whatever it is told
             return
         if slot.owner is not None and self._homes.get(slot.owner) is slot:
             self._homes[slot.owner] = slot.put_down()
@@ -234,6 +235,7 @@ class Slots:
                 arrays, native_from = home.arrays, home.native_from
             elif not ticket.whole:  # in use by another request of this thread
                 arrays.bring_back(home.arrays.set_aside())
+        arrays.sampler = None
         slot.lend(arrays, native_from)
 
     def _enter(self, ticket: Ticket) -> Slot:

@@ -9,6 +9,7 @@ import pytest
 from llamahybrid import Llama
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.shared import SharedContext
+from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request.batcher import SMALLEST_PIECE, NoRoom
 
@@ -52,6 +53,7 @@ def test_beside_answers_a_piece_takes_as_long_as_some_of_their_steps(opened):
 
 def test_answers_have_a_step_between_two_pieces_of_a_prompt(opened, monkeypatch):
     monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(batcher_module, "PIECE_STEPS", 0)  # else small ones follow each other
     llm = opened(n_batch=64)
     order, over = [], threading.Event()
     append, piece = llm.slots.batcher.append, llm.slots.batcher.piece
@@ -77,6 +79,17 @@ def test_answers_have_a_step_between_two_pieces_of_a_prompt(opened, monkeypatch)
     longest = max(len(run) for run in "".join(w[0] for w in seen[:last]).split("a"))
     assert seen.count("piece") > 4
     assert longest <= 2
+
+
+def test_small_pieces_follow_each_other_until_they_take_as_long_as_a_large_one(opened, monkeypatch):
+    batcher = opened().slots.batcher
+    batcher._step_seconds = 0.03
+    monkeypatch.setattr(batcher._meter, "costs", lambda: Costs(prefill_seconds=1e-3, batch_seconds=0.01))
+    budget = batcher_module.PIECE_STEPS * batcher._step_seconds
+    assert batcher._may_follow(10_000), "the first one always may"
+    batcher._piece_seconds = budget / 2
+    assert batcher._may_follow(int(1e3 * (budget / 2 - 0.01)))
+    assert not batcher._may_follow(int(1e3 * (budget / 2 - 0.01)) + 2)
 
 
 def test_a_batch_that_fails_is_tried_by_each_alone(opened, monkeypatch):
