@@ -102,7 +102,7 @@ class LiveView:
     """The live memory can be cut to any c in [cut_floor, n] without a snapshot
     (0 for plain attention, n for recurrent memory, in between for a sliding window)."""
     needs_checkpoints: bool
-    """False where every cut is possible: then no checkpoint is ever planned."""
+    """False where every cut is possible: then no snapshot is ever planned."""
     needs_attention: bool
     """True where a snapshot leaves out attention KV, so that a checkpoint at c serves only if attention of
     [0, c) is live or stored in segments."""
@@ -114,6 +114,9 @@ class LiveView:
     """How this context's segments are cut in two; None where it cannot save or load any."""
     state: LiveState | None = None
     """What the cache follows this context by (see `BasePromptCache.follow`)."""
+    attention_is_all: bool = False
+    """Attention KV is all of the state: every position that live and stored attention reaches is a restore
+    point. A checkpoint is then an empty snapshot, which says that attention before it is worth keeping."""
 
     @property
     def forgotten(self) -> bool:
@@ -198,7 +201,8 @@ class Plan:
     """Position where decoding starts; tokens before it are not decoded again."""
     source: Source
     checkpoint: Checkpoint | None
-    """Snapshot to load at `cached`; None: the live state itself serves (or nothing does)."""
+    """Snapshot to load at `cached`; None: the live state itself serves, `segments` are all (or nothing does).
+    """
     logits: Logits | None
     """Set iff cached == total and the context's own logits are not the prompt's."""
     cuts: tuple[int, ...] = ()

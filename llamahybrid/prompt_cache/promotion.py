@@ -14,11 +14,14 @@ def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs:
     """Take the best restore point on disk into RAM, if there is one that is deeper and comes cheaper."""
     total, live_lcp = len(tokens), common_prefix(tokens, view.tokens)
     limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
+    if view.attention_is_all:
+        limit = min(limit, total - 1)  # no logits lie on disk
     if view.needs_attention and view.split is None:
         limit = min(limit, live_lcp)  # no other attention can be put back
     while True:
         known = ram.known(tokens, view, costs)
-        offer = disk.offer(view.namespace, tokens, known.cached, limit, known.missing)
+        anywhere = view.attention_is_all
+        offer = disk.offer(view.namespace, tokens, known.cached, limit, known.missing, anywhere=anywhere)
         if offer is None:
             return
         saved = (offer.position - known.cached) * costs.prefill_seconds
@@ -32,6 +35,8 @@ def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs:
                 ram.take_in(view, path, loaded, expected, known.forgets)
                 return
             del expected
+        if anywhere and expected is None:
+            return
         limit = offer.position - 1  # never the same again, whatever the disk says
 
 

@@ -92,6 +92,10 @@ class RamStore:
         entry.user_pinned = self.is_pinned(path)
         return entry
 
+    def anchor(self, namespace: str, match: Match, path: Tokens) -> Entry:
+        """A checkpoint without a snapshot at the end of `path`, on this match: attention before it stays."""
+        return self.put(match, Checkpoint(namespace, len(path), np.empty(0, np.uint8)), path)
+
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments only it needed; its buffer goes to the pool when unused.
 

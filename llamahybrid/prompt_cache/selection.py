@@ -23,7 +23,9 @@ class Choice:
     position: int
     source: Literal["live", "ram", "none"]
     entry: Entry | None
-    """What the request takes from the store: a snapshot (source "ram") or only the logits ("live")."""
+    """What the request takes from the store: a snapshot (source "ram") or only the logits ("live").
+
+    None with "ram" where no checkpoint lies at the position: attention is all that is needed there."""
     logits: Logits | None
 
     @property
@@ -80,6 +82,11 @@ def choose(
     stored = at_end.checkpoint.logits if at_end is not None else None
 
     live = _live_position(total, live_lcp, limit, view, stored)
+    if view.attention_is_all:
+        position = min(limit, reach, total - 1)
+        if position > live and _pays(position, live, live_lcp, costs):
+            return Choice(position, "ram", next((e for e in entries if e.position == position), None), None)
+        entries = ()  # none has logits
     deepest = min(limit, reach) if view.needs_attention else limit
     usable = (e for e in reversed(entries) if e.position <= deepest)
     best = next((e for e in usable if e.position < total or e.checkpoint.logits is not None), None)

@@ -60,7 +60,7 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
 
     Leaves the slot that there is without one where the context has no memory (encoders).
     """
-    profile = probe(llm._ctx, bool(llm.context_params.swa_full)).among(n_parallel)
+    profile = probe(llm._ctx, bool(llm.context_params.swa_full), n_parallel)
     if not profile.has_memory:
         return
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)

@@ -31,7 +31,9 @@ from llamahybrid.prompt_cache.base import (
     Plan,
     Segment,
     Tokens,
+    clipped,
 )
+from llamahybrid.prompt_cache.placement import tip_due
 from llamahybrid.prompt_cache.ram import new_buffer
 from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
@@ -101,7 +103,7 @@ class RequestRunner:
             clock = time.perf_counter()
             try:
                 if gives_up_tip(plan, tip):
-                    self.save_tip()
+                    self.save_tip(plan.live_kept if plan.segments else plan.cached)
                 applied = self._apply(plan, prompt)
             finally:
                 self.cache.release(plan)
@@ -127,10 +129,21 @@ class RequestRunner:
         """What is live belongs to a request that was forgotten while it waited: it goes on, unstored."""
         self._state.forgotten = True
 
-    def save_tip(self) -> None:
-        """The live tip is about to be given up: store what is worth coming back to."""
-        if self.live.profile.keeps_chats:  # a shallow look is enough: `check` has looked, right before
-            self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False)
+    def save_tip(self, stays: int = 0) -> None:
+        """The live tip is about to be given up: store what is worth coming back to.
+
+        `stays`: tokens that remain live; where attention is all of the state, only the rest is stored now.
+        """
+        live = self.live
+        if not live.profile.keeps_chats:
+            return
+        start = 0
+        if live.profile.attention_is_all:
+            if not tip_due(live.n - stays):
+                return  # a regenerated answer, say: to decode it again is nothing
+            start = stays if live.shared.slots == 1 else 0  # what stays in one slot, others may ask for
+        # A shallow look is enough: `check` has looked, right before.
+        self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, start=start)
 
     def wait_to_return(self, tokens: int) -> None:
         """What was live was given up to older requests: wait until there is room for so many tokens again."""
@@ -179,7 +192,7 @@ class RequestRunner:
         except SnapshotError as error:
             fault, damaged = str(error), error.segment
         if fault is None:
-            if plan.checkpoint is not None:
+            if plan.checkpoint is not None or plan.segments:
                 loaded = sum(s.end - s.start for s in plan.segments)
                 self.meter.restored(time.perf_counter() - clock, loaded)
             return True
@@ -188,6 +201,9 @@ class RequestRunner:
             self.cache.drop_segment(self.live.fingerprint.hex(), damaged)
         elif plan.checkpoint is not None:
             self.cache.drop(plan.checkpoint)
+        else:
+            for segment in plan.segments:
+                self.cache.drop_segment(self.live.fingerprint.hex(), segment)
         self.live.empty()
         return False
 
@@ -304,7 +320,7 @@ class RequestRunner:
         try:
             sound = self._prompt_done(request)
             if sound and self._batcher is not None and self._batcher.prompts_wait():
-                self._page_out(deep=False)  # what waits for this prompt's checkpoints needs their attention
+                self.save_tip()  # what waits for this prompt's checkpoints needs their attention
         finally:
             if self._batcher is not None:
                 self._batcher.prompt_done()
@@ -358,8 +374,13 @@ class RequestRunner:
 
     # -- what the schedule asks for --------------------------------------------------------------
 
-    def _carry_out(self, actions: Actions, request: Request | None = None, *, deep: bool = True) -> None:
-        """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`."""
+    def _carry_out(
+        self, actions: Actions, request: Request | None = None, *, deep: bool = True, start: int = 0
+    ) -> None:
+        """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`.
+
+        `start`: attention of what comes before is not to be stored.
+        """
         for action in actions:
             match action:
                 case Action.STAGE if request is not None:
@@ -376,12 +397,12 @@ class RequestRunner:
                 case Action.REMEMBER:
                     self.cache.remember(self.live.identity.namespace, self.live.tokens.copy(), self._state)
                 case Action.PAGE_OUT:
-                    self._page_out(deep=deep)
+                    self._page_out(deep=deep, start=start)
 
     def checkpoint(self, request: Request | None, logits: Logits | None = None, *, deep: bool = True) -> bool:
         """Take and store a checkpoint at the tip; False if it cannot be vouched for or does not fit."""
         clock = time.perf_counter()
-        record = self.live.snapshot(self.cache.buffer, deep=deep)
+        record = self.live.checkpoint(self.cache.buffer, deep=deep)
         if record is None:
             return False
         position = self.live.n
@@ -409,10 +430,13 @@ class RequestRunner:
                     request.checkpoints += self.cache.admit(view, position, record)
             request.staged.clear()
 
-    def _page_out(self, *, deep: bool) -> None:
-        """Store the attention that the live sequence's checkpoints need, where it is not stored yet."""
+    def _page_out(self, *, deep: bool, start: int = 0) -> None:
+        """Store the attention that the live sequence's checkpoints need, where it is not stored yet.
+
+        `start`: none before that.
+        """
         view = self._view()
-        for start, end in self.cache.missing(view):
+        for start, end in clipped(self.cache.missing(view), len(view.tokens), start):
             segment = self.live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
             if segment is None or not self.cache.store_segment(view, segment):
                 break
