@@ -6,6 +6,7 @@ It joins the live sequence to the prompt cache for the life of a context, decode
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,9 @@ from llamahybrid.request.schedule import (
     before_tip_goes,
     gives_up_tip,
 )
+
+MOST_RESTORES = 4
+"""Restores from stored attention that a request tries: a disk may give what was dropped once more."""
 
 ABORTED = 2
 """Result of llama_decode when its abort callback said so (include/llama.h)."""
@@ -93,12 +97,13 @@ class RequestRunner:
         plan_seconds = restore_seconds = 0.0
         self.check()
         self._follow(prompt)
-        tip, needs_checkpoints = self.live.n, self.live.profile.needs_checkpoints
+        profile, tip = self.live.profile, self.live.n
+        needs_checkpoints = profile.needs_checkpoints
         boundaries = self._boundaries.find(prompt) if needs_checkpoints else []
-        while True:
+        for attempt in itertools.count():
             clock = time.perf_counter()
             costs = self.meter.costs()
-            plan = self._plan(prompt, boundaries, reuse_limit, costs)
+            plan = self._plan(prompt, boundaries, reuse_limit, costs, paged=attempt < MOST_RESTORES)
             plan_seconds += time.perf_counter() - clock
             clock = time.perf_counter()
             try:
@@ -110,7 +115,10 @@ class RequestRunner:
             restore_seconds += time.perf_counter() - clock
             if applied:
                 break
-        schedule = Schedule(plan, costs, self.meter.costs, wanted=needs_checkpoints)
+        keeps_end = profile.attention_is_all and self.cache.leaves_process
+        schedule = Schedule(
+            plan, costs, self.meter.costs, wanted=needs_checkpoints, keeps_end=keeps_end
+        )
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
         self._carry_out(schedule.begin(tip), request)
         return request
@@ -174,10 +182,22 @@ class RequestRunner:
             self._warned.add(message)
             logger.warning(message)
 
-    def _plan(self, prompt: Tokens, boundaries: Sequence[int], reuse_limit: int | None, costs: Costs) -> Plan:
+    def _plan(
+        self,
+        prompt: Tokens,
+        boundaries: Sequence[int],
+        reuse_limit: int | None,
+        costs: Costs,
+        *,
+        paged: bool = True,
+    ) -> Plan:
+        """`paged` False: without stored attention."""
         if not self.live.row.exists():
             reuse_limit = min(len(prompt) - 1, len(prompt) if reuse_limit is None else reuse_limit)
-        return self.cache.plan(prompt, self._view(reuse_limit), boundaries, costs)
+        view = self._view(reuse_limit)
+        if not paged:
+            view = replace(view, split=None, attention_is_all=False)
+        return self.cache.plan(prompt, view, boundaries, costs)
 
     def _view(self, reuse_limit: int | None = None) -> LiveView:
         """The live sequence as the cache needs to know it."""
@@ -242,7 +262,10 @@ class RequestRunner:
         finally:
             live.recount()  # waits for queued computation
         seconds = time.perf_counter() - began
-        if prefilled is None and len(tokens) <= self._n_batch:
+        timed = len(tokens) <= self._n_batch
+        if prefilled is not None:  # else batch by batch
+            timed = self.live.profile.attention_is_all and self._batcher is None
+        if timed:
             self.meter.decoded(len(tokens), seconds)
         if request is not None and request.prefilling:
             request.prefill_seconds += seconds
