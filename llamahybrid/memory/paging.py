@@ -98,7 +98,7 @@ class Pager:
     def __init__(
         self, ctx: LlamaContext, layout: Layout, nothing: Bytes, seq: int = 0, window: int = 0
     ) -> None:
-        """`nothing`: the PARTIAL state of an empty sequence. `window`: tokens of the model's sliding window."""
+        """`nothing`: the PARTIAL state of an empty sequence. `window`: tokens of its sliding window."""
         self._ctx = ctx
         self._seq = seq
         self._window = window

@@ -56,7 +56,7 @@ class MemoryProfile:
     pager: Pager | None = None
     """How attention KV of a range is saved and put back; None where that cannot be done."""
     attention_is_all: bool = False
-    """Attention KV, in cells that can be cut anywhere, is all of the state, and `pager` takes all of it: state
+    """Attention KV, in cells that can be cut anywhere, is all of the state, and `pager` takes all of it: it
     can be put back at any position that stored attention reaches."""
     token_seconds: float = 0.0
     """What a token decoded alone took in the trial, at best."""

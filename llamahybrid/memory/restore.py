@@ -41,7 +41,8 @@ def open_restorable(
 ) -> Restorable:
     """Check a snapshot record of `tokens`, shape (c,), and the attention that goes with it.
 
-    `record` is None where attention is all of the state. Attention of [0, c) must be `live`, or `segments` bring it behind the first `kept` live tokens.
+    Attention of [0, c) must be `live`, or `segments` bring it behind the first `kept` live tokens; `record`
+    is None where it is all of the state.
     Raises SnapshotError when the record or a segment may not be used here.
     """
     if not profile.linear:

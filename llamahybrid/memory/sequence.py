@@ -425,7 +425,8 @@ class LiveSequence:
     ) -> str | None:
         """Go to the state saved in `record`, that of `tokens` (shape (c,)); the fault if it failed.
 
-        `record`: None where attention is all of it (see `MemoryProfile.attention_is_all`). Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens.
+        Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens;
+        `record` is None where that is all of the state.
         `row_follows`: the output row that is there was computed from that state on.
         The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
         sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.

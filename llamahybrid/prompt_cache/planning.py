@@ -23,7 +23,9 @@ def restore_point(
     attention = reachable(kept, match.segments() if view.split is not None else ())
     reach = attention.reach
     if view.attention_is_all:
-        reach = min(reach, max(live_lcp, match.length))  # the last segment may be another path's from there on
+        reach = min(
+            reach, max(live_lcp, match.length)
+        )  # the last segment may be another path's from there on
     return choose(total, live_lcp, view, entries, reach, costs), attention
 
 

@@ -132,7 +132,8 @@ class ReuseValue:
     def of(self, entry: Entry, now: int) -> float:
         """Tokens saved a request and a byte; `now`: the number of the last request."""
         shallower = 0 if entry.above is None else entry.above.position
-        return self.rate(entry, now) * self.chance(entry) * (entry.position - shallower) / max(1, freed(entry))
+        saved = self.rate(entry, now) * self.chance(entry) * (entry.position - shallower)
+        return saved / max(1, freed(entry))  # one without a snapshot may share all its attention
 
     def rate(self, entry: Entry, now: int) -> float:
         """Requests on its path per request: what was seen of it, and what silence says of any path."""

@@ -116,9 +116,7 @@ class RequestRunner:
             if applied:
                 break
         keeps_end = profile.attention_is_all and self.cache.leaves_process
-        schedule = Schedule(
-            plan, costs, self.meter.costs, wanted=needs_checkpoints, keeps_end=keeps_end
-        )
+        schedule = Schedule(plan, costs, self.meter.costs, wanted=needs_checkpoints, keeps_end=keeps_end)
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
         self._carry_out(schedule.begin(tip), request)
         return request
@@ -145,13 +143,13 @@ class RequestRunner:
         live = self.live
         if not live.profile.keeps_chats:
             return
-        start = 0
+        after = 0
         if live.profile.attention_is_all:
             if not tip_due(live.n - stays):
                 return  # a regenerated answer, say: to decode it again is nothing
-            start = stays if live.shared.slots == 1 else 0  # what stays in one slot, others may ask for
+            after = stays if live.shared.slots == 1 else 0  # what stays in one slot, others may ask for
         # A shallow look is enough: `check` has looked, right before.
-        self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, start=start)
+        self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, after=after)
 
     def wait_to_return(self, tokens: int) -> None:
         """What was live was given up to older requests: wait until there is room for so many tokens again."""
@@ -398,11 +396,11 @@ class RequestRunner:
     # -- what the schedule asks for --------------------------------------------------------------
 
     def _carry_out(
-        self, actions: Actions, request: Request | None = None, *, deep: bool = True, start: int = 0
+        self, actions: Actions, request: Request | None = None, *, deep: bool = True, after: int = 0
     ) -> None:
         """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`.
 
-        `start`: attention of what comes before is not to be stored.
+        `after`: no attention before that is to be stored.
         """
         for action in actions:
             match action:
@@ -420,7 +418,7 @@ class RequestRunner:
                 case Action.REMEMBER:
                     self.cache.remember(self.live.identity.namespace, self.live.tokens.copy(), self._state)
                 case Action.PAGE_OUT:
-                    self._page_out(deep=deep, start=start)
+                    self._page_out(deep=deep, after=after)
 
     def checkpoint(self, request: Request | None, logits: Logits | None = None, *, deep: bool = True) -> bool:
         """Take and store a checkpoint at the tip; False if it cannot be vouched for or does not fit."""
@@ -453,13 +451,13 @@ class RequestRunner:
                     request.checkpoints += self.cache.admit(view, position, record)
             request.staged.clear()
 
-    def _page_out(self, *, deep: bool, start: int = 0) -> None:
+    def _page_out(self, *, deep: bool, after: int = 0) -> None:
         """Store the attention that the live sequence's checkpoints need, where it is not stored yet.
 
-        `start`: none before that.
+        `after`: none before that.
         """
         view = self._view()
-        for start, end in clipped(self.cache.missing(view), len(view.tokens), start):
+        for start, end in clipped(self.cache.missing(view), len(view.tokens), after):
             segment = self.live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
             if segment is None or not self.cache.store_segment(view, segment):
                 break
