@@ -143,7 +143,7 @@ class StackedLayout:
 
     @classmethod
     def learn(cls, payload: Bytes, n: int, head_bytes: int, first_bytes: int) -> StackedLayout | None:
-        """The layout of a payload of n cells, `first_bytes` up to the second part; None: not as we know it."""
+        """The layout of a payload of n cells, the first part of `first_bytes`; None: not as we know it."""
         first = SegmentLayout.learn(payload[:first_bytes], n, head_bytes, 0)
         second = SegmentLayout.learn(payload[first_bytes:], n, _COUNTS_BYTES, 0)
         return None if first is None or second is None else cls((first, second))

@@ -24,7 +24,7 @@ from llamahybrid.memory.restore import open_restorable
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.snapshot import HEADER_BYTES, seal
 from llamahybrid.memory.state import SequenceState, unknown_ids
-from llamahybrid.prompt_cache.base import Bytes, LiveView, Segment, Tokens
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Segment, Tokens
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -380,7 +380,7 @@ class LiveSequence:
         """What is stored to come back to the tip: `snapshot`; nothing but attention where that is all."""
         if not self.profile.attention_is_all:
             return self.snapshot(buffer, deep=deep)
-        return np.empty(0, dtype=np.uint8) if self._is_proven(deep=deep) else None
+        return NOTHING if self._is_proven(deep=deep) else None
 
     def _is_proven(self, *, deep: bool) -> bool:
         """The tip's state is that of its tokens, and may be stored."""

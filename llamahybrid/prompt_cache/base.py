@@ -19,6 +19,11 @@ Tokens: TypeAlias = npt.NDArray[np.int32]
 each is unique, so that it never equals anything in a prompt."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+NOTHING: Bytes = np.empty(0, np.uint8)
+"""The snapshot of a checkpoint whose attention is all of its state."""
+NOTHING.flags.writeable = False
+
 Logits: TypeAlias = npt.NDArray[np.float32]
 Source: TypeAlias = Literal["live", "ram", "disk", "none"]
 Range: TypeAlias = tuple[int, int]

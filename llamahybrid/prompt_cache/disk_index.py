@@ -206,7 +206,7 @@ class DiskIndex:
         return pieces if reach == limit else None
 
     def _covered(self, match: Match, ranges: Sequence[Range], limit: int) -> tuple[list[Piece], int]:
-        """Attention for ascending ranges of what was found, up to the first hole; where that is or `limit`."""
+        """Attention for ascending ranges of what was found, up to the first hole; its place, or `limit`."""
         pieces: list[Piece] = []
         for start, end in ranges:
             at = max(start, pieces[-1].end if pieces else 0)

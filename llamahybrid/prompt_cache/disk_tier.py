@@ -16,7 +16,16 @@ from statistics import median
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import LiveView, Loaded, Range, Segment, Splitter, Tokens, part_of
+from llamahybrid.prompt_cache.base import (
+    NOTHING,
+    LiveView,
+    Loaded,
+    Range,
+    Segment,
+    Splitter,
+    Tokens,
+    part_of,
+)
 from llamahybrid.prompt_cache.disk_index import Offer
 from llamahybrid.prompt_cache.disk_store import READ, WRITE, DiskStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
@@ -128,7 +137,7 @@ class DiskTier:
         self.store.counts.loaded += 1
         attention = tuple(sorted(segments, key=lambda s: s.start))
         if not offer.checkpoint:
-            return Loaded(np.empty(0, np.uint8), None, attention)
+            return Loaded(NOTHING, None, attention)
         assert state is not None
         return Loaded(state.payload, state.logits, attention)
 
