@@ -13,14 +13,14 @@ from llamahybrid.prompt_cache.ram_tier import RamTier
 def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs: Costs) -> None:
     """Take the best restore point on disk into RAM, if there is one that is deeper and comes cheaper."""
     total, live_lcp = len(tokens), common_prefix(tokens, view.tokens)
+    anywhere = view.attention_is_all
     limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
-    if view.attention_is_all:
+    if anywhere:
         limit = min(limit, total - 1)  # no logits lie on disk
     if view.needs_attention and view.split is None:
         limit = min(limit, live_lcp)  # no other attention can be put back
     while True:
         known = ram.known(tokens, view, costs)
-        anywhere = view.attention_is_all
         offer = disk.offer(view.namespace, tokens, known.cached, limit, known.missing, anywhere=anywhere)
         if offer is None:
             return
@@ -29,14 +29,14 @@ def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs:
             return
         path = tokens[: offer.position]
         expected = ram.expect(view.namespace, path, offer.nbytes)
+        if expected is None and anywhere:
+            return  # every shorter one is one more
         if expected is not None:
             loaded = disk.load(offer, path, view.split)
             if loaded is not None:
                 ram.take_in(view, path, loaded, expected, known.forgets)
                 return
             del expected
-        if anywhere and expected is None:
-            return
         limit = offer.position - 1  # never the same again, whatever the disk says
 
 
