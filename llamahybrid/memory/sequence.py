@@ -458,7 +458,7 @@ class LiveSequence:
         fault = self.fault()
         if fault is None and payload is not None and self.native.state_size(partial=True) != payload.nbytes:
             fault = "the restored state has another size than its snapshot"
-        if fault is None and payload is None and not self._holds_all():
+        if fault is None and payload is None and not (profile.pager and profile.pager.holds(state.n)):
             fault = "some of the restored attention is not there"
         if named is not identity.fingerprint:
             fault = "another thread has changed what computes"
@@ -468,7 +468,3 @@ class LiveSequence:
         state.row_covers_tip = covers
         return None
 
-    def _holds_all(self) -> bool:
-        """Memory has every cell of the sequence, those behind a sliding window too."""
-        pager = self.profile.pager
-        return pager is not None and self.native.positions()[0] == 0 and pager.holds(self.state.n)

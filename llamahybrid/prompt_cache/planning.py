@@ -26,7 +26,7 @@ def restore_point(
         reach = min(
             reach, max(live_lcp, match.length)
         )  # the last segment may be another path's from there on
-    return choose(total, live_lcp, view, entries, reach, costs), attention
+    return choose(total, live_lcp, view, entries, reach, costs, attention.live_kept), attention
 
 
 def plan_request(

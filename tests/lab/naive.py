@@ -21,6 +21,7 @@ from llamahybrid.prompt_cache.base import (
     Source,
     Tokens,
 )
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 from llamahybrid.prompt_cache.placement import prefill_cuts
 
@@ -191,7 +192,10 @@ class NaivePromptCache(BasePromptCache):
             is_live = live[:c] == prompt[:c]
             stored = self._checkpoints.get((view.namespace, prompt[:c]))
             if view.attention_is_all and c < len(prompt) and self._attended(prompt[:c], live, view):
-                return c, "live" if is_live else "ram", None, None
+                shared = min(_shared(prompt, live), limit, len(prompt) - 1)
+                if c < shared + MIN_SPACING:
+                    return shared, "live" if shared else "none", None, None
+                return c, "ram", None, None
             logits = stored.logits if stored is not None and c == len(prompt) else None
             tip = is_live and c == len(live) and view.tip_logits
             ends_with_logits = c < len(prompt) or tip or logits is not None
