@@ -467,4 +467,3 @@ class LiveSequence:
             return fault
         state.row_covers_tip = covers
         return None
-

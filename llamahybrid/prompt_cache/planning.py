@@ -18,7 +18,7 @@ def restore_point(
 
     `entries`: those of the match.
     """
-    # With an end of a window missing, live attention cannot be cut to where segments are put behind it.
+    # Behind a window whose beginning is gone (see `LiveView.cut_floor`) not all of what is live is there.
     kept = 0 if view.attention_is_all and view.cut_floor else live_lcp
     attention = reachable(kept, match.segments() if view.split is not None else ())
     reach = attention.reach

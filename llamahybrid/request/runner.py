@@ -151,6 +151,11 @@ class RequestRunner:
         # A shallow look is enough: `check` has looked, right before.
         self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, after=after)
 
+    def lend(self) -> None:
+        """Another slot is asked for what is live here: store it, where attention is all of the state."""
+        if self.live.profile.attention_is_all:
+            self.save_tip()
+
     def wait_to_return(self, tokens: int) -> None:
         """What was live was given up to older requests: wait until there is room for so many tokens again."""
         assert self._batcher is not None, "with one slot nobody else needs any"
@@ -341,7 +346,7 @@ class RequestRunner:
         try:
             sound = self._prompt_done(request)
             if sound and self._batcher is not None and self._batcher.prompts_wait():
-                self.save_tip()  # what waits for this prompt's checkpoints needs their attention
+                self._page_out(deep=False)  # what waits for this prompt's checkpoints needs their attention
         finally:
             if self._batcher is not None:
                 self._batcher.prompt_done()

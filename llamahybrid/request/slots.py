@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.request.arrays import UpstreamArrays
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.gate import RequestGate
@@ -120,6 +121,10 @@ class Slots:
         if best is not old:
             best.arrays.take_settings(old.arrays)
             self._give(best, ticket)
+        there = max(self.all, key=lambda slot: slot.live_prefix(prompt))
+        worth = there.live_prefix(prompt) >= best.resumable(prompt) + MIN_SPACING
+        if worth and there is not best and there.evaluation is not None:
+            there.evaluation.runner.lend()
         return self._enter(ticket)
 
     def idle(self, live: LiveSequence, waiting: Collection[Ticket]) -> RequestRunner | None:
