@@ -1,10 +1,9 @@
-"""Chats of models whose attention is all of their state: any token that was ever decoded can be gone on from."""
+"""Chats of models whose attention is all of their state: they go on from any token that was decoded."""
 
 from __future__ import annotations
 
 import gc
 import itertools
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
