@@ -104,7 +104,7 @@ def test_bytes_of_another_layout_are_refused() -> None:
 
 
 def stacked(n: int, start: int = 0, *, transposed: bool = False) -> Bytes:
-    """As src/llama-kv-cache-iswa.cpp writes n cells: those of the layers without a window, then the others."""
+    """As src/llama-kv-cache-iswa.cpp writes n cells: layers with a window in a part of their own."""
     first = payload(n, start=start, transposed=transposed, rest=b"")
     second = payload(n, start=start, transposed=transposed, rest=b"", seed=1)
     return np.concatenate([first, second])
