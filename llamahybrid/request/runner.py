@@ -49,6 +49,9 @@ from llamahybrid.request.schedule import (
     gives_up_tip,
 )
 
+SEGMENT_TOKENS = 1024
+"""Where attention is all of the state, any part of a chat is of use: such pieces are stored and read."""
+
 MOST_RESTORES = 4
 """Restores from stored attention that a request tries: a disk may give what was dropped once more."""
 
@@ -147,7 +150,7 @@ class RequestRunner:
         if live.profile.attention_is_all:
             if not tip_due(live.n - stays):
                 return  # a regenerated answer, say: to decode it again is nothing
-            after = stays if live.shared.slots == 1 else 0  # what stays in one slot, others may ask for
+            after = stays
         # A shallow look is enough: `check` has looked, right before.
         self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, after=after)
 
@@ -462,7 +465,10 @@ class RequestRunner:
         `after`: none before that.
         """
         view = self._view()
-        for start, end in clipped(self.cache.missing(view), len(view.tokens), after):
+        ranges = clipped(self.cache.missing(view), len(view.tokens), after)
+        if view.attention_is_all:
+            ranges = [piece for start, end in ranges for piece in _pieces(start, end)]
+        for start, end in ranges:
             segment = self.live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
             if segment is None or not self.cache.store_segment(view, segment):
                 break
@@ -475,3 +481,9 @@ class RequestRunner:
             self.cache.drop(request.plan.checkpoint)
         self.warn(f"{cause}; memory is zeroed and nothing of it kept")
         self.live.require_zeroing()
+
+
+def _pieces(start: int, end: int) -> list[tuple[int, int]]:
+    """[start, end) in pieces of `SEGMENT_TOKENS`, wherever it starts."""
+    borders = range(start - start % SEGMENT_TOKENS + SEGMENT_TOKENS, end, SEGMENT_TOKENS)
+    return list(itertools.pairwise((start, *borders, end)))

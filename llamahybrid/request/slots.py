@@ -122,8 +122,8 @@ class Slots:
             best.arrays.take_settings(old.arrays)
             self._give(best, ticket)
         there = max(self.all, key=lambda slot: slot.live_prefix(prompt))
-        worth = there.live_prefix(prompt) >= best.resumable(prompt) + MIN_SPACING
-        if worth and there is not best and there.evaluation is not None:
+        holds = 0 if there is best else there.live_prefix(prompt)
+        if holds and there.evaluation is not None and holds >= best.resumable(prompt) + MIN_SPACING:
             there.evaluation.runner.lend()
         return self._enter(ticket)
 

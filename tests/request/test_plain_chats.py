@@ -18,6 +18,8 @@ from llamahybrid import Llama, PromptCache
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.memory import paging
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.request import runner
+from llamahybrid.request.runner import MOST_RESTORES
 from tests.lab.integrity import check_integrity
 
 SYSTEM = [(7 * i + 3) % 200 for i in range(80)]
@@ -208,6 +210,21 @@ def test_another_process_finds_what_part_of_a_chat_it_shares(
     assert (report.cached, report.source) == (cached, "disk")
 
 
+def test_of_a_long_chat_only_what_is_shared_is_read(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
+    first = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    asked(first, models, ONE)
+    first.close()
+    again = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    assert asked(again, models, TWO).cached == len(SYSTEM)
+    layout = again.runner.live.profile.pager.layout
+    read = [(s.start, s.end) for s in segments_of(again) if s.end <= len(SYSTEM)]
+    assert read == [(0, 32), (32, 64), (64, 80)]
+    assert segment_bytes(again) < layout.size(len(SYSTEM) + len(TWO) + 40)
+
+
 def test_a_folder_without_room_for_a_chat_in_ram_costs_time_only(llama: Models, tmp_path: Path) -> None:
     first = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
     asked(first, llama, ONE)
@@ -245,11 +262,12 @@ def test_attention_that_was_damaged_before_it_was_written_is_tried_a_few_times(
     """The disk's own checksum is of the damaged bytes: it gives them again whenever RAM has dropped them."""
     first = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
     first.prompt_cache.disk.writer.quiet_seconds = 3600
-    asked(first, llama, ONE)
+    chat = ONE + take(first, ONE, 21)[:20]
     spoil(first)
     first.close()
     again = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
-    assert asked(again, llama, [*ONE, 3]).cached == 0
+    assert asked(again, llama, [*chat, 3]).cached == 0
+    assert again.prompt_cache.stats().extra["damaged"] == MOST_RESTORES
 
 
 def test_what_the_library_refuses_is_dropped(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +363,19 @@ def test_the_budget_is_kept_and_what_fits_serves(models: Models, chats_that_fit:
     assert (cached > 300) == (chats_that_fit > 1)
 
 
+def test_of_a_chat_that_does_not_fit_its_beginning_serves(
+    llama: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
+    llm = llama.open()
+    layout = llm.runner.live.profile.pager.layout
+    llm.prompt_cache.ram_bytes = 3 * (layout.size(32) + 96) + 4000
+    asked(llm, llama, ONE)
+    asked(llm, llama, OTHER)
+    report = asked(llm, llama, [*ONE, 3])
+    assert (report.cached, report.source) == (96, "ram")
+
+
 def test_the_attention_that_was_worth_most_stays(llama: Models) -> None:
     """A chat that comes back, and one that was asked once."""
     llm = llama.open()
@@ -400,8 +431,8 @@ def test_what_another_slot_holds_is_found(llama: Models) -> None:
         assert list(itertools.islice(stream, 7)) == llama.stock([*ONE, 10 + i, 20 + i])[1:]
 
 
-def test_a_slot_gives_up_all_that_it_holds(llama: Models) -> None:
-    """What stays in one slot is asked for in another."""
+def test_what_stayed_live_in_one_slot_is_found_from_another(llama: Models) -> None:
+    """What it gave up is stored, what stayed there is when it is asked for."""
     llm = llama.open(n_parallel=2)
     take(llm, ONE)
     held = llm.generate([*ONE[:100], 3, 4], temp=0.0)  # goes back to what both share
