@@ -30,7 +30,8 @@ def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs:
         path = tokens[: offer.position]
         expected = ram.expect(view.namespace, path, offer.nbytes)
         if expected is None and anywhere:
-            return  # every shorter one is one more
+            limit = offer.pieces[-1].start  # a chat's beginning is of use, too
+            continue
         if expected is not None:
             loaded = disk.load(offer, path, view.split)
             if loaded is not None:

@@ -225,12 +225,17 @@ def test_of_a_long_chat_only_what_is_shared_is_read(
     assert segment_bytes(again) < layout.size(len(SYSTEM) + len(TWO) + 40)
 
 
-def test_a_folder_without_room_for_a_chat_in_ram_costs_time_only(llama: Models, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pieces", [0, 1, 3])
+def test_of_a_stored_chat_as_much_is_read_as_fits(
+    llama: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
     first = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
     asked(first, llama, ONE)
     first.close()
-    again = llama.open(prompt_cache=PromptCache(20_000, tmp_path))
-    assert asked(again, llama, [*ONE, 3]).cached == 0
+    layout = first.runner.live.profile.pager.layout
+    again = llama.open(prompt_cache=PromptCache(pieces * (layout.size(32) + 96) + 2000, tmp_path))
+    assert asked(again, llama, [*ONE, 3]).cached == 32 * pieces
 
 
 # -- what is not sound -----------------------------------------------------------------------------
@@ -307,7 +312,7 @@ def test_what_lies_behind_a_loaded_states_window_is_not_relied_on(
     state = llm.save_state()
     asked(llm, models, [*ONE[:40], 8])
     asked(llm, models, OTHER)
-    for prompt in ([*ONE[:130], 9], [*ONE[:40], 8, 9], [*ONE[:80], 7, 6]):
+    for prompt in ([*ONE[:130], 9], [*ONE[:40], 8, 9], [*ONE[:80], 7, 6], [*ONE[:15], 9]):
         llm.load_state(state)
         llm.eval([3, 4])
         assert bool(llm.runner.live.view().cut_floor) == bool(llm.runner.live.profile.window)
