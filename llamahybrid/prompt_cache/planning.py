@@ -22,10 +22,8 @@ def restore_point(
     kept = 0 if view.attention_is_all and view.cut_floor else live_lcp
     attention = reachable(kept, match.segments() if view.split is not None else ())
     reach = attention.reach
-    if view.attention_is_all:
-        reach = min(
-            reach, max(live_lcp, match.length)
-        )  # the last segment may be another path's from there on
+    if view.attention_is_all:  # the last segment may be another path's behind the match
+        reach = min(reach, max(live_lcp, match.length))
     return choose(total, live_lcp, view, entries, reach, costs, attention.live_kept), attention
 
 

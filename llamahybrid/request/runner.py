@@ -143,20 +143,17 @@ class RequestRunner:
 
         `stays`: tokens that remain live; where attention is all of the state, only the rest is stored now.
         """
-        live = self.live
-        if not live.profile.keeps_chats:
+        profile = self.live.profile
+        after = stays if profile.attention_is_all else 0
+        few = profile.attention_is_all and not tip_due(self.live.n - stays)
+        if few or not profile.keeps_chats:
             return
-        after = 0
-        if live.profile.attention_is_all:
-            if not tip_due(live.n - stays):
-                return  # a regenerated answer, say: to decode it again is nothing
-            after = stays
         # A shallow look is enough: `check` has looked, right before.
         self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, after=after)
 
     def lend(self) -> None:
         """Another slot is asked for what is live here: store it, where attention is all of the state."""
-        if self.live.profile.attention_is_all:
+        if self.live.profile.attention_is_all and self.live.fault() is None:
             self.save_tip()
 
     def wait_to_return(self, tokens: int) -> None:
