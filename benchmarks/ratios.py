@@ -83,10 +83,10 @@ def chosen(names: list[str] | None) -> list[Workload]:
 
 def table(cells: list[Cell], subjects: list[Subject], with_stock: bool) -> Table:
     title = f"decoded over least possible{', stock below' * with_stock}; engine: {ENGINE}"
-    out = Table("workload", "bound", *(s.arch for s in subjects), title=title)
+    out = Table("workload", "bound", *(s.name for s in subjects), title=title)
     by_place = {(c.workload, c.arch): c for c in cells}
     for name, bound in {c.workload: c.bound for c in cells}.items():
-        out.add_row(name, f"{bound:.2f}", *(str(by_place[name, s.arch]) for s in subjects))
+        out.add_row(name, f"{bound:.2f}", *(str(by_place[name, s.name]) for s in subjects))
     return out
 
 
@@ -96,10 +96,10 @@ def main(subjects: list[Subject], workloads: list[Workload], with_stock: bool, o
     silence()
     with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
         for subject in progress.track(subjects):
-            model = make(subject.arch, Path(folder) / f"{subject.arch}.gguf", **subject.making)
+            model = make(subject.arch, Path(folder) / f"{subject.name}.gguf", **subject.making)
             comparer = subject.comparer(model)
-            for workload in progress.track(workloads, description=subject.arch):
-                cells.append(measure(comparer, workload, subject.arch, with_stock))
+            for workload in progress.track(workloads, description=subject.name):
+                cells.append(measure(comparer, workload, subject.name, with_stock))
     console.print(table(cells, subjects, with_stock))
     missed = [c for c in cells if not c.holds]
     for cell in missed:

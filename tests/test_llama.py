@@ -55,12 +55,15 @@ def test_without_the_cache_everything_is_upstreams(open_model, fresh):
     assert type(llm._ctx) is llama_cpp._internals.LlamaContext
 
 
-def test_a_plain_model_makes_no_checkpoints(open_model):
+def test_a_plain_model_stores_only_what_it_gives_up(open_model):
     llm = open_model("llama")
     take(llm, PROMPT)
-    take(llm, PROMPT[:40] + OTHER)
     take(llm, [*llm.eval_tokens, *OTHER])
-    assert llm.prompt_cache.stats().entries == 0
+    assert llm.prompt_cache.stats().bytes_ram == 4 * llm.prompt_cache.stats().extra["tokens"]
+    take(llm, PROMPT[:40] + OTHER)
+    stats = llm.prompt_cache.stats()
+    assert (stats.entries, stats.segments) == (1, 1)
+    assert stats.bytes_ram == stats.extra["segment_bytes"] + 4 * stats.extra["tokens"], "no snapshot"
 
 
 @pytest.mark.parametrize("arch", KINDS)

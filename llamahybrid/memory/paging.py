@@ -8,6 +8,7 @@ the PARTIAL state of an empty sequence. The patched library reads and writes ran
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -19,7 +20,7 @@ from llama_cpp import llama_cpp
 from llamahybrid.capi.calls import FULL, PARTIAL
 from llamahybrid.capi.shim import library
 from llamahybrid.errors import SnapshotError
-from llamahybrid.memory.segment import SegmentLayout
+from llamahybrid.memory.segment import Layout, SegmentLayout, StackedLayout
 from llamahybrid.memory.snapshot import HEADER_BYTES, SEGMENT, open_snapshot, seal
 from llamahybrid.prompt_cache.base import Bytes, Segment, Tokens
 from llamahybrid.prompt_cache.ram import new_buffer
@@ -40,7 +41,7 @@ fits the cache."""
 class Splitter:
     """Cuts sealed segments of one kind of context in two; needs no context."""
 
-    def __init__(self, layout: SegmentLayout, fingerprint: bytes) -> None:
+    def __init__(self, layout: Layout, fingerprint: bytes) -> None:
         self._layout = layout
         self._fingerprint = fingerprint
 
@@ -94,10 +95,13 @@ class Pager:
     moves_cells = True
     """Saving changes memory on its way: it has to be looked at afterwards."""
 
-    def __init__(self, ctx: LlamaContext, layout: SegmentLayout, nothing: Bytes, seq: int = 0) -> None:
-        """`nothing`: the PARTIAL state of an empty sequence."""
+    def __init__(
+        self, ctx: LlamaContext, layout: Layout, nothing: Bytes, seq: int = 0, window: int = 0
+    ) -> None:
+        """`nothing`: the PARTIAL state of an empty sequence. `window`: tokens of its sliding window."""
         self._ctx = ctx
         self._seq = seq
+        self._window = window
         self._scratch = int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
         self.layout = layout
         self._nothing = nothing
@@ -105,12 +109,15 @@ class Pager:
 
     def of(self, seq: int) -> Pager:
         """The same for another sequence of the context."""
-        return type(self)(self._ctx, self.layout, self._nothing, seq)
+        return type(self)(self._ctx, self.layout, self._nothing, seq, self._window)
 
-    @classmethod
-    def learn(cls, ctx: LlamaContext, start: int, end: int) -> Pager | None:
+    @staticmethod
+    def learn(
+        ctx: LlamaContext, start: int, end: int, *, whole: bool = False, window: int = 0
+    ) -> Pager | None:
         """A pager for a context whose live sequence holds [start, end); None where ranges cannot be had.
 
+        `whole`: of all layers, those with a sliding `window` too; else what PARTIAL snapshots leave out.
         That is so without a second sequence, with anything but one attention cell for each token, and
         where a range does not come back as it was.
         """
@@ -120,17 +127,26 @@ class Pager:
         nothing = np.empty(_size(ctx, scratch, PARTIAL), np.uint8)
         if _get(ctx, nothing, scratch, PARTIAL) != nothing.nbytes:
             return None
-        for kind in (RangePager, cls) if RangePager.available() else (cls,):
-            pager = kind(ctx, SegmentLayout(0, 0, (), 0), nothing)
+        kinds: list[type[Pager]] = [WholePager if whole else Pager]
+        if whole and window:
+            kinds = [WindowPager] if end <= window else []
+        elif RangePager.available():
+            kinds.insert(0, RangePager)
+        for kind in kinds:
+            pager = kind(ctx, SegmentLayout(0, 0, (), 0), nothing, window=window)
             read = pager._read(start, end, lambda n: np.empty(n, np.uint8))
-            layout = None if read is None else pager._layout_of(read[0], end - start)
+            layout = None if read is None else pager._layout_of(read[0], start, end)
             if layout is not None:
-                return kind(ctx, layout, nothing)
+                return kind(ctx, layout, nothing, window=window)
         logger.info("attention of this context cannot be stored: the library writes it in no layout we know")
         return None
 
-    def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
-        return SegmentLayout.learn(payload, n, _SCRATCH_HEAD, self._nothing.nbytes - _STATE_HEAD)
+    def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
+        return SegmentLayout.learn(payload, end - start, _SCRATCH_HEAD, self._nothing.nbytes - _STATE_HEAD)
+
+    def holds(self, end: int) -> bool:
+        """Nothing of [0, end) is missing that positions and the size of the state would not show."""
+        return True
 
     def save(
         self, start: int, end: int, buffer: Callable[[int], Bytes | None]
@@ -232,6 +248,62 @@ class Pager:
         return removed and llama_cpp.llama_memory_seq_pos_max(memory, self._scratch) == -1
 
 
+class WholePager(Pager):
+    """The same where attention is all there is: nothing else rides along."""
+
+    def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
+        return SegmentLayout.learn(payload, end - start, _SCRATCH_HEAD, 0)
+
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+        llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
+        try:
+            payload = buffer(_size(self._ctx, self._scratch, FULL))
+            written = _get(self._ctx, payload, self._scratch, FULL)
+        finally:
+            cleared = self._clear_scratch()
+        return (payload, None) if cleared and written == payload.nbytes else None
+
+
+class WindowPager(WholePager):
+    """The same for full-size sliding windows, whose layers are kept apart from the others.
+
+    The library writes only what a sequence's next token attends to (src/llama-kv-cache.cpp, state_write). Of
+    a scratch sequence that holds no more than one window that is everything, so a range is read in pieces.
+    They begin at multiples of the window, as the chunks of chunked attention do.
+    """
+
+    def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
+        windows = self._piece_bytes(start, end, PARTIAL) - _STATE_HEAD
+        return StackedLayout.learn(payload, end - start, _SCRATCH_HEAD, payload.nbytes - windows)
+
+    def holds(self, end: int) -> bool:
+        """See `Pager.holds`: cells behind the window show in neither."""
+        return all(self._piece_bytes(a, b) == self.layout.size(b - a) for a, b in self._pieces(0, end))
+
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+        pieces = self._pieces(start, end)
+        if len(pieces) == 1:
+            return super()._read(start, end, buffer)
+        read = [super(WindowPager, self)._read(a, b, new_buffer) for a, b in pieces]
+        payloads = [piece[0] for piece in read if piece is not None]
+        if [p.nbytes for p in payloads] != [self.layout.size(b - a) for a, b in pieces]:
+            return None
+        payload = buffer(self.layout.size(end - start))
+        self.layout.join(payloads, payload)
+        return payload, None
+
+    def _pieces(self, start: int, end: int) -> list[tuple[int, int]]:
+        borders = [start, *range(start - start % self._window + self._window, end, self._window), end]
+        return list(itertools.pairwise(borders))
+
+    def _piece_bytes(self, start: int, end: int, flags: int = FULL) -> int:
+        llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
+        try:
+            return _size(self._ctx, self._scratch, flags)
+        finally:
+            self._clear_scratch()
+
+
 class RangePager(Pager):
     """The same through the patched library's functions for ranges (patches/0015-attention-ranges.patch)."""
 
@@ -242,8 +314,8 @@ class RangePager(Pager):
         """The loaded library has these functions."""
         return "llama_state_seq_get_data_range" in library().optional
 
-    def _layout_of(self, payload: Bytes, n: int) -> SegmentLayout | None:
-        return SegmentLayout.learn(payload, n, _RANGE_HEAD, 0)
+    def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
+        return SegmentLayout.learn(payload, end - start, _RANGE_HEAD, 0)
 
     def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
         size = _range("size")(self._ctx.ctx, self._seq, start, end)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llama_cpp import llama_cpp
@@ -55,6 +55,9 @@ class MemoryProfile:
     """Size of every PARTIAL state; 0 where it depends on the tokens in memory (a sliding window)."""
     pager: Pager | None = None
     """How attention KV of a range is saved and put back; None where that cannot be done."""
+    attention_is_all: bool = False
+    """Attention KV, in cells that can be cut anywhere, is all of the state, and `pager` takes all of it: it
+    can be put back at any position that stored attention reaches."""
     token_seconds: float = 0.0
     """What a token decoded alone took in the trial, at best."""
     several: bool = False
@@ -71,18 +74,14 @@ class MemoryProfile:
     @property
     def needs_attention(self) -> bool:
         """A snapshot alone is not the whole state: full-attention KV must be live or stored too."""
-        return self.partial_is_partial and self.attention_per_token > 0
+        return self.attention_is_all or (self.partial_is_partial and self.attention_per_token > 0)
 
     @property
     def keeps_chats(self) -> bool:
         """A checkpoint taken here can serve after another conversation was live."""
-        return self.needs_checkpoints and (self.pager is not None or not self.needs_attention)
-
-    def among(self, slots: int) -> MemoryProfile:
-        """The same where so many sequences share the cells."""
-        if slots == 1:
-            return self
-        return replace(self, several=True, prunes=self.prunes or self.window > 0)
+        if not self.needs_checkpoints:
+            return self.attention_is_all
+        return self.pager is not None or not self.needs_attention
 
     def predicted_size(self, n: int) -> int:
         """Bytes of attention state that n >= 1 tokens must have (see the size rule)."""
@@ -116,14 +115,17 @@ NO_MEMORY = MemoryProfile()
 """Of a context that cannot take part."""
 
 
-def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
+def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1) -> MemoryProfile:
     """Find out what the memory of a fresh context can do; leaves it cleared.
 
-    `swa_full`: the context was made with full-size sliding-window caches.
+    `swa_full`: the context was made with full-size sliding-window caches. `slots`: live sequences that are
+    going to share its cells.
     A context that cannot take part (no memory, an encoder, a decode that fails) yields `NO_MEMORY`.
     """
     model = ctx.model.model
     native = NativeContext(ctx)
+    window = int(llama_cpp.llama_model_n_swa(model))
+    prunes = window > 0 if slots > 1 else not swa_full and 0 < window < native.n_ctx
     if not native.has_memory or llama_cpp.llama_model_has_encoder(model):
         return NO_MEMORY
     sizes: list[tuple[int, int]] = []
@@ -147,8 +149,9 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
         per_token = (attention[1] - attention[0]) // (TRIAL[1] - TRIAL[0])
         base = attention[0] - per_token * TRIAL[0]
         linear = attention == [base + per_token * n for n in TRIAL]
-        pages = linear and partial_is_partial and per_token > 0
-        pager = Pager.learn(ctx, *PAGED) if pages else None
+        whole = not prunes and pos_min != pos_max
+        pages = linear and (partial_is_partial or whole) and per_token > 0
+        pager = Pager.learn(ctx, *PAGED, whole=whole, window=window) if pages else None
         for position in range(TRIAL[-1], TRIAL[0] + native.planes() + 1):
             native.decode([position], position, "last")  # a cut deeper than rollback planes reach
         cuttable = native.cut(TRIAL[0]) and native.positions()[1] == TRIAL[0] - 1
@@ -157,18 +160,22 @@ def probe(ctx: LlamaContext, swa_full: bool) -> MemoryProfile:
     finally:
         native.clear()
         native.reset_counters()
-    window = int(llama_cpp.llama_model_n_swa(model))
+    if whole and pager is not None:
+        missed = sizes[1][0] - sizes[0][0] != pager.layout.size(TRIAL[1]) - pager.layout.size(TRIAL[0])
+        pager = pager if cuttable and not missed else None
     return MemoryProfile(
         has_memory=True,
         cuttable=cuttable,
         keeps_tip_only=pos_min == pos_max,
         window=window,
-        prunes=not swa_full and 0 < window < native.n_ctx,
+        prunes=prunes,
         partial_is_partial=partial_is_partial,
         attention_base=base,
         attention_per_token=per_token,
         snapshot_bytes=sizes[0][1] if sizes[0][1] == sizes[-1][1] else 0,
         pager=pager,
+        attention_is_all=whole and pager is not None,
         token_seconds=min(times),
         linear=linear,
+        several=slots > 1,
     )

@@ -23,14 +23,14 @@ class Restorable:
 
     position: int
     """Tokens [0, position) were decoded when it was saved."""
-    payload: Bytes
-    """The PARTIAL state, shape (n,)."""
+    payload: Bytes | None
+    """The PARTIAL state, shape (n,); None where attention is all of it."""
     attention: tuple[Bytes, ...]
     """Stored attention, in order; empty where all of it is live."""
 
 
 def open_restorable(
-    record: Bytes,
+    record: Bytes | None,
     tokens: Tokens,
     segments: Sequence[Segment],
     kept: int,
@@ -41,22 +41,28 @@ def open_restorable(
 ) -> Restorable:
     """Check a snapshot record of `tokens`, shape (c,), and the attention that goes with it.
 
-    Attention of [0, c) must be `live`, or `segments` bring it behind the first `kept` live tokens.
+    Attention of [0, c) must be `live`, or `segments` bring it behind the first `kept` live tokens; `record`
+    is None where it is all of the state.
     Raises SnapshotError when the record or a segment may not be used here.
     """
     if not profile.linear:
         raise SnapshotError("a restore cannot be verified in this memory: its size follows no rule we know")
-    info = open_snapshot(record, fingerprint=fingerprint, tokens=tokens)
+    if record is None and not profile.attention_is_all:
+        raise SnapshotError("attention is not all of this memory's state")
+    payload, position = None, len(tokens)
+    if record is not None:
+        info = open_snapshot(record, fingerprint=fingerprint, tokens=tokens)
+        payload, position = info.payload, info.position
     attention = tuple(open_segment(s, fingerprint, tokens[: s.end]) for s in segments)
     sizes = [0 if profile.pager is None else profile.pager.layout.size(s.end - s.start) for s in segments]
     if sizes != [a.nbytes for a in attention]:
         raise SnapshotError("a segment has another layout than this context's")
     if profile.needs_attention:
-        starts = [*(s.start for s in segments), info.position]
-        ends = [kept, *(s.end for s in segments)] if segments else [info.position]
+        starts = [*(s.start for s in segments), position]
+        ends = [kept, *(s.end for s in segments)] if segments else [position]
         if starts != ends or common_prefix(live, tokens) < ends[0]:
-            raise SnapshotError(f"attention of [0, {info.position}) is neither live nor stored")
-    return Restorable(info.position, info.payload, attention)
+            raise SnapshotError(f"attention of [0, {position}) is neither live nor stored")
+    return Restorable(position, payload, attention)
 
 
 def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:
@@ -67,9 +73,9 @@ def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:
     if plan.cached == 0:
         live.empty()
         return None
-    if plan.checkpoint is not None:
-        prefix = tokens[: plan.cached]
-        fault = live.restore(plan.checkpoint.snapshot, prefix, plan.segments, plan.live_kept)
+    if plan.checkpoint is not None or plan.segments:
+        record = None if plan.checkpoint is None else plan.checkpoint.snapshot
+        fault = live.restore(record, tokens[: plan.cached], plan.segments, plan.live_kept)
     else:
         fault = None if live.cut(plan.cached) else f"the library refused to cut at {plan.cached}"
         fault = fault or live.fault()

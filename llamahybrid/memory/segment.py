@@ -12,6 +12,7 @@ import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ _COUNT = struct.Struct("<I")
 _KINDS = struct.Struct("<II")  # values transposed, layers
 _ROWS = struct.Struct("<iQ")  # type, bytes of a cell's row
 _COLUMNS = struct.Struct("<iII")  # type, bytes of an element, elements of a cell
+
+_COUNTS_BYTES = 8  # the numbers of streams and cells, in front of each part
 
 CELL_BYTES = (12, 20, 24, 28)
 """Sizes of a cell's metadata that are tried: position, count, sequence id, and what M-RoPE adds."""
@@ -127,6 +130,74 @@ class SegmentLayout:
         shapes = ((1, self.cell_bytes), *self.planes)
         for (_, start), (rows, width) in zip(self._gaps(n), shapes, strict=False):
             yield payload[start : start + n * rows * width].reshape(rows, n, width)
+
+
+@dataclass(frozen=True)
+class StackedLayout:
+    """The same of memory that keeps its layers in two places, each with all cells: one part behind the other.
+
+    So it is with sliding windows (src/llama-kv-cache-iswa.cpp, state_write).
+    """
+
+    parts: tuple[SegmentLayout, ...]
+
+    @classmethod
+    def learn(cls, payload: Bytes, n: int, head_bytes: int, first_bytes: int) -> StackedLayout | None:
+        """The layout of a payload of n cells, the first part of `first_bytes`; None: not as we know it."""
+        first = SegmentLayout.learn(payload[:first_bytes], n, head_bytes, 0)
+        second = SegmentLayout.learn(payload[first_bytes:], n, _COUNTS_BYTES, 0)
+        return None if first is None or second is None else cls((first, second))
+
+    @property
+    def transposed(self) -> bool:
+        """Values of one cell lie apart, as they do without flash attention."""
+        return any(part.transposed for part in self.parts)
+
+    def size(self, n: int) -> int:
+        """Bytes of a payload of n cells."""
+        return sum(part.size(n) for part in self.parts)
+
+    def joined_size(self, payloads: Sequence[Bytes]) -> int:
+        """Bytes of all payloads in one."""
+        return self.size(sum(self.count(p) for p in payloads))
+
+    def cut(self, payload: Bytes, at: int, out: tuple[Bytes, Bytes]) -> None:
+        """Write cells [0, at) and [at, n) of a payload into two of their own, filling `out`."""
+        n = self.count(payload)
+        pieces = zip(self._split(out[0], at), self._split(out[1], n - at), strict=True)
+        for part, whole, piece in zip(self.parts, self._split(payload, n), pieces, strict=True):
+            part.cut(whole, at, piece)
+
+    def join(self, payloads: Sequence[Bytes], out: Bytes) -> None:
+        """Write the cells of all payloads, in order, into one of `size` of their sum."""
+        counts = [self.count(p) for p in payloads]
+        stacks = zip(*(self._split(p, n) for p, n in zip(payloads, counts, strict=True)), strict=True)
+        for part, pieces, whole in zip(self.parts, stacks, self._split(out, sum(counts)), strict=True):
+            part.join(pieces, whole)
+
+    def sort(self, payload: Bytes, n: int) -> bool:
+        """Put n cells in the order of their positions; False where they lie so already."""
+        pieces = zip(self.parts, self._split(payload, n), strict=True)
+        return any([part.sort(piece, n) for part, piece in pieces])
+
+    def first_position(self, payload: Bytes) -> int:
+        """Where the first cell of a payload lies."""
+        return self.parts[0].first_position(payload)
+
+    def count(self, payload: Bytes) -> int:
+        """Cells of a payload. Raises ValueError when it is none of this layout."""
+        n = _COUNT.unpack_from(payload.data, self.parts[0].head_bytes - _COUNT.size)[0]
+        if payload.nbytes != self.size(n):
+            raise ValueError(f"{payload.nbytes} bytes are no {n} cells of this layout")
+        return int(n)
+
+    def _split(self, payload: Bytes, n: int) -> list[Bytes]:
+        """Views of the parts of a payload of n cells."""
+        ends = list(itertools.accumulate((part.size(n) for part in self.parts), initial=0))
+        return [payload[a:b] for a, b in itertools.pairwise(ends)]
+
+
+Layout: TypeAlias = SegmentLayout | StackedLayout
 
 
 def _planes(data: Bytes, n: int, head_bytes: int, cell_bytes: int) -> tuple[tuple[int, int], ...] | None:

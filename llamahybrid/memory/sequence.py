@@ -24,7 +24,7 @@ from llamahybrid.memory.restore import open_restorable
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.snapshot import HEADER_BYTES, seal
 from llamahybrid.memory.state import SequenceState, unknown_ids
-from llamahybrid.prompt_cache.base import Bytes, LiveView, Segment, Tokens
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Segment, Tokens
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -97,6 +97,7 @@ class LiveSequence:
             tip_logits=state.tip_logits,
             reuse_limit=reuse_limit,
             split=self.identity.splitter,
+            attention_is_all=profile.attention_is_all and profile.linear,
         )
 
     # -- whether memory is as it should be -----------------------------------------------------------
@@ -364,9 +365,7 @@ class LiveSequence:
         `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for a
         record that is used only after a deep look at what was decoded on top of it.
         """
-        self.planes.shrink()
-        self.identity.verify_model()
-        if self.state.n == 0 or self.state.opaque or self.fault(deep=deep) is not None:
+        if not self._is_proven(deep=deep):
             return None
         record = buffer(self.snapshot_bytes())
         payload = record[HEADER_BYTES:]
@@ -376,6 +375,18 @@ class LiveSequence:
         positions = self.native.positions()
         seal(record, fingerprint=self.fingerprint, tokens=self.tokens, positions=positions, checksum=checksum)
         return record
+
+    def checkpoint(self, buffer: Callable[[int], Bytes], *, deep: bool = True) -> Bytes | None:
+        """What is stored to come back to the tip: `snapshot`; nothing but attention where that is all."""
+        if not self.profile.attention_is_all:
+            return self.snapshot(buffer, deep=deep)
+        return NOTHING if self._is_proven(deep=deep) else None
+
+    def _is_proven(self, *, deep: bool) -> bool:
+        """The tip's state is that of its tokens, and may be stored."""
+        self.planes.shrink()
+        self.identity.verify_model()
+        return self.state.n > 0 and not self.state.opaque and self.fault(deep=deep) is None
 
     def page_out(
         self, start: int, end: int, buffer: Callable[[int], Bytes | None], *, deep: bool = True
@@ -405,7 +416,7 @@ class LiveSequence:
 
     def restore(
         self,
-        record: Bytes,
+        record: Bytes | None,
         tokens: Tokens,
         segments: Sequence[Segment] = (),
         kept: int = 0,
@@ -414,7 +425,8 @@ class LiveSequence:
     ) -> str | None:
         """Go to the state saved in `record`, that of `tokens` (shape (c,)); the fault if it failed.
 
-        Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens.
+        Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens;
+        `record` is None where that is all of the state.
         `row_follows`: the output row that is there was computed from that state on.
         The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
         sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
@@ -429,19 +441,25 @@ class LiveSequence:
         self.invalidate()
         if saved.attention:
             assert profile.pager is not None, "segments were checked against it"
-            profile.pager.keep_attention(kept)
+            if not profile.attention_is_all:
+                profile.pager.keep_attention(kept)
+            elif not self.native.cut(kept):
+                return f"the library refused to cut at {kept} before a restore"
             if not profile.pager.append(saved.attention):
                 return "the library refused stored attention"
-        if not self.native.load_partial(saved.payload):
-            return f"the library did not read all of {saved.payload.nbytes} snapshot bytes"
+        payload = saved.payload
+        if payload is not None and not self.native.load_partial(payload):
+            return f"the library did not read all of {payload.nbytes} snapshot bytes"
         if not self.native.cut(saved.position):
             return f"the library refused to cut at {saved.position} after a restore"
         state.replace_tokens(tokens)
         state.lag = state.extra_bytes = 0
         state.grown = False
         fault = self.fault()
-        if fault is None and self.native.state_size(partial=True) != saved.payload.nbytes:
+        if fault is None and payload is not None and self.native.state_size(partial=True) != payload.nbytes:
             fault = "the restored state has another size than its snapshot"
+        if fault is None and payload is None and not (profile.pager and profile.pager.holds(state.n)):
+            fault = "some of the restored attention is not there"
         if named is not identity.fingerprint:
             fault = "another thread has changed what computes"
         if fault:

@@ -19,6 +19,11 @@ Tokens: TypeAlias = npt.NDArray[np.int32]
 each is unique, so that it never equals anything in a prompt."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+NOTHING: Bytes = np.empty(0, np.uint8)
+"""The snapshot of a checkpoint whose attention is all of its state."""
+NOTHING.flags.writeable = False
+
 Logits: TypeAlias = npt.NDArray[np.float32]
 Source: TypeAlias = Literal["live", "ram", "disk", "none"]
 Range: TypeAlias = tuple[int, int]
@@ -102,7 +107,7 @@ class LiveView:
     """The live memory can be cut to any c in [cut_floor, n] without a snapshot
     (0 for plain attention, n for recurrent memory, in between for a sliding window)."""
     needs_checkpoints: bool
-    """False where every cut is possible: then no checkpoint is ever planned."""
+    """False where every cut is possible: then no snapshot is ever planned."""
     needs_attention: bool
     """True where a snapshot leaves out attention KV, so that a checkpoint at c serves only if attention of
     [0, c) is live or stored in segments."""
@@ -114,6 +119,9 @@ class LiveView:
     """How this context's segments are cut in two; None where it cannot save or load any."""
     state: LiveState | None = None
     """What the cache follows this context by (see `BasePromptCache.follow`)."""
+    attention_is_all: bool = False
+    """Attention KV is all of the state: every position that live and stored attention reaches is a restore
+    point. A checkpoint is then an empty snapshot, which says that attention before it is worth keeping."""
 
     @property
     def forgotten(self) -> bool:
@@ -198,7 +206,8 @@ class Plan:
     """Position where decoding starts; tokens before it are not decoded again."""
     source: Source
     checkpoint: Checkpoint | None
-    """Snapshot to load at `cached`; None: the live state itself serves (or nothing does)."""
+    """Snapshot to load at `cached`; None: the live state itself serves, `segments` are all (or nothing does).
+    """
     logits: Logits | None
     """Set iff cached == total and the context's own logits are not the prompt's."""
     cuts: tuple[int, ...] = ()

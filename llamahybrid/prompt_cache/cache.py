@@ -103,7 +103,7 @@ class PromptCache(BasePromptCache):
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `BasePromptCache.plan`; what the disk knows better is taken into RAM first."""
-        if self.disk is not None and view.needs_checkpoints:
+        if self.disk is not None and (view.needs_checkpoints or view.attention_is_all):
             promote(self.disk, self.ram, tokens, view, costs)
             recall_path(self.disk, self.ram, tokens, view, costs)
         return self.ram.plan(tokens, view, boundaries, costs)

@@ -41,7 +41,7 @@ class Offer:
 
     position: int
     checkpoint: str
-    """The key of its record."""
+    """The key of its record; "" where attention is all that is needed."""
     nbytes: int
     """Bytes it takes in memory, about."""
     pieces: tuple[Piece, ...]
@@ -50,7 +50,8 @@ class Offer:
     @property
     def keys(self) -> list[str]:
         """The records to read."""
-        return list(dict.fromkeys([self.checkpoint, *(p.key for p in self.pieces)]))
+        first = [self.checkpoint] if self.checkpoint else []
+        return list(dict.fromkeys([*first, *(p.key for p in self.pieces)]))
 
 
 class DiskIndex:
@@ -158,6 +159,21 @@ class DiskIndex:
                 return Offer(end, point.key, size, tuple(pieces))
         return None
 
+    def offer_attention(
+        self, namespace: str, tokens: Tokens, above: int, limit: int, missing: Sequence[Range]
+    ) -> Offer | None:
+        """The same where attention is all of the state, so that any position that it reaches will do."""
+        match = self._tree.match(namespace, tokens)
+        limit = min(limit, match.length)
+        pieces, reach = self._covered(match, clipped(missing, limit), limit)
+        if not pieces or reach <= above:
+            return None
+        place = self._shards[pieces[-1].key[0]][pieces[-1].key].place
+        for point in (place.best(), *(p.best() for p in _places(match))):
+            if point is not None:
+                self._touch(point)
+        return Offer(reach, "", sum(p.nbytes for p in pieces), tuple(pieces))
+
     def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:
         """How much of a prompt any record begins with, and the tokens that follow there, two at most."""
         match = self._tree.match(namespace, tokens)
@@ -186,18 +202,23 @@ class DiskIndex:
 
     def _pieces(self, match: Match, ranges: Sequence[Range], limit: int) -> list[Piece] | None:
         """Attention for ascending ranges of what was found; None if there is a hole."""
+        pieces, reach = self._covered(match, ranges, limit)
+        return pieces if reach == limit else None
+
+    def _covered(self, match: Match, ranges: Sequence[Range], limit: int) -> tuple[list[Piece], int]:
+        """Attention for ascending ranges of what was found, up to the first hole; its place, or `limit`."""
         pieces: list[Piece] = []
         for start, end in ranges:
             at = max(start, pieces[-1].end if pieces else 0)
             for piece in _cover(match, at, min(end, limit)):
                 if piece.start > at:
-                    return None
+                    return pieces, at
                 low = piece.start if not pieces else max(piece.start, pieces[-1].end)
                 pieces.append(Piece(piece.key, low, min(piece.end, limit), piece.nbytes))
                 at = piece.end
             if at < end:
-                return None
-        return pieces
+                return pieces, at
+        return pieces, limit
 
     # -- what goes ---------------------------------------------------------------------------------
 

@@ -108,13 +108,21 @@ class DiskStore:
 
     @guarded(nothing)
     def offer(
-        self, namespace: str, tokens: Tokens, above: int, limit: int, missing: Sequence[Range]
+        self,
+        namespace: str,
+        tokens: Tokens,
+        above: int,
+        limit: int,
+        missing: Sequence[Range],
+        *,
+        anywhere: bool = False,
     ) -> Offer | None:
         """See `DiskIndex.offer`; knows what other processes have added."""
         self._refresh()
         if not self._backoffs[READ].over():
             return None
-        return self._index.offer(namespace, tokens, above, limit, missing)
+        offer = self._index.offer_attention if anywhere else self._index.offer
+        return offer(namespace, tokens, above, limit, missing)
 
     @guarded(lambda *_: (0, []), changes=False)
     def known(self, namespace: str, tokens: Tokens) -> tuple[int, list[int]]:

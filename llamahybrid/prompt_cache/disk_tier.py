@@ -16,7 +16,16 @@ from statistics import median
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import LiveView, Loaded, Range, Segment, Splitter, Tokens, part_of
+from llamahybrid.prompt_cache.base import (
+    NOTHING,
+    LiveView,
+    Loaded,
+    Range,
+    Segment,
+    Splitter,
+    Tokens,
+    part_of,
+)
 from llamahybrid.prompt_cache.disk_index import Offer
 from llamahybrid.prompt_cache.disk_store import READ, WRITE, DiskStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
@@ -58,11 +67,18 @@ class DiskTier:
     # -- reading -----------------------------------------------------------------------------------
 
     def offer(
-        self, namespace: str, tokens: Tokens, above: int, limit: int, missing: Sequence[Range]
+        self,
+        namespace: str,
+        tokens: Tokens,
+        above: int,
+        limit: int,
+        missing: Sequence[Range],
+        *,
+        anywhere: bool = False,
     ) -> Offer | None:
         """See `DiskIndex.offer`; knows what other processes have added."""
         try:
-            return self.store.offer(namespace, tokens, above, limit, missing)
+            return self.store.offer(namespace, tokens, above, limit, missing, anywhere=anywhere)
         except Exception as error:  # no file in a folder is worth a request
             self.store.refused(READ, error)
             return None
@@ -117,10 +133,13 @@ class DiskTier:
                 whole = False
         if not whole:
             return None
-        assert state is not None
         self._measured(offer.nbytes, time.perf_counter() - started)
         self.store.counts.loaded += 1
-        return Loaded(state.payload, state.logits, tuple(sorted(segments, key=lambda s: s.start)))
+        attention = tuple(sorted(segments, key=lambda s: s.start))
+        if not offer.checkpoint:
+            return Loaded(NOTHING, None, attention)
+        assert state is not None
+        return Loaded(state.payload, state.logits, attention)
 
     # -- writing -----------------------------------------------------------------------------------
 

@@ -18,8 +18,13 @@ def restore_point(
 
     `entries`: those of the match.
     """
-    attention = reachable(live_lcp, match.segments() if view.split is not None else ())
-    return choose(total, live_lcp, view, entries, attention.reach, costs), attention
+    # Behind a window whose beginning is gone (see `LiveView.cut_floor`) not all of what is live is there.
+    kept = 0 if view.attention_is_all and view.cut_floor else live_lcp
+    attention = reachable(kept, match.segments() if view.split is not None else ())
+    reach = attention.reach
+    if view.attention_is_all:  # the last segment may be another path's behind the match
+        reach = min(reach, max(live_lcp, match.length))
+    return choose(total, live_lcp, view, entries, reach, costs, attention.live_kept), attention
 
 
 def plan_request(
@@ -42,39 +47,41 @@ def plan_request(
     tree.visit(match, entries)
     tree.touch(match)
     choice, attention = restore_point(match, entries, total, live_lcp, view, costs)
-    while choice.source == "ram" and choice.position > live_lcp:
+    while loads := choice.source == "ram" and (choice.position > live_lcp or view.attention_is_all):
         damaged = tree.damaged
         tree.divide(view.namespace, match, choice.position)
-        if tree.damaged == damaged:
-            attention = reachable(live_lcp, match.segments())
+        choice, attention = restore_point(match, entries, total, live_lcp, view, costs)
+        if tree.damaged == damaged:  # else one segment went
             break
-        choice, attention = restore_point(match, entries, total, live_lcp, view, costs)  # one segment went
     cached, matched = choice.position, max(live_lcp, match.length)
     outline = None
     if view.needs_checkpoints:
         known = match.length == matched and parted
         store.tails[view.namespace] = tail = match.tail() or store.tails.get(view.namespace, 0)
         outline = Outline(total, cached, matched, tuple(boundaries), store.most_cuts(costs), known, tail)
-    stored = choice.entry.checkpoint if choice.entry is not None and choice.source == "ram" else None
+    entry = choice.entry
+    if view.attention_is_all and choice.source == "ram":
+        entry = entry or store.anchor(view.namespace, match, tokens[:cached])
+    from_ram = choice.source == "ram" and not view.attention_is_all
     plan = Plan(
         total=total,
         matched=matched,
         cached=cached,
         source=choice.tier,
-        checkpoint=stored,
+        checkpoint=entry.checkpoint if entry is not None and from_ram else None,
         logits=choice.logits,
         cuts=() if outline is None else prefill_cuts(outline, costs),
         outline=outline,
         reason=reason(choice, total, matched, len(view.tokens)),
         differs=difference(tokens, view.tokens, live_lcp, match),
         stored=any(e.position == cached for e in entries),
-        segments=attention.up_to(cached) if choice.source == "ram" and cached > live_lcp else (),
+        segments=attention.up_to(cached) if loads else (),
         live_kept=attention.live_kept,
     )
-    if choice.entry is not None:
-        choice.entry.from_disk = False
-        tree.touch_entry(choice.entry)
-        store.pins.hold(plan, choice.entry)
+    if entry is not None:
+        entry.from_disk = False
+        tree.touch_entry(entry)
+        store.pins.hold(plan, entry)
     store.make_room(0)  # a segment in two parts takes a little more
     return plan
 

@@ -13,12 +13,15 @@ from llamahybrid.prompt_cache.ram_tier import RamTier
 def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs: Costs) -> None:
     """Take the best restore point on disk into RAM, if there is one that is deeper and comes cheaper."""
     total, live_lcp = len(tokens), common_prefix(tokens, view.tokens)
+    anywhere = view.attention_is_all
     limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
+    if anywhere:
+        limit = min(limit, total - 1)  # no logits lie on disk
     if view.needs_attention and view.split is None:
         limit = min(limit, live_lcp)  # no other attention can be put back
     while True:
         known = ram.known(tokens, view, costs)
-        offer = disk.offer(view.namespace, tokens, known.cached, limit, known.missing)
+        offer = disk.offer(view.namespace, tokens, known.cached, limit, known.missing, anywhere=anywhere)
         if offer is None:
             return
         saved = (offer.position - known.cached) * costs.prefill_seconds
@@ -26,6 +29,9 @@ def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs:
             return
         path = tokens[: offer.position]
         expected = ram.expect(view.namespace, path, offer.nbytes)
+        if expected is None and anywhere:
+            limit = offer.pieces[-1].start  # a chat's beginning is of use, too
+            continue
         if expected is not None:
             loaded = disk.load(offer, path, view.split)
             if loaded is not None:

@@ -125,6 +125,8 @@ class Account:
 
     def keep(self, buffer: Bytes) -> None:
         """Keep a buffer that owns its memory for reuse; read-only, so that no second owner goes unseen."""
+        if not buffer.nbytes:
+            return
         buffer.flags.writeable = False
         self._idle.setdefault(buffer.nbytes, []).append(buffer)
         self.idle_bytes += buffer.nbytes

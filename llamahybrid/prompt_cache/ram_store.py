@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import CacheStats, Checkpoint, Costs, Logits, Tokens, same_start
+from llamahybrid.prompt_cache.base import (
+    NOTHING,
+    CacheStats,
+    Checkpoint,
+    Costs,
+    Logits,
+    Tokens,
+    same_start,
+)
 from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins
@@ -91,6 +99,10 @@ class RamStore:
         entry = self.tree.attach(match, checkpoint, marked)
         entry.user_pinned = self.is_pinned(path)
         return entry
+
+    def anchor(self, namespace: str, match: Match, path: Tokens) -> Entry:
+        """A checkpoint without a snapshot at the end of `path`, on this match: attention before it stays."""
+        return self.put(match, Checkpoint(namespace, len(path), NOTHING), path)
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments only it needed; its buffer goes to the pool when unused.

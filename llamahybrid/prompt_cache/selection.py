@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Logits, Reason, Segment, Source, Tokens
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import Entry, Match
 
 UNMEASURED = Costs()
@@ -23,7 +24,9 @@ class Choice:
     position: int
     source: Literal["live", "ram", "none"]
     entry: Entry | None
-    """What the request takes from the store: a snapshot (source "ram") or only the logits ("live")."""
+    """What the request takes from the store: a snapshot (source "ram") or only the logits ("live").
+
+    None with "ram" where no checkpoint lies at the position: attention is all that is needed there."""
     logits: Logits | None
 
     @property
@@ -67,19 +70,30 @@ def reachable(live_lcp: int, segments: Sequence[Segment]) -> Attention:
 
 
 def choose(
-    total: int, live_lcp: int, view: LiveView, entries: Sequence[Entry], reach: int, costs: Costs = UNMEASURED
+    total: int,
+    live_lcp: int,
+    view: LiveView,
+    entries: Sequence[Entry],
+    reach: int,
+    costs: Costs = UNMEASURED,
+    live_kept: int = 0,
 ) -> Choice:
     """Pick the restore point for a prompt of `total` tokens.
 
     `live_lcp`: common prefix of prompt and live sequence. `entries`: checkpoints on the prompt's own path,
-    shallowest first. `reach`: attention of [0, reach) is live or stored. A stored one that takes longer to
-    restore than what it saves takes to decode is left alone.
+    shallowest first. `reach`: attention of [0, reach) is live or stored; of [0, live_kept) it stays live. A
+    stored one that takes longer to restore than what it saves takes to decode is left alone.
     """
     limit = total if view.reuse_limit is None else view.reuse_limit
     at_end = next((e for e in reversed(entries) if e.position == total), None)
     stored = at_end.checkpoint.logits if at_end is not None else None
 
     live = _live_position(total, live_lcp, limit, view, stored)
+    if view.attention_is_all:
+        position = min(limit, reach, total - 1)
+        if position >= live + MIN_SPACING and _pays(position, live, live_kept, costs):
+            return Choice(position, "ram", next((e for e in entries if e.position == position), None), None)
+        entries = ()  # none has logits
     deepest = min(limit, reach) if view.needs_attention else limit
     usable = (e for e in reversed(entries) if e.position <= deepest)
     best = next((e for e in usable if e.position < total or e.checkpoint.logits is not None), None)
@@ -102,9 +116,12 @@ def reason(choice: Choice, total: int, matched: int, live_tokens: int) -> Reason
     return Reason("known" if matched else "unknown")
 
 
-def _pays(position: int, live: int, live_lcp: int, costs: Costs) -> bool:
-    """Restoring at `position` is no slower than decoding to it from `live`, as far as both were measured."""
-    loaded = max(0, position - live_lcp) * costs.segment_seconds
+def _pays(position: int, live: int, attended: int, costs: Costs) -> bool:
+    """Restoring at `position` is no slower than decoding to it from `live`, as far as both were measured.
+
+    `attended`: before that no attention has to be loaded.
+    """
+    loaded = max(0, position - attended) * costs.segment_seconds
     return not costs.prefill_seconds or costs.restore_seconds + loaded <= _decoding(position - live, costs)
 
 

@@ -132,7 +132,10 @@ class ReuseValue:
     def of(self, entry: Entry, now: int) -> float:
         """Tokens saved a request and a byte; `now`: the number of the last request."""
         shallower = 0 if entry.above is None else entry.above.position
-        return self.rate(entry, now) * self.chance(entry) * (entry.position - shallower) / freed(entry)
+        n_bytes = freed(entry)
+        if not n_bytes and not entry.below:
+            return 0.0  # one without a snapshot, whose attention could not be kept
+        return self.rate(entry, now) * self.chance(entry) * (entry.position - shallower) / max(1, n_bytes)
 
     def rate(self, entry: Entry, now: int) -> float:
         """Requests on its path per request: what was seen of it, and what silence says of any path."""

@@ -66,7 +66,7 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     Leaves the slot that there is without one where the context has no memory (encoders).
     """
     thread = ComputeThread() if n_parallel > 1 else None
-    profile = _probe(llm, thread).among(n_parallel)
+    profile = _probe(llm, thread, n_parallel)
     if not profile.has_memory:
         return
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
@@ -112,12 +112,12 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     slots.batcher = batcher
 
 
-def _probe(llm: Llama, thread: ComputeThread | None) -> MemoryProfile:
+def _probe(llm: Llama, thread: ComputeThread | None, slots: int) -> MemoryProfile:
     """What the memory can do; asked in the thread that decodes later: OpenMP keeps a team for each."""
     found: list[MemoryProfile] = []
 
     def look() -> None:
-        found.append(probe(llm._ctx, bool(llm.context_params.swa_full)))
+        found.append(probe(llm._ctx, bool(llm.context_params.swa_full), slots))
 
     if thread is None:
         look()

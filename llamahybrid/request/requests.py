@@ -206,7 +206,6 @@ class Requests:
         if self.slots.batcher is not None and ticket is not None:
             self.slots.batcher.begin_prompt()
             if reset and not evaluation.handoff and ticket.rests_on is None:
-                self.slots.share(ticket, prompt)
                 self.slots.move(ticket, prompt)
                 evaluation = self._show(ticket)
             evaluation.require_fit(len(prompt))

@@ -6,6 +6,7 @@ It joins the live sequence to the prompt cache for the life of a context, decode
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,9 @@ from llamahybrid.prompt_cache.base import (
     Plan,
     Segment,
     Tokens,
+    clipped,
 )
+from llamahybrid.prompt_cache.placement import tip_due
 from llamahybrid.prompt_cache.ram import new_buffer
 from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
@@ -45,6 +48,12 @@ from llamahybrid.request.schedule import (
     before_tip_goes,
     gives_up_tip,
 )
+
+SEGMENT_TOKENS = 1024
+"""Where attention is all of the state, any part of a chat is of use: such pieces are stored and read."""
+
+MOST_RESTORES = 4
+"""Restores from stored attention that a request tries: a disk may give what was dropped once more."""
 
 ABORTED = 2
 """Result of llama_decode when its abort callback said so (include/llama.h)."""
@@ -91,24 +100,26 @@ class RequestRunner:
         plan_seconds = restore_seconds = 0.0
         self.check()
         self._follow(prompt)
-        tip, needs_checkpoints = self.live.n, self.live.profile.needs_checkpoints
+        profile, tip = self.live.profile, self.live.n
+        needs_checkpoints = profile.needs_checkpoints
         boundaries = self._boundaries.find(prompt) if needs_checkpoints else []
-        while True:
+        for attempt in itertools.count():
             clock = time.perf_counter()
             costs = self.meter.costs()
-            plan = self._plan(prompt, boundaries, reuse_limit, costs)
+            plan = self._plan(prompt, boundaries, reuse_limit, costs, paged=attempt < MOST_RESTORES)
             plan_seconds += time.perf_counter() - clock
             clock = time.perf_counter()
             try:
                 if gives_up_tip(plan, tip):
-                    self.save_tip()
+                    self.save_tip(plan.live_kept if plan.segments else plan.cached)
                 applied = self._apply(plan, prompt)
             finally:
                 self.cache.release(plan)
             restore_seconds += time.perf_counter() - clock
             if applied:
                 break
-        schedule = Schedule(plan, costs, self.meter.costs, wanted=needs_checkpoints)
+        keeps_end = profile.attention_is_all and self.cache.leaves_process
+        schedule = Schedule(plan, costs, self.meter.costs, wanted=needs_checkpoints, keeps_end=keeps_end)
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
         self._carry_out(schedule.begin(tip), request)
         return request
@@ -127,15 +138,27 @@ class RequestRunner:
         """What is live belongs to a request that was forgotten while it waited: it goes on, unstored."""
         self._state.forgotten = True
 
-    def save_tip(self) -> None:
-        """The live tip is about to be given up: store what is worth coming back to."""
-        if self.live.profile.keeps_chats:  # a shallow look is enough: `check` has looked, right before
-            self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False)
+    def save_tip(self, stays: int = 0) -> None:
+        """The live tip is about to be given up: store what is worth coming back to.
+
+        `stays`: tokens that remain live; where attention is all of the state, only the rest is stored now.
+        """
+        profile = self.live.profile
+        after = stays if profile.attention_is_all else 0
+        few = profile.attention_is_all and not tip_due(self.live.n - stays)
+        if few or not profile.keeps_chats:
+            return
+        # A shallow look is enough: `check` has looked, right before.
+        self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, after=after)
 
     def share(self) -> None:
-        """Another request begins as this one did: store the attention that the checkpoints of it need."""
-        if self.live.profile.keeps_chats:
-            self._page_out(deep=True)
+        """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
+        if self.live.fault() is not None:
+            return
+        if self.live.profile.attention_is_all:
+            self.save_tip()
+        elif self.live.profile.keeps_chats:
+            self._page_out(deep=False)
 
     def wait_to_return(self, tokens: int) -> None:
         """What was live was given up to older requests: wait until there is room for so many tokens again."""
@@ -166,10 +189,22 @@ class RequestRunner:
             self._warned.add(message)
             logger.warning(message)
 
-    def _plan(self, prompt: Tokens, boundaries: Sequence[int], reuse_limit: int | None, costs: Costs) -> Plan:
+    def _plan(
+        self,
+        prompt: Tokens,
+        boundaries: Sequence[int],
+        reuse_limit: int | None,
+        costs: Costs,
+        *,
+        paged: bool = True,
+    ) -> Plan:
+        """`paged` False: without stored attention."""
         if not self.live.row.exists():
             reuse_limit = min(len(prompt) - 1, len(prompt) if reuse_limit is None else reuse_limit)
-        return self.cache.plan(prompt, self._view(reuse_limit), boundaries, costs)
+        view = self._view(reuse_limit)
+        if not paged:
+            view = replace(view, split=None, attention_is_all=False)
+        return self.cache.plan(prompt, view, boundaries, costs)
 
     def _view(self, reuse_limit: int | None = None) -> LiveView:
         """The live sequence as the cache needs to know it."""
@@ -184,7 +219,7 @@ class RequestRunner:
         except SnapshotError as error:
             fault, damaged = str(error), error.segment
         if fault is None:
-            if plan.checkpoint is not None:
+            if plan.checkpoint is not None or plan.segments:
                 loaded = sum(s.end - s.start for s in plan.segments)
                 self.meter.restored(time.perf_counter() - clock, loaded)
             return True
@@ -193,6 +228,9 @@ class RequestRunner:
             self.cache.drop_segment(self.live.fingerprint.hex(), damaged)
         elif plan.checkpoint is not None:
             self.cache.drop(plan.checkpoint)
+        else:
+            for segment in plan.segments:
+                self.cache.drop_segment(self.live.fingerprint.hex(), segment)
         self.live.empty()
         return False
 
@@ -231,7 +269,10 @@ class RequestRunner:
         finally:
             live.recount()  # waits for queued computation
         seconds = time.perf_counter() - began
-        if prefilled is None and len(tokens) <= self._n_batch:
+        timed = len(tokens) <= self._n_batch
+        if prefilled is not None:  # else batch by batch
+            timed = self.live.profile.attention_is_all and self._batcher is None
+        if timed:
             self.meter.decoded(len(tokens), seconds)
         if request is not None and request.prefilling:
             request.prefill_seconds += seconds
@@ -363,8 +404,13 @@ class RequestRunner:
 
     # -- what the schedule asks for --------------------------------------------------------------
 
-    def _carry_out(self, actions: Actions, request: Request | None = None, *, deep: bool = True) -> None:
-        """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`."""
+    def _carry_out(
+        self, actions: Actions, request: Request | None = None, *, deep: bool = True, after: int = 0
+    ) -> None:
+        """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`.
+
+        `after`: no attention before that is to be stored.
+        """
         for action in actions:
             match action:
                 case Action.STAGE if request is not None:
@@ -381,12 +427,12 @@ class RequestRunner:
                 case Action.REMEMBER:
                     self.cache.remember(self.live.identity.namespace, self.live.tokens.copy(), self._state)
                 case Action.PAGE_OUT:
-                    self._page_out(deep=deep)
+                    self._page_out(deep=deep, after=after)
 
     def checkpoint(self, request: Request | None, logits: Logits | None = None, *, deep: bool = True) -> bool:
         """Take and store a checkpoint at the tip; False if it cannot be vouched for or does not fit."""
         clock = time.perf_counter()
-        record = self.live.snapshot(self.cache.buffer, deep=deep)
+        record = self.live.checkpoint(self.cache.buffer, deep=deep)
         if record is None:
             return False
         position = self.live.n
@@ -414,10 +460,16 @@ class RequestRunner:
                     request.checkpoints += self.cache.admit(view, position, record)
             request.staged.clear()
 
-    def _page_out(self, *, deep: bool) -> None:
-        """Store the attention that the live sequence's checkpoints need, where it is not stored yet."""
+    def _page_out(self, *, deep: bool, after: int = 0) -> None:
+        """Store the attention that the live sequence's checkpoints need, where it is not stored yet.
+
+        `after`: none before that.
+        """
         view = self._view()
-        for start, end in self.cache.missing(view):
+        ranges = clipped(self.cache.missing(view), len(view.tokens), after)
+        if view.attention_is_all:
+            ranges = [piece for start, end in ranges for piece in _pieces(start, end)]
+        for start, end in ranges:
             segment = self.live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
             if segment is None or not self.cache.store_segment(view, segment):
                 break
@@ -430,3 +482,9 @@ class RequestRunner:
             self.cache.drop(request.plan.checkpoint)
         self.warn(f"{cause}; memory is zeroed and nothing of it kept")
         self.live.require_zeroing()
+
+
+def _pieces(start: int, end: int) -> list[tuple[int, int]]:
+    """[start, end) in pieces of `SEGMENT_TOKENS`, wherever it starts."""
+    borders = range(start - start % SEGMENT_TOKENS + SEGMENT_TOKENS, end, SEGMENT_TOKENS)
+    return list(itertools.pairwise((start, *borders, end)))

@@ -82,12 +82,20 @@ class Schedule:
     """
 
     def __init__(
-        self, plan: Plan, costs: Costs, measured: Callable[[], Costs], *, wanted: bool = True
+        self,
+        plan: Plan,
+        costs: Costs,
+        measured: Callable[[], Costs],
+        *,
+        wanted: bool = True,
+        keeps_end: bool = False,
     ) -> None:
         """`costs`: those that `plan` was made by; `measured()`: what they are now.
 
-        `wanted` False: memory that can be cut anywhere needs no checkpoints.
+        `wanted` False: memory that can be cut anywhere needs no checkpoints. `keeps_end`: its attention is
+        stored all the same when a request is over, so that another process finds it.
         """
+        self._keeps_end = keeps_end
         self.cuts = plan.cuts
         """Where the prompt is cut: as planned, then as what is measured meanwhile says."""
         self.next_due = 0 if wanted else NEVER
@@ -150,7 +158,8 @@ class Schedule:
         yield Action.ADMIT_STAGED
         if opaque:
             return
-        if self._wanted and final_due(position - max(self._last, self._total), self._measured()):
+        due = self._wanted and final_due(position - max(self._last, self._total), self._measured())
+        if due or self._keeps_end:
             yield Action.CHECKPOINT_IF_FINITE
         yield Action.REMEMBER
         yield Action.PAGE_OUT

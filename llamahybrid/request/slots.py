@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.request.arrays import UpstreamArrays
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.gate import RequestGate
@@ -179,17 +180,11 @@ class Slots:
         if best is not old:
             self._give(best, ticket, anew=True)
             best.arrays.take_settings(old.arrays)
+        there = max(self.all, key=lambda slot: slot.live_prefix(prompt))
+        holds = 0 if there is best else there.live_prefix(prompt)
+        if holds and there.evaluation is not None and holds >= best.resumable(prompt) + MIN_SPACING:
+            there.evaluation.runner.share()
         return self._enter(ticket)
-
-    def share(self, ticket: Ticket, prompt: Tokens) -> None:
-        """Have stored what another request holds of a prompt's attention, if it holds more than is known."""
-        taken = [slot for other in self._gate.seated if other is not ticket and (slot := other.slot)]
-        if not taken:
-            return
-        known = max(slot.resumable(prompt) for slot in self.all if slot not in taken)
-        nearest = max(taken, key=lambda slot: slot.live_prefix(prompt))
-        if nearest.evaluation is not None and nearest.live_prefix(prompt) > known:
-            nearest.evaluation.runner.share()
 
     def idle(self, live: LiveSequence, waiting: Collection[Ticket]) -> RequestRunner | None:
         """What runs the slot that no request has used for longest and that holds anything, not this one.

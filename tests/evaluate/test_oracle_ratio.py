@@ -46,7 +46,7 @@ def ours(model: Path, workload: str) -> Side:
 
 def promised(tiny_model: TinyModel, arch: str, workload: str) -> Side:
     subject = SUBJECTS[arch]
-    return subject.comparer(tiny_model(arch, **subject.making)).side(with_real_costs, EVERY[workload])
+    return subject.comparer(tiny_model(subject.arch, **subject.making)).side(with_real_costs, EVERY[workload])
 
 
 def account(side: Side) -> str:

@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 
 from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan
-from llamahybrid.prompt_cache.base import Bytes, LiveState, Logits, Segment, Tokens
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveState, Logits, Segment, Tokens
 from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
 
-Kind = Literal["recurrent", "hybrid", "window", "plain"]
+Kind = Literal["recurrent", "hybrid", "window", "plain", "paged"]
+"""`plain`: attention that can be cut anywhere; `paged`: the same, and it is stored when it is given up."""
 WINDOW = 8
 CHEAP = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-5, snapshot_bytes=1024)
 
@@ -95,16 +96,17 @@ class FakeEngine:
     def view(self) -> LiveView:
         """The state as the prompt cache needs to know it."""
         n = len(self.state)
-        floors = {"recurrent": n, "hybrid": n, "window": max(0, n - WINDOW), "plain": 0}
+        floors = {"recurrent": n, "hybrid": n, "window": max(0, n - WINDOW), "plain": 0, "paged": 0}
         return LiveView(
             namespace=self.namespace,
             tokens=np.array(self.state, np.int32),
             cut_floor=floors[self.kind],
-            needs_checkpoints=self.kind != "plain",
-            needs_attention=self.kind in ("hybrid", "window"),
+            needs_checkpoints=self._snapshots,
+            needs_attention=self.kind in ("hybrid", "window", "paged"),
             tip_logits=self.logits is not None,
-            split=self.paging.split if self.pages and self.kind in ("hybrid", "window") else None,
+            split=self.paging.split if self.pages and self.kind in ("hybrid", "window", "paged") else None,
             state=self.followed,
+            attention_is_all=self.kind == "paged",
         )
 
     def page_out(self) -> None:
@@ -122,6 +124,8 @@ class FakeEngine:
 
     def snapshot(self) -> Bytes:
         """The state as bytes: length, tokens, padding; in a buffer of the cache if it lends them."""
+        if self.kind == "paged":
+            return NOTHING
         words = -(-(len(self.state) + 1) // self.snapshot_tokens) * self.snapshot_tokens
         n_bytes = self.snapshot_bytes or 4 * words
         buffer = self.cache.buffer(n_bytes)
@@ -134,7 +138,13 @@ class FakeEngine:
 
     def apply(self, plan: Plan, prompt: Sequence[int]) -> None:
         """Do what the plan says, as the real memory would, and prove the state is the prompt's prefix."""
-        if plan.source in ("ram", "disk"):
+        if plan.source in ("ram", "disk") and self.kind == "paged":
+            assert plan.checkpoint is None
+            attention = self.state[: plan.live_kept]
+            for segment in plan.segments:
+                attention += self.tokens_in(segment, attention)
+            self.state = attention[: plan.cached]
+        elif plan.source in ("ram", "disk"):
             assert plan.checkpoint is not None
             words = plan.checkpoint.snapshot.view(np.int32)
             restored = words[1 : 1 + words[0]].tolist()
@@ -206,7 +216,7 @@ class FakeEngine:
             self.apply(plan, prompt)
         finally:
             self.cache.release(plan)
-        wanted = self.kind != "plain"
+        wanted = self._snapshots
         self._schedule = schedule = Schedule(plan, self.costs, lambda: self.costs, wanted=wanted)
         self._carry_out(schedule.begin(tip))
         for stop in (*plan.cuts, plan.total):
@@ -234,6 +244,10 @@ class FakeEngine:
     @property
     def _keeps_chats(self) -> bool:
         return self.kind == "recurrent" or (self.kind != "plain" and self.pages)
+
+    @property
+    def _snapshots(self) -> bool:
+        return self.kind not in ("plain", "paged")
 
     def _carry_out(self, actions: Actions) -> None:
         """Do what the schedule answered."""

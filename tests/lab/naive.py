@@ -21,6 +21,7 @@ from llamahybrid.prompt_cache.base import (
     Source,
     Tokens,
 )
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 from llamahybrid.prompt_cache.placement import prefill_cuts
 
@@ -67,7 +68,7 @@ class NaivePromptCache(BasePromptCache):
             cuts = prefill_cuts(outline, costs)
         kept = min(_shared(prompt, live), cached)
         segments: tuple[Segment, ...] = ()
-        if checkpoint is not None and view.needs_attention:
+        if source == "ram" and view.needs_attention:
             segments = tuple(self._attention[view.namespace, prompt[: i + 1]] for i in range(kept, cached))
         return Plan(
             len(prompt), matched, cached, source, checkpoint, logits, cuts, segments=segments, live_kept=kept
@@ -190,6 +191,11 @@ class NaivePromptCache(BasePromptCache):
         for c in range(limit, 0, -1):
             is_live = live[:c] == prompt[:c]
             stored = self._checkpoints.get((view.namespace, prompt[:c]))
+            if view.attention_is_all and c < len(prompt) and self._attended(prompt[:c], live, view):
+                shared = min(_shared(prompt, live), limit, len(prompt) - 1)
+                if c < shared + MIN_SPACING:
+                    return shared, "live" if shared else "none", None, None
+                return c, "ram", None, None
             logits = stored.logits if stored is not None and c == len(prompt) else None
             tip = is_live and c == len(live) and view.tip_logits
             ends_with_logits = c < len(prompt) or tip or logits is not None

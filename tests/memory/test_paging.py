@@ -21,6 +21,10 @@ MODELS = {
     "lfm2": {},
     "gemma3": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
     "gpt-oss": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
+    "llama": {},
+    "llama-flash": {"flash_attn": True},
+    "gemma3-full": {},
+    "gpt-oss-full": {"flash_attn": True},
 }
 
 
@@ -30,6 +34,11 @@ def new(n):
 
 def ids(tokens):
     return np.array(tokens, dtype=np.int32)
+
+
+def saved(live):
+    """What `restore` takes beside the segments."""
+    return None if live.profile.attention_is_all else live.snapshot(new)
 
 
 def greedy(llm, prompt, n=6):
@@ -43,7 +52,7 @@ def greedy(llm, prompt, n=6):
 
 @pytest.fixture(params=MODELS)
 def open_model(request, tiny_model):
-    arch = request.param.removesuffix("-flash")
+    arch = request.param.removesuffix("-flash").removesuffix("-full")
     model = tiny_model(arch, **({"window": 16} if arch in ("gemma3", "gpt-oss") else {}))
     made = []
 
@@ -111,7 +120,7 @@ def test_what_is_joined_is_small_and_little_at_a_time(live, monkeypatch, least, 
 
 @pytest.mark.parametrize("kept", [0, 30])
 def test_a_restore_from_segments_goes_on_to_the_very_logits(open_model, live, kept):
-    record = live.snapshot(new)
+    record = saved(live)
     borders = [kept, 31, 80, len(ONE)]
     segments = [live.page_out(a, b, new) for a, b in itertools.pairwise(borders)]
     live.decode([3], "last")
@@ -162,7 +171,7 @@ def test_without_paging_another_chat_is_decoded_again(open_model):
 
 @pytest.mark.parametrize("byte", [3, 50, 200, -1])
 def test_a_damaged_segment_never_reaches_the_library(live, byte, monkeypatch):
-    record, segment = live.snapshot(new), live.page_out(0, len(ONE), new)
+    record, segment = saved(live), live.page_out(0, len(ONE), new)
     segment.record[byte] ^= 1
     live.empty()
     monkeypatch.setattr(type(live.profile.pager), "append", lambda *_: pytest.fail("it was loaded"))
@@ -172,7 +181,7 @@ def test_a_damaged_segment_never_reaches_the_library(live, byte, monkeypatch):
 
 
 def test_a_segment_of_other_tokens_is_refused(live):
-    record, segment = live.snapshot(new), live.page_out(0, 40, new)
+    record, segment = saved(live), live.page_out(0, 40, new)
     rest = live.page_out(40, len(ONE), new)
     live.empty()
     with pytest.raises(SnapshotError, match="other tokens"):
@@ -201,6 +210,7 @@ def test_a_cache_shared_by_two_models_of_one_kind(open_model):
     cache = PromptCache(64 << 20)
     first, second = open_model(prompt_cache=cache), open_model(prompt_cache=cache)
     greedy(first, ONE)
+    first.runner.save_tip()  # where attention is all of the state, it is stored when it is given up
     answer = greedy(second, [*ONE, 5, 6])
     assert second.last_request.source == "ram"
     assert second.last_request.cached >= len(ONE) - 1
@@ -211,12 +221,14 @@ def test_a_cache_shared_by_two_models_of_one_kind(open_model):
 def test_each_token_is_stored_once(open_model):
     """Bytes of segments over those of distinct tokens, after chats that branch: at most 1.10 on stock."""
     llm = open_model()
-    per_token = llm.runner.live.profile.attention_per_token
+    layout = llm.runner.live.profile.pager.layout
+    per_token = layout.size(2) - layout.size(1)
     seen = set()
     for tail in (3, 40, 70):
         for number in range(3):
             prompt = ONE[: 120 - tail] + [(number * 31 + i) % 200 for i in range(60)]
             greedy(llm, prompt)
             seen |= {tuple(prompt[:i]) for i in range(1, len(prompt) + 1)}
+    llm.runner.save_tip()
     stored = llm.prompt_cache.stats().extra["segment_bytes"]
     assert 0.9 <= stored / (per_token * len(seen)) <= 1.10

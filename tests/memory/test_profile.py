@@ -1,8 +1,12 @@
 """What the trial finds out about each kind of memory."""
 
+from dataclasses import replace
+
 import llama_cpp
 import pytest
 
+from llamahybrid import Llama
+from llamahybrid.memory.paging import Pager
 from llamahybrid.memory.profile import NO_MEMORY, MemoryProfile, probe
 
 from .conftest import PROMPT
@@ -91,3 +95,45 @@ def test_a_window_is_cut_no_deeper_than_it_reaches():
     assert rule(window=8).cut_floor(100, 84) == 92
     assert rule(window=8).cut_floor(100, 0) == 0
     assert rule(cuttable=False).cut_floor(100, 99) == 100
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "whole"),
+    [
+        ("llama", {}, True),
+        ("qwen3", {}, True),
+        ("gemma3", {}, True),
+        ("gpt-oss", {}, True),
+        ("gemma3", {"swa_full": False}, False),
+        ("gemma3", {"n_parallel": 2}, False),  # others overwrite what lies behind its window
+        ("llama", {"n_parallel": 2}, True),
+        ("llama", {"paging": False}, False),
+        ("qwen35", {}, False),
+        ("mamba", {}, False),
+        ("deepseek4", {}, False),
+    ],
+)
+def test_attention_is_all_of_the_state_where_a_cut_is_all_it_takes(tiny_model, arch, options, whole):
+    window = {"window": 16} if arch in ("gemma3", "gpt-oss") else {}
+    llm = Llama(str(tiny_model(arch, **window)), n_ctx=256, n_threads=1, verbose=False, **options)
+    profile = llm.runner.live.profile
+    assert (profile.attention_is_all, llm.runner.live.view().attention_is_all) == (whole, whole)
+    assert not (profile.attention_is_all and profile.needs_checkpoints)
+    assert profile.keeps_chats == (arch not in ("deepseek4", "llama") or whole)
+    llm.close()
+
+
+def test_what_cannot_be_verified_is_not_put_back_from_attention_alone(open_model):
+    live = open_model("llama").runner.live
+    live.profile = replace(live.profile, linear=False)
+    assert not live.view().attention_is_all
+
+
+def test_a_pager_that_misses_layers_does_not_serve(tiny_model, monkeypatch):
+    """Full attention alone is what it takes of a hybrid."""
+    learn = Pager.learn
+    monkeypatch.setattr(Pager, "learn", lambda ctx, *span, **_: learn(ctx, *span))
+    llm = Llama(str(tiny_model("gemma3", window=16)), n_ctx=256, n_threads=1, verbose=False)
+    profile = llm.runner.live.profile
+    assert (profile.attention_is_all, profile.pager) == (False, None)
+    llm.close()

@@ -238,6 +238,17 @@ def test_an_unknown_layout_is_not_learnt(learn, change):
     assert learn(change) is None
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_plain_model_whose_layout_is_unknown_works_without_paging(tiny_model, monkeypatch, arch):
+    monkeypatch.setattr(RangePager, "available", staticmethod(lambda: False))
+    monkeypatch.setattr(SegmentLayout, "learn", lambda *_: None)
+    llm = Llama(str(tiny_model(arch)), n_ctx=256, n_threads=1, verbose=False)
+    profile = llm.runner.live.profile
+    assert (profile.pager, profile.attention_is_all, profile.keeps_chats) == (None, False, False)
+    llm.eval(PROMPT)
+    llm.close()
+
+
 def test_a_payload_of_another_length_has_no_cells_to_count(live, pager):
     payload = live.page_out(5, 25, new).record[HEADER_BYTES:]
     assert pager.layout.count(payload) == 20

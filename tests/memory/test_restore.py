@@ -172,3 +172,44 @@ def test_a_stopped_batch_is_undone_by_a_snapshot_where_memory_cannot_be_cut(live
             monkeypatch.setattr(live.native, "load_partial", lambda data: False)
         assert recover(live, (len(PROMPT), record)) is took
         assert live.state.holds(ids(PROMPT)) is took
+
+
+# -- where attention is all of the state -----------------------------------------------------------
+
+
+def test_a_hybrid_is_never_restored_from_attention_alone(live):
+    segment = live.page_out(0, len(PROMPT), new)
+    live.empty()
+    with pytest.raises(SnapshotError, match="not all of this memory's state"):
+        live.restore(None, ids(PROMPT), [segment], 0)
+    assert live.n == 0
+
+
+def test_attention_alone_must_be_whole(plain):
+    parts = [plain.page_out(0, 20, new), plain.page_out(30, len(PROMPT), new)]
+    plain.empty()
+    with pytest.raises(SnapshotError, match="neither live nor stored"):
+        plain.restore(None, ids(PROMPT), parts, 0)
+    assert plain.n == 0
+
+
+def test_a_cut_that_is_refused_before_attention_is_put_back_is_a_fault(plain, monkeypatch):
+    segment = plain.page_out(40, len(PROMPT), new)
+    monkeypatch.setattr(plain.native, "cut", lambda position: False)
+    assert "before a restore" in plain.restore(None, ids(PROMPT), [segment], 40)
+    assert plain.state.is_invalid
+
+
+def test_what_a_pager_misses_afterwards_is_a_fault(plain, monkeypatch):
+    segment = plain.page_out(40, len(PROMPT), new)
+    monkeypatch.setattr(type(plain.profile.pager), "holds", lambda pager, end: False)
+    assert "not there" in plain.restore(None, ids(PROMPT), [segment], 40)
+    assert plain.state.is_invalid
+
+
+def test_a_restore_from_attention_alone_says_nothing_of_the_row(plain):
+    """Nobody knows of what is put back that it is numbers, until a token is decoded behind it."""
+    segment = plain.page_out(0, len(PROMPT), new)
+    assert plain.row.proves_finite()
+    assert plain.restore(None, ids(PROMPT), [segment], 0) is None
+    assert not plain.row.proves_finite()

@@ -22,7 +22,7 @@ few_tokens = st.lists(st.integers(0, 2), max_size=25)
 class Conversations(RuleBasedStateMachine):
     """Two engines per cache (they share it), driven alike over PromptCache and its naive twin."""
 
-    kinds: ClassVar[tuple[Kind, ...]] = ("recurrent", "hybrid", "window", "plain")
+    kinds: ClassVar[tuple[Kind, ...]] = ("recurrent", "hybrid", "window", "plain", "paged")
 
     @initialize(kind=st.sampled_from(kinds), names=st.sampled_from([("a", "a"), ("a", "b")]))
     def start(self, kind: Kind, names: tuple[str, str]) -> None:

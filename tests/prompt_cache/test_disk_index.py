@@ -65,6 +65,9 @@ class Naive:
         ]
         return max((e for e in ends if not attention or self.covered(tokens, e)), default=0)
 
+    def attention(self, tokens: list[int]) -> int:
+        return max((end for end in range(len(tokens) + 1) if self.covered(tokens, end)), default=0)
+
     def known(self, tokens: list[int]) -> int:
         shared = [
             next(
@@ -127,6 +130,11 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
                     assert piece.start <= reach < piece.end
                     reach = piece.end
                 assert reach == offer.position
+        whole = index.offer_attention("m", asked, 0, len(prompt), [(0, len(prompt))])
+        assert (0 if whole is None else whole.position) == naive.attention(prompt)
+        if whole is not None:
+            assert (whole.checkpoint, whole.keys) == ("", list(dict.fromkeys(p.key for p in whole.pieces)))
+            assert whole.pieces[-1].end == whole.position
         assert index.nbytes == sum(h.nbytes for h, _ in naive.records.values())
 
 
@@ -171,6 +179,36 @@ def test_attention_serves_only_as_far_as_its_path_goes_along() -> None:
     assert offer is not None
     assert [(p.start, p.end) for p in offer.pieces] == [(0, 2), (2, 5)]
     check_integrity(index)
+
+
+def test_attention_alone_is_offered_where_it_is_missing_and_not_yet_there() -> None:
+    index = DiskIndex()
+    path = [1, 2, 3, 4, 5, 6]
+    for start, end in ((0, 2), (2, 4), (5, 6)):
+        add(index, head(SEGMENT, start, path[:end]), path[:end])
+    asked = np.array([*path, 7], np.int32)
+
+    def offered(above: int, limit: int, missing: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
+        offer = index.offer_attention("m", asked, above, limit, missing)
+        return None if offer is None else [(p.start, p.end) for p in offer.pieces]
+
+    assert offered(0, 7, [(0, 7)]) == [(0, 2), (2, 4)]
+    assert offered(0, 3, [(0, 7)]) == [(0, 2), (2, 3)]
+    assert offered(4, 7, [(0, 7)]) is None
+    assert offered(2, 7, [(2, 5), (5, 7)]) == [(2, 4)]
+    assert offered(5, 7, [(5, 7)]) == [(5, 6)]
+    assert offered(3, 7, [(6, 7)]) is None
+    assert offered(0, 7, []) is None
+
+
+def test_attention_that_was_asked_for_keeps_its_chat() -> None:
+    index = DiskIndex()
+    paths = [[n, 1, 2] for n in range(3)]
+    for path in paths:
+        add(index, head(SNAPSHOT, 3, path), path)
+        add(index, head(SEGMENT, 0, path), path)
+    assert index.offer_attention("m", np.array([0, 1, 9], np.int32), 0, 3, [(0, 3)]) is not None
+    assert index.victim([]) == head(SNAPSHOT, 3, paths[1]).key
 
 
 @pytest.mark.parametrize("twist", ["position", "digest"])

@@ -20,7 +20,7 @@ from tests.lab.naive import NaivePromptCache
 AMPLE = 1 << 22
 SECRET = list(range(1000, 1200))
 OTHER = list(range(50, 150))
-KINDS: tuple[Kind, ...] = ("recurrent", "hybrid", "window", "plain")
+KINDS: tuple[Kind, ...] = ("recurrent", "hybrid", "window", "plain", "paged")
 
 
 def ids(tokens: Sequence[int]) -> Tokens:

@@ -205,3 +205,32 @@ def test_a_prompt_whose_end_is_not_known_is_cut_where_the_last_was_left() -> Non
         outline = plan_for(cache, prompt, live_view([0], needs_attention=False)).outline
         assert outline is not None
         assert outline.tail == 13
+
+
+def test_attention_that_a_plan_names_counts_until_it_is_released() -> None:
+    cache = PromptCache(1 << 26)
+    engine = FakeEngine(cache, "paged")
+    engine.request(HISTORY)
+    engine.request([7] * 30)
+    plan = cache.plan(np.array([*HISTORY[:120], 9], np.int32), engine.view(), (), Costs())
+    assert (plan.cached, plan.source, plan.checkpoint) == (120, "ram", None)
+    cache.ram_bytes = 0
+    assert cache.stats().bytes_ram >= sum(s.nbytes for s in plan.segments) > 0
+    check_integrity(cache)
+    cache.release(plan)
+    assert cache.stats().bytes_ram == 0
+
+
+def test_where_a_request_parts_from_a_stored_chat_its_beginning_is_marked() -> None:
+    """So it is worth something by itself, when the chat behind it goes."""
+    cache = PromptCache(1 << 26)
+    engine = FakeEngine(cache, "paged")
+    engine.request(HISTORY)
+    engine.request([7] * 30)
+    for _ in range(2):
+        plan_for(cache, [*HISTORY[:120], 9], engine.view())
+    match = cache.ram.tree.match("model", np.array(HISTORY, np.int32))
+    assert [(e.position, e.hits) for e in match.entries()] == [(120, 1), (len(HISTORY), 0)]
+    cache.drop(match.entries()[-1].checkpoint)
+    match = cache.ram.tree.match("model", np.array(HISTORY, np.int32))
+    assert [(s.start, s.end) for s in match.segments()] == [(0, 120)]

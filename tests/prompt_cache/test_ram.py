@@ -50,3 +50,9 @@ def test_without_another_mapping_memory_comes_from_the_heap(monkeypatch: pytest.
 
     monkeypatch.setattr(ram.mmap, "mmap", none_left)
     assert ram.new_buffer(ram.MAPPED_BYTES).flags.owndata
+
+
+def test_nothing_is_not_kept_for_later() -> None:
+    account = ram.Account(100)
+    account.keep(np.empty(0, np.uint8))
+    assert account.reuse(0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,3 +112,31 @@ def test_the_token_that_differs_is_told_where_all_that_is_known_ends() -> None:
     assert difference(prompt, live, 3, unknown) == (77, 55)
     assert difference(prompt, nothing, 0, unknown) is None
     assert difference(prompt[:3], nothing, 0, known) is None, "it only adds nothing"
+
+
+def anywhere(n: int, limit: int | None = None) -> LiveView:
+    """A live sequence whose attention is all of its state."""
+    return replace(view(n, floor=0, attention=True, limit=limit), attention_is_all=True)
+
+
+def test_where_attention_is_all_every_position_it_reaches_will_do() -> None:
+    assert chosen(100, 0, anywhere(0), reach=37) == (37, "ram")
+    assert chosen(100, 20, anywhere(50), reach=37) == (37, "ram")
+    assert chosen(100, 30, anywhere(50), reach=37) == (30, "live"), "seven tokens are decoded sooner"
+    assert chosen(100, 0, anywhere(0), reach=100) == (99, "ram"), "one is left to sample from"
+    assert chosen(100, 20, anywhere(50, limit=25), reach=90) == (20, "live")
+    assert chosen(100, 0, anywhere(0), entry(60), reach=37) == (37, "ram"), "a mark is no state"
+    assert chosen(100, 0, anywhere(0), reach=0) == (0, "none")
+
+
+def test_a_mark_at_the_very_place_is_what_the_request_uses() -> None:
+    mark = entry(37)
+    assert choose(100, 0, anywhere(0), [entry(20), mark], 37).entry is mark
+    assert choose(100, 0, anywhere(0), [entry(20)], 37).entry is None
+
+
+def test_attention_that_is_live_but_has_to_be_loaded_again_is_paid_for() -> None:
+    costs = Costs(token_seconds=1e-2, prefill_seconds=1e-3, restore_seconds=1e-3, segment_seconds=1e-4)
+    for kept, place in ((900, (1000, "ram")), (0, (900, "live"))):
+        choice = choose(2000, 900, anywhere(900), [], 1000, costs, kept)
+        assert (choice.position, choice.source) == place

@@ -59,6 +59,19 @@ def test_bytes_are_those_that_go_with_it() -> None:
     assert freed(one) == STATE + 50
 
 
+def test_a_mark_without_a_snapshot_is_worth_the_attention_it_keeps() -> None:
+    tree, learned = Tree(), ReuseValue()
+    path = ids(*range(100))
+    shallow, deep = (
+        tree.attach(tree.insert("m", path), Checkpoint("m", n, np.empty(0, np.uint8))) for n in (40, 100)
+    )
+    assert tree.store(tree.match("m", path), Segment(0, 40, np.zeros(500, np.uint8)))
+    assert learned.of(deep, 0) == 0, "its attention is not there"
+    assert learned.of(shallow, 0) > 1, "it shares all it has"
+    assert tree.store(tree.match("m", path), Segment(40, 100, np.zeros(500, np.uint8)))
+    assert 0 < learned.of(deep, 0) < learned.of(shallow, 0)
+
+
 def test_bytes_on_one_edge_are_those_behind_the_checkpoint_above() -> None:
     tree = Tree()
     first, second = put(tree, [1, 2, 3, 4], 2), put(tree, [1, 2, 3, 4], 4)

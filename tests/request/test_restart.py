@@ -19,6 +19,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba": {},
     "lfm2": {},
     "gemma3": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
+    "gemma3-full": {},
+    "llama": {},
+    "gpt-oss-full": {"flash_attn": True},
 }
 
 pytestmark = pytest.mark.native
@@ -27,8 +30,8 @@ pytestmark = pytest.mark.native
 @pytest.fixture(params=MODELS)
 def start(request, tiny_model, tmp_path: Path):
     """Makes a model; with a disk tier unless told otherwise, on the same folder each time."""
-    window = {"window": 16} if request.param == "gemma3" else {}
-    model = tiny_model(request.param, **window)
+    arch = request.param.removesuffix("-full")
+    model = tiny_model(arch, **({"window": 16} if arch in ("gemma3", "gpt-oss") else {}))
     made: list[Llama] = []
 
     def make(cache: bool | PromptCache | None = None) -> Llama:

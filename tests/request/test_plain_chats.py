@@ -1,0 +1,477 @@
+"""Chats of models whose attention is all of their state: they go on from any token that was decoded."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid import Llama, PromptCache
+from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.memory import paging
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.request import runner
+from llamahybrid.request.runner import MOST_RESTORES
+from tests.lab.integrity import check_integrity
+
+SYSTEM = [(7 * i + 3) % 200 for i in range(80)]
+ONE = SYSTEM + [(11 * i + 1) % 200 for i in range(60)]
+TWO = SYSTEM + [(13 * i + 5) % 200 for i in range(50)]
+OTHER = [(17 * i + 9) % 200 for i in range(90)]
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-flash": {"flash_attn": True},
+    "gemma3": {},
+    "gpt-oss": {"flash_attn": True},
+}
+
+pytestmark = pytest.mark.native
+
+
+def take(llm: Any, prompt: list[int], n: int = 8) -> list[int]:
+    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
+
+
+class Models:
+    """One architecture: the model on trial, and what a fresh context of upstream's says."""
+
+    def __init__(self, path: Path, options: dict[str, Any], stack: ExitStack) -> None:
+        self._path = str(path)
+        self._options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False, **options}
+        self._stack = stack
+        self._stock: Any = None
+
+    def open(self, **more: Any) -> Any:
+        llm = Llama(self._path, **{**self._options, **more})
+        assert llm.runner is not None
+        return self._stack.enter_context(closing(llm))
+
+    def stock(self, prompt: list[int], n: int = 8) -> list[int]:
+        if self._stock is None:
+            self._stock = self._stack.enter_context(closing(llama_cpp.Llama(self._path, **self._options)))
+        self._stock.reset()
+        return take(self._stock, prompt, n)
+
+
+@pytest.fixture(params=MODELS)
+def models(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]) -> Iterator[Models]:
+    arch = request.param.removesuffix("-flash")
+    path = tiny_model(arch, **({} if arch == "llama" else {"window": 16}))
+    with ExitStack() as stack:
+        yield Models(path, MODELS[request.param], stack)
+
+
+@pytest.fixture
+def llama(tiny_model: Callable[..., Path]) -> Iterator[Models]:
+    with ExitStack() as stack:
+        yield Models(tiny_model("llama"), {}, stack)
+
+
+def asked(llm: Any, models: Models, prompt: list[int]) -> Any:
+    """Ask, hold the answer against upstream's, and the report against the library's counters; the report."""
+    counter = DecodeCounter(llm)
+    answer = take(llm, prompt)
+    decoded = counter.take()
+    assert answer == models.stock(prompt)
+    report = llm.last_request
+    assert decoded == report.left + len(answer) - 1
+    check_integrity(llm.prompt_cache)
+    return report
+
+
+def segment_bytes(llm: Any) -> int:
+    return int(llm.prompt_cache.stats().extra["segment_bytes"])
+
+
+# -- what is found again ---------------------------------------------------------------------------
+
+
+def test_chats_in_turn_decode_what_is_new(models: Models) -> None:
+    llm = models.open()
+    chats = [ONE, TWO, OTHER, [*OTHER[:40], *ONE]]
+    known = [0, len(SYSTEM), 0, 40]
+    for turn in range(4):
+        for i, chat in enumerate(chats):
+            report = asked(llm, models, chat)
+            assert report.cached == report.matched >= known[i]
+            assert report.source == "ram" or not turn
+            known[i] = len(chat) + 7
+            chats[i] = [*chat, *models.stock(chat), *((i + 3 * turn + j) % 200 for j in range(20))]
+
+
+def test_a_chat_that_shares_only_the_system_prompt_starts_there(models: Models) -> None:
+    llm = models.open()
+    asked(llm, models, ONE)
+    asked(llm, models, OTHER)
+    report = asked(llm, models, TWO)
+    assert (report.cached, report.source) == (len(SYSTEM), "ram")
+
+
+def test_a_chat_that_is_edited_in_the_middle_starts_at_the_edit(models: Models) -> None:
+    llm = models.open()
+    asked(llm, models, ONE)
+    asked(llm, models, OTHER)
+    for place in (121, 100, 61, 133):
+        edited = [*ONE[:place], 7, 8, 9, *ONE[place:]]
+        report = asked(llm, models, edited)
+        assert report.cached == report.matched >= place
+        asked(llm, models, OTHER)
+
+
+def test_a_message_edited_in_the_live_chat_can_be_gone_back_on(models: Models) -> None:
+    """Only what the edit takes away is stored: the rest is live, and is stored when it goes itself."""
+    llm = models.open()
+    asked(llm, models, ONE)
+    asked(llm, models, [*ONE[:100], 5, 6, 7])
+    layout = llm.runner.live.profile.pager.layout
+    assert segment_bytes(llm) == layout.size(len(ONE) + 7 - 100) + 96
+    report = asked(llm, models, [*ONE, 1, 2])
+    assert (report.cached, report.source) == (len(ONE), "ram")
+
+
+def test_a_regenerated_answer_leaves_nothing(llama: Models) -> None:
+    llm = llama.open()
+    for _ in range(3):
+        take(llm, ONE, MIN_SPACING - 1)
+    assert segment_bytes(llm) == 0
+    take(llm, ONE, MIN_SPACING)
+    take(llm, ONE, 2)
+    assert segment_bytes(llm) > 0
+
+
+def test_nothing_is_stored_while_one_chat_goes_on(models: Models) -> None:
+    llm, chat = models.open(), ONE
+    for turn in range(3):
+        report = asked(llm, models, chat)
+        assert report.cached == report.matched
+        chat = [*chat, *models.stock(chat), turn, 8, 9]
+    stats = llm.prompt_cache.stats()
+    assert (stats.entries, stats.segments) == (0, 0)
+
+
+def test_of_stored_attention_only_what_agrees_with_a_prompt_is_taken(models: Models) -> None:
+    """Where live and stored histories both share something with a prompt, the deeper one serves."""
+    llm = models.open()
+    asked(llm, models, ONE)
+    asked(llm, models, TWO)
+    report = asked(llm, models, [*ONE[:120], 3])
+    assert (report.cached, report.source) == (120, "ram")
+    report = asked(llm, models, [*ONE[:120], 3, 4, 5])
+    assert (report.cached, report.source) == (121, "live")
+
+
+def test_a_few_tokens_more_than_are_live_are_not_worth_their_attention(llama: Models) -> None:
+    llm = llama.open()
+    asked(llm, llama, ONE)
+    asked(llm, llama, ONE[:100])
+    live = llm.n_tokens - 7
+    assert live == 100
+    assert asked(llm, llama, [*ONE[:107], 3]).source == "live"
+    asked(llm, llama, ONE[:100])
+    assert asked(llm, llama, [*ONE[:108], 3]).source == "ram"
+
+
+# -- after a restart -------------------------------------------------------------------------------
+
+
+def test_another_process_finds_every_chat(models: Models, tmp_path: Path) -> None:
+    chats = [ONE, TWO, OTHER]
+    for turn in range(3):
+        llm = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+        for i, chat in enumerate(chats):
+            report = asked(llm, models, chat)
+            if turn:
+                assert report.source == "disk"
+                assert report.cached == report.matched >= len(chat) - 6
+            chats[i] = [*chat, *models.stock(chat), turn, i, 9, 10, 11]
+        llm.close()
+        assert llm.prompt_cache.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached"), [(TWO, len(SYSTEM)), ([*ONE[:110], 5, *ONE[110:]], 110), (ONE, len(ONE) - 1)]
+)
+def test_another_process_finds_what_part_of_a_chat_it_shares(
+    models: Models, tmp_path: Path, prompt: list[int], cached: int
+) -> None:
+    first = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    asked(first, models, ONE)
+    first.close()
+    again = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    report = asked(again, models, prompt)
+    assert (report.cached, report.source) == (cached, "disk")
+
+
+def test_of_a_long_chat_only_what_is_shared_is_read(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
+    first = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    asked(first, models, ONE)
+    first.close()
+    again = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    assert asked(again, models, TWO).cached == len(SYSTEM)
+    layout = again.runner.live.profile.pager.layout
+    read = [(s.start, s.end) for s in segments_of(again) if s.end <= len(SYSTEM)]
+    assert read == [(0, 32), (32, 64), (64, 80)]
+    assert segment_bytes(again) < layout.size(len(SYSTEM) + len(TWO) + 40)
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 3])
+def test_of_a_stored_chat_as_much_is_read_as_fits(
+    llama: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
+    first = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    asked(first, llama, ONE)
+    first.close()
+    layout = first.runner.live.profile.pager.layout
+    again = llama.open(prompt_cache=PromptCache(pieces * (layout.size(32) + 96) + 2000, tmp_path))
+    assert asked(again, llama, [*ONE, 3]).cached == 32 * pieces
+
+
+# -- what is not sound -----------------------------------------------------------------------------
+
+
+def segments_of(llm: Any) -> list[Any]:
+    return [s for node in llm.prompt_cache.ram.tree.oldest_nodes() for s in node.segments]
+
+
+def spoil(llm: Any) -> None:
+    for segment in segments_of(llm):
+        segment.record.flags.writeable = True
+        segment.record[len(segment.record) // 2] ^= 1
+
+
+@pytest.mark.parametrize("end", [0, 100], ids=["whole", "cut in two"])
+def test_damaged_attention_is_dropped(models: Models, end: int) -> None:
+    llm = models.open()
+    chat = ONE + take(llm, ONE, 21)[:20]
+    asked(llm, models, OTHER)
+    spoil(llm)
+    assert asked(llm, models, [*chat[: end or len(chat)], 3]).cached == 0
+    assert llm.prompt_cache.stats().extra["damaged"] == 1
+
+
+def test_attention_that_was_damaged_before_it_was_written_is_tried_a_few_times(
+    llama: Models, tmp_path: Path
+) -> None:
+    """The disk's own checksum is of the damaged bytes: it gives them again whenever RAM has dropped them."""
+    first = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    first.prompt_cache.disk.writer.quiet_seconds = 3600
+    chat = ONE + take(first, ONE, 21)[:20]
+    spoil(first)
+    first.close()
+    again = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    assert asked(again, llama, [*chat, 3]).cached == 0
+    assert again.prompt_cache.stats().extra["damaged"] == MOST_RESTORES
+
+
+def test_what_the_library_refuses_is_dropped(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = models.open()
+    asked(llm, models, ONE)
+    asked(llm, models, OTHER)
+    refused: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(type(llm.runner.live.profile.pager), "append", lambda *_: bool(refused.append(1)))
+        assert asked(llm, models, [*ONE, 3]).cached == 0
+    assert len(refused) == 1
+    asked(llm, models, OTHER)
+    assert asked(llm, models, [*ONE, 3]).cached == len(ONE), "what was decoded instead is stored"
+
+
+def test_attention_of_numbers_that_are_none_is_not_stored(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = models.open()
+    take(llm, ONE)
+    nothing = np.full(llm.n_vocab(), np.nan, np.float32)
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.runner.live.native, "logits", lambda *_: nothing)
+        llm.runner.save_tip()
+    assert segment_bytes(llm) == 0
+    llm.runner.save_tip()
+    assert segment_bytes(llm) > 0
+
+
+def test_what_lies_behind_a_loaded_states_window_is_not_relied_on(
+    models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library overwrites it first after `load_state` (its search for a free cell starts at 0)."""
+    llm = models.open()
+    asked(llm, models, ONE)
+    asked(llm, models, [*ONE[:80], 7])
+    state = llm.save_state()
+    asked(llm, models, [*ONE[:40], 8])
+    asked(llm, models, OTHER)
+    for prompt in ([*ONE[:130], 9], [*ONE[:40], 8, 9], [*ONE[:80], 7, 6], [*ONE[:15], 9]):
+        llm.load_state(state)
+        llm.eval([3, 4])
+        assert bool(llm.runner.live.view().cut_floor) == bool(llm.runner.live.profile.window)
+        report = asked(llm, models, prompt)
+        assert report.cached > len(prompt) - 1 - MIN_SPACING
+    assert caplog.text == ""
+
+
+# -- what it may be used for, and for how long ------------------------------------------------------
+
+
+def test_attention_of_one_salt_is_not_used_under_another(models: Models) -> None:
+    llm = models.open(cache_salt="mine")
+    asked(llm, models, ONE)
+    asked(llm, models, OTHER)
+    llm.cache_salt = "yours"
+    assert asked(llm, models, [*ONE, 3]).cached == 0
+    llm.cache_salt = "mine"
+    assert asked(llm, models, [*ONE, 3]).cached == len(ONE)
+
+
+def test_what_is_forgotten_is_gone(llama: Models, tmp_path: Path) -> None:
+    llm = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    asked(llm, llama, ONE)
+    asked(llm, llama, OTHER)
+    llm.prompt_cache.flush()
+    llm.prompt_cache.forget(ONE[:90])
+    assert asked(llm, llama, [*ONE, 3]).cached == 0
+
+
+def test_a_reset_costs_only_what_is_live(models: Models) -> None:
+    llm = models.open()
+    asked(llm, models, ONE)
+    asked(llm, models, OTHER)
+    llm.reset()
+    assert asked(llm, models, [*ONE, 3]).source == "ram"
+    assert asked(llm, models, [*OTHER, 3]).cached == 0
+
+
+@pytest.mark.parametrize("chats_that_fit", [0.5, 1.5, 2.5])
+def test_the_budget_is_kept_and_what_fits_serves(models: Models, chats_that_fit: float) -> None:
+    llm = models.open()
+    layout = llm.runner.live.profile.pager.layout
+    budget = int(chats_that_fit * (layout.size(140) + 2000))
+    llm.prompt_cache.ram_bytes = budget
+    chats, cached = [ONE, OTHER, [*OTHER[:30], *TWO]], 0
+    for turn in range(4):
+        for i, chat in enumerate(chats):
+            cached += asked(llm, models, chat).cached
+            gc.collect()  # a plan keeps what it names
+            assert llm.prompt_cache.stats().bytes_ram <= budget
+            chats[i] = [*chat[:100], turn, i, 5, 6]
+    assert (cached > 300) == (chats_that_fit > 1)
+
+
+def test_of_a_chat_that_does_not_fit_its_beginning_serves(
+    llama: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
+    llm = llama.open()
+    layout = llm.runner.live.profile.pager.layout
+    llm.prompt_cache.ram_bytes = 3 * (layout.size(32) + 96) + 4000
+    asked(llm, llama, ONE)
+    asked(llm, llama, OTHER)
+    report = asked(llm, llama, [*ONE, 3])
+    assert (report.cached, report.source) == (96, "ram")
+
+
+def test_the_attention_that_was_worth_most_stays(llama: Models) -> None:
+    """A chat that comes back, and one that was asked once."""
+    llm = llama.open()
+    size = llm.runner.live.profile.pager.layout.size(100)
+    llm.prompt_cache.ram_bytes = int(2.6 * size)
+    for i in range(6):
+        asked(llm, llama, [*ONE[:90], *range(i)])
+        asked(llm, llama, [(i + j * 3) % 200 for j in range(90)])
+    assert asked(llm, llama, [*ONE[:90], 9]).cached == 90
+
+
+def test_without_a_second_sequence_nothing_is_stored(models: Models) -> None:
+    llm = models.open(paging=False)
+    asked(llm, models, ONE)
+    asked(llm, models, OTHER)
+    assert asked(llm, models, [*ONE, 3]).cached == 0
+    assert llm.prompt_cache.stats().entries == 0
+
+
+# -- several at once -------------------------------------------------------------------------------
+
+
+def test_more_chats_than_slots_in_threads(models: Models) -> None:
+    llm = models.open(n_parallel=3)
+    chats = [ONE, TWO, OTHER, [*OTHER[:40], *ONE], [*OTHER[:60], *TWO]]
+    want = {i: models.stock(chat) for i, chat in enumerate(chats)}
+    for turn in range(3):
+
+        def one(i: int, chat: list[int]) -> tuple[list[int], Any]:
+            return take(llm, chat), llm.last_request
+
+        with ThreadPoolExecutor(len(chats)) as pool:
+            said = list(pool.map(one, range(len(chats)), chats))
+        assert [answer for answer, _ in said] == list(want.values())
+        if turn:
+            left = [report.left for _, report in said]
+            assert left == [r.total - r.matched for _, r in said]
+        for i, (answer, _) in enumerate(said):
+            chats[i] = [*chats[i], *answer, turn, i, 9, 10]
+            want[i] = models.stock(chats[i])
+    check_integrity(llm.prompt_cache)
+
+
+def test_what_another_slot_holds_is_found(llama: Models) -> None:
+    """Every request shares more with what is answered just now than with anything that is stored."""
+    llm = llama.open(n_parallel=3)
+    held = []
+    for i in range(3):
+        held.append(llm.generate([*ONE, 10 + i, 20 + i], temp=0.0))
+        assert next(held[-1]) == llama.stock([*ONE, 10 + i, 20 + i], 1)[0]
+        assert llm.last_request.cached == (len(ONE) if i else 0)
+    for i, stream in enumerate(held):
+        assert list(itertools.islice(stream, 7)) == llama.stock([*ONE, 10 + i, 20 + i])[1:]
+
+
+def test_what_stayed_live_in_one_slot_is_found_from_another(llama: Models) -> None:
+    """What it gave up is stored, what stayed there is when it is asked for."""
+    llm = llama.open(n_parallel=2)
+    take(llm, ONE)
+    held = llm.generate([*ONE[:100], 3, 4], temp=0.0)  # goes back to what both share
+    next(held)
+    counter = DecodeCounter(llm)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(take, llm, [*ONE, 5]).result()
+    assert answer == llama.stock([*ONE, 5])
+    assert counter.take() <= 1 + 8
+    held.close()
+
+
+# -- full-size windows -----------------------------------------------------------------------------
+
+
+def test_cells_behind_the_window_that_went_missing_on_the_way(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither positions nor sizes show it, and the next answer would be right: a later cut would not be."""
+    with ExitStack() as stack:
+        models = Models(tiny_model("gemma3", window=16), {}, stack)
+        llm = models.open()
+        asked(llm, models, ONE)
+        asked(llm, models, OTHER)
+        append = paging.WindowPager.append
+
+        def lossy(pager: Any, payloads: Any) -> bool:
+            done = append(pager, payloads)
+            native = llm.runner.live.native
+            window = np.empty(native.state_size(partial=True), np.uint8)
+            assert native.save_partial(window) is not None
+            return done and native.load_partial(window)
+
+        monkeypatch.setattr(paging.WindowPager, "append", lossy)
+        report = asked(llm, models, [*ONE, 3])
+        assert report.cached == 0
+        assert "not there" in caplog.text
