@@ -129,7 +129,7 @@ class Pager:
             return None
         kinds: list[type[Pager]] = [WholePager if whole else Pager]
         if whole and window:
-            kinds = [WindowPager] if end <= window else []
+            kinds = [WindowPager]
         elif RangePager.available():
             kinds.insert(0, RangePager)
         for kind in kinds:

@@ -129,6 +129,13 @@ def test_what_cannot_be_verified_is_not_put_back_from_attention_alone(open_model
     assert not live.view().attention_is_all
 
 
+def test_a_window_shorter_than_the_trial_is_not_paged(tiny_model):
+    llm = Llama(str(tiny_model("gemma3", window=4)), n_ctx=256, n_threads=1, verbose=False)
+    profile = llm.runner.live.profile
+    assert (profile.window, profile.pager, profile.attention_is_all) == (4, None, False)
+    llm.close()
+
+
 def test_a_pager_that_misses_layers_does_not_serve(tiny_model, monkeypatch):
     """Full attention alone is what it takes of a hybrid."""
     learn = Pager.learn

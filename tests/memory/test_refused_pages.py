@@ -131,6 +131,29 @@ def test_where_there_is_no_room_nothing_is_saved(live):
     assert live.page_out(0, 40, new) is not None
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize(("name", "answer"), [("_get", 1), ("llama_memory_seq_pos_max", 3)])
+def test_of_a_plain_model_too_what_was_not_written_whole_is_no_segment(
+    tiny_model, monkeypatch, arch, name, answer
+):
+    monkeypatch.setattr(RangePager, "available", staticmethod(lambda: False))
+    made = {"window": 16} if arch == "gemma3" else {}
+    llm = Llama(str(tiny_model(arch, **made)), n_ctx=256, n_threads=1, verbose=False)
+    llm.eval(PROMPT)
+    live = llm.runner.live
+    assert live.page_out(0, 40, new) is not None
+    with monkeypatch.context() as patched:
+        if name == "_get":
+            halfway(patched, name, answer)
+        else:
+            real = getattr(native, name)
+            patched.setattr(native, name, lambda memory, seq: answer if seq == SCRATCH else real(memory, seq))
+        assert live.page_out(0, 40, new) is None
+        assert live.page_out(0, 10, new) is None
+    assert live.fault() is None
+    llm.close()
+
+
 # -- into the context ------------------------------------------------------------------------------
 
 
