@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 class SharedContext:
     """One context with the live sequences in it."""
 
-    def __init__(self, ctx: LlamaContext, n_batch: int, slots: int = 1) -> None:
+    def __init__(
+        self, ctx: LlamaContext, n_batch: int, slots: int = 1, thread: ComputeThread | None = None
+    ) -> None:
+        """`thread`: what decodes for several; one of its own by default."""
         self.slots = slots
         """Live sequences there will be."""
         self.batch = TokenBatch(n_batch, sequences=slots > 1)
@@ -34,7 +37,7 @@ class SharedContext:
         """The library's, when we looked last (see `LiveSequence.touched_outside`)."""
         self.interrupted: Callable[[], object] = _nothing
         """Called when who waits for a computation is interrupted."""
-        self.thread = ComputeThread()
+        self.thread = thread or ComputeThread()
         """Where there are several, what decodes for all of them."""
         self._ctx = ctx
         self._members: list[ref[LiveSequence]] = []

@@ -10,11 +10,12 @@ import llama_cpp
 
 from llamahybrid.capi.shim import library
 from llamahybrid.memory.adapters import follow
+from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.context import GuardedContext
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.model_files import ModelFiles
-from llamahybrid.memory.profile import probe
+from llamahybrid.memory.profile import MemoryProfile, probe
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
@@ -64,7 +65,8 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
 
     Leaves the slot that there is without one where the context has no memory (encoders).
     """
-    profile = probe(llm._ctx, bool(llm.context_params.swa_full)).among(n_parallel)
+    thread = ComputeThread() if n_parallel > 1 else None
+    profile = _probe(llm, thread).among(n_parallel)
     if not profile.has_memory:
         return
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
@@ -79,7 +81,7 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
     meter = CostMeter(llm.n_batch, replace(known, snapshot_bytes=record))
     gate = llm.requests.gate
-    shared = SharedContext(guarded, llm.n_batch, n_parallel)
+    shared = SharedContext(guarded, llm.n_batch, n_parallel, thread)
     batcher = None
     if n_parallel > 1:
         cells = llm._n_ctx if profile.attention_per_token else None
@@ -108,6 +110,20 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     assert first is not None, "it was just made"
     guarded.live = first.runner.live
     slots.batcher = batcher
+
+
+def _probe(llm: Llama, thread: ComputeThread | None) -> MemoryProfile:
+    """What the memory can do; in the thread that decodes later: OpenMP keeps a team for each that did."""
+    found: list[MemoryProfile] = []
+
+    def look() -> None:
+        found.append(probe(llm._ctx, bool(llm.context_params.swa_full)))
+
+    if thread is None:
+        look()
+    else:
+        thread.run(look, bool)
+    return found[0]
 
 
 def _cost_context(llm: Llama) -> tuple[int, ...]:

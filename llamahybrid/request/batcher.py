@@ -119,8 +119,8 @@ class Batcher:
         """Requests that wait for cells, and where theirs are."""
         self._piece_waits: Ticket | None = None
         """Whose piece of a prompt waits for a step of the answers."""
-        self._after_piece = False
-        """The last thing that was decoded is a piece of a prompt."""
+        self._piece_seconds = 0.0
+        """What pieces of prompts took since the last step."""
         self._since = 0.0
         """Since when a step waits for those that are still expected."""
         self._step_seconds = 0.0
@@ -158,7 +158,7 @@ class Batcher:
 
     def _ready(self) -> bool:
         """A step can be made now."""
-        if not self._jobs or (self._waits_for_piece() and not self._after_piece):
+        if not self._jobs or (self._waits_for_piece() and not self._piece_seconds):
             return False
         return not self._patience() or not any(self._expected(t) for t in self._answering)
 
@@ -204,7 +204,7 @@ class Batcher:
                 job.end(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
         finally:
             self._jobs = {ticket: job for ticket, job in self._jobs.items() if not job.done}
-            self._after_piece = False
+            self._piece_seconds = 0.0
             self._since = time.monotonic()
         self._ring()
 
@@ -262,7 +262,9 @@ class Batcher:
         self._bells[ticket] = bell
         self._piece_waits = ticket
         try:
-            while self._after_piece and (self._jobs or any(self._expected(t) for t in self._answering)):
+            while not self._may_follow(tokens) and (
+                self._jobs or any(self._expected(t) for t in self._answering)
+            ):
                 self._gate.check()
                 if self._ready():
                     self._lead()
@@ -283,12 +285,19 @@ class Batcher:
                 self._free_cells(tokens, list(self._jobs.values()), live)
         if live.n != position or live.state.is_invalid:
             raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
+        began = time.perf_counter()
         try:
             yield
         finally:
-            self._after_piece = True
+            self._piece_seconds += time.perf_counter() - began
             self._since = time.monotonic()
             self._ring()
+
+    def _may_follow(self, tokens: int) -> bool:
+        """So small a piece comes before the next step: one cut for a checkpoint gives nobody a turn."""
+        costs = self._meter.costs()
+        more = tokens * costs.prefill_seconds + costs.batch_seconds
+        return not self._piece_seconds or self._piece_seconds + more <= PIECE_STEPS * self._step_seconds
 
     def largest_piece(self) -> int:
         """Tokens of a prompt to be decoded at once, so that answers that run keep their pace."""
