@@ -115,6 +115,8 @@ class Batcher:
         self._prompts: deque[Ticket] = deque()
         """Requests that decode their prompt: the first does, the others wait for its checkpoints."""
         self._bells: dict[Ticket, threading.Lock] = {}
+        self._short: dict[Ticket, LiveSequence] = {}
+        """Requests that wait for cells, and where theirs are."""
         self._piece_waits: Ticket | None = None
         """Whose piece of a prompt waits for a step of the answers."""
         self._piece_seconds = 0.0
@@ -274,10 +276,13 @@ class Batcher:
             self._piece_waits = None
             self._bells.pop(ticket, None)
         self._free_cells(tokens, list(self._jobs.values()), live)
-        while self.free() < tokens and any(not t.over for t in self._answering):
-            self._gate.check()  # their next tokens come, and then their cells can be had
-            self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
-            self._free_cells(tokens, list(self._jobs.values()), live)
+        with self._waiting(ticket, live):
+            while self.free() < tokens and self._others_hold(live) and live.n == position:
+                if self._give_way():
+                    continue
+                self._gate.check()  # the others' next tokens come, and then their cells can be had
+                self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
+                self._free_cells(tokens, list(self._jobs.values()), live)
         if live.n != position or live.state.is_invalid:
             raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
         began = time.perf_counter()
@@ -315,11 +320,39 @@ class Batcher:
     def wait_for_room(self, live: LiveSequence, tokens: int) -> None:
         """Wait until a sequence may hold so many tokens: idle slots are emptied, the others waited for."""
         ticket = self._ticket()
-        while self.free() + live.n < tokens and self._others_hold(live):
-            if self._empty_idle(live) or self._gate.make_way(ticket):
-                continue
-            self._gate.check()
-            self._gate.step_aside(ticket, partial(time.sleep, POLL / 10))
+        with self._waiting(ticket, live):
+            while self.free() + live.n < tokens and self._others_hold(live):
+                if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
+                    continue
+                self._gate.check()
+                self._gate.step_aside(ticket, partial(time.sleep, POLL / 10))
+
+    @contextmanager
+    def _waiting(self, ticket: Ticket, live: LiveSequence) -> Iterator[None]:
+        """A request waits for cells."""
+        self._short[ticket] = live
+        try:
+            yield
+        finally:
+            self._short.pop(ticket, None)
+
+    def _give_way(self) -> bool:
+        """Where all that hold cells wait for more, the youngest loses its own; False if nobody does.
+
+        The oldest never does: it goes on first.
+        """
+        short = {t: live for t, live in self._short.items() if t.inside and not t.over}
+        waiting = list(short.values())
+        if any(live.n and live not in waiting for live in self._shared.members):
+            return False
+        for ticket in sorted(short, key=lambda ticket: -ticket.born)[:-1]:
+            live = short[ticket]
+            if live.n:
+                if ticket in self._answering:  # what a prompt's end has not proven is not stored
+                    self._slots.runner_of(live).save_tip()
+                live.empty()
+                return True
+        return False
 
     def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
         """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""

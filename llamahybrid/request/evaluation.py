@@ -197,8 +197,9 @@ class Evaluation:
             try:
                 self._decode(work, request)
                 return
-            except BatchLost:  # others had the buffers of all zeroed while this one waited
+            except BatchLost:  # others had the buffers of all zeroed, or its cells, while this one waited
                 whole = np.concatenate([self.arrays.input_ids[:first], work])
+                self.runner.wait_for_room(len(whole))
                 self.runner.begin(whole, self.arrays.true_rows if self.arrays.keeps_rows else None)
                 self.mirror(self._live.tokens)
                 work = whole[self._live.n :]

@@ -127,7 +127,10 @@ class Talk:
 
     def _prompt(self, take: int) -> list[int]:
         common, rng = self._common, self._rng
-        seed, new = rng.randrange(10**6), rng.choice((1, 2, rng.randint(3, 30), rng.randint(3, 90)))
+        seed, new = (
+            rng.randrange(10**6),
+            rng.choice((1, 2, rng.randint(3, 30), rng.randint(3, max(90, common.longest // 2)))),
+        )
         kinds: tuple[Prompt, ...] = (
             Append(new, seed),
             Append(new, seed),

@@ -315,6 +315,30 @@ def test_when_cells_run_out_the_youngest_waits_and_goes_on_with_the_same_text(ti
     assert said == [stock(p, 60) for p in prompts]
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_a_prompt_and_an_answer_that_have_no_room_together(tiny_model, opened, arch):
+    model = str(tiny_model(arch)), {**OPTIONS, "n_ctx": 512}
+    llm, stock, begun = opened(model, 2), Stock(model), threading.Event()
+
+    def answer():
+        stream = llm.generate(WORDS[:150], temp=0.0)
+        said = [next(stream)]
+        begun.set()
+        return [*said, *islice(stream, 59)]
+
+    def ask_beside():
+        assert begun.wait(60)
+        return ask(llm, WORDS[40:392], 3)
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(answer), pool.submit(ask_beside)]
+        try:
+            said = [future.result(60) for future in both]
+        finally:
+            llm.cancel()
+    assert said == [stock(WORDS[:150], 60), stock(WORDS[40:392], 3)]
+
+
 def test_a_prompt_that_is_too_long_hurts_nobody_else(hybrid, opened):
     llm, stock = opened(hybrid, n_ctx=512), Stock(hybrid)
     other = llm.generate(WORDS[:100], temp=0.0)
