@@ -33,6 +33,7 @@ from llamahybrid import tiny
 from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.request.assembly import ALONE
 from tests.lab.differential import Mismatch, Verdict
 from tests.lab.fuzz import generative
 from tests.lab.integrity import check_integrity
@@ -221,7 +222,7 @@ def main(
     """Several conversations at once, for a bounded time."""
     silence()
     console = Console(width=160)
-    names = tuple(arch) if arch else generative()
+    names = tuple(arch) if arch else tuple(name for name in generative() if name not in ALONE)
     columns = ("histories", "requests", "worst", "ties", "cancels", "dropped", "steps", "rows", "until seed")
     table = Table("architecture", *columns, title=f"seeds from {seed}")
     start, failure, total = time.monotonic(), "", Counter[str]()

@@ -400,6 +400,13 @@ def test_what_cannot_be(hybrid, opened):
             opened(hybrid, **more)
 
 
+def test_an_architecture_that_cannot_have_several_is_refused(tiny_model, opened):
+    model = str(tiny_model("deepseek4")), OPTIONS
+    with pytest.raises(ValueError, match="n_parallel must be 1 with deepseek4"):
+        opened(model, 2)
+    assert ask(opened(model, 1), WORDS[:20], 2)
+
+
 # -- interrupts ------------------------------------------------------------------------------------
 
 
