@@ -173,7 +173,7 @@ def recorded_together(tiny_model: Callable[..., Path]) -> Recorder:
         sys.setprofile(recorder)
         try:
             llm.create_completion(
-                "When does the boat leave? " * 9, n=2, max_tokens=16, seed=4, temperature=1.0
+                "When does the boat leave? " * 9, n=2, max_tokens=96, seed=4, temperature=1.0
             )
         finally:
             sys.setprofile(before)
