@@ -150,7 +150,8 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1) -> MemoryProfile:
         base = attention[0] - per_token * TRIAL[0]
         linear = attention == [base + per_token * n for n in TRIAL]
         whole = not prunes and pos_min != pos_max
-        pages = linear and (partial_is_partial or whole) and per_token > 0
+        spare = int(llama_cpp.llama_n_seq_max(ctx.ctx)) > slots  # the last sequence is no slot's
+        pages = spare and linear and (partial_is_partial or whole) and per_token > 0
         pager = Pager.learn(ctx, *PAGED, whole=whole, window=window) if pages else None
         for position in range(TRIAL[-1], TRIAL[0] + native.planes() + 1):
             native.decode([position], position, "last")  # a cut deeper than rollback planes reach

@@ -39,5 +39,5 @@ def test_four_clients_that_say_the_same_decode_it_once(tiny_model: TinyModel) ->
 
 
 def test_what_is_decoded_twice_is_noticed(tiny_model: TinyModel) -> None:
-    crowd = play(tiny_model("qwen35"), WORKLOADS["few-shot"], paging=False, clients=2)
+    crowd = play(tiny_model("qwen35"), WORKLOADS["few-shot"], same=True, paging=False)
     assert crowd.ratio > BOUND

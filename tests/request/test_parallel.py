@@ -400,6 +400,21 @@ def test_what_cannot_be(hybrid, opened):
             opened(hybrid, **more)
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_without_paging_no_slot_is_taken_for_its_scratch_space(tiny_model, opened, arch):
+    model = str(tiny_model(arch)), OPTIONS
+    llm, stock = opened(model, 3, paging=False), Stock(model)
+    prompts = [WORDS[i : i + 80] for i in (0, 100, 200, 20)]
+    for _ in range(2):
+        assert [ask(llm, prompt) for prompt in prompts] == [stock(prompt) for prompt in prompts]
+    for slot in llm.slots.all:
+        live = slot.evaluation.runner.live
+        assert live.profile.pager is None
+        assert live.profile.linear
+        assert live.n
+        assert live.fault() is None
+
+
 def test_an_architecture_that_cannot_have_several_is_refused(tiny_model, opened):
     model = str(tiny_model("deepseek4")), OPTIONS
     with pytest.raises(ValueError, match="n_parallel must be 1 with deepseek4"):
