@@ -71,6 +71,7 @@ class Plan:
     disk: bool
     longest: int
     """Tokens of a prompt: some have room for one such alone."""
+    paging: bool
 
     @classmethod
     def draw(cls, rng: random.Random) -> Plan:
@@ -85,6 +86,7 @@ class Plan:
             patience=rng.choice((0.0, 0.01, 0.05, 1.0)),
             disk=rng.random() < 0.25,
             longest=rng.choice((LONGEST, LONGEST, min(2 * LONGEST, n_ctx))),
+            paging=rng.random() < 0.8,
         )
 
 
@@ -101,7 +103,12 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
     setting = Setting(setting.name, arguments, setting.tolerance, setting.batch_sensitive)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cache = PromptCache(rng.choice((3 << 20, 64 << 20)), folder if plan.disk else None)
-        more = {"prompt_cache": cache, "n_parallel": plan.n_parallel, "wait": plan.wait}
+        more = {
+            "prompt_cache": cache,
+            "n_parallel": plan.n_parallel,
+            "wait": plan.wait,
+            "paging": plan.paging,
+        }
         before = threading.active_count()
         with closing(Reference(model, setting)) as reference:
             llm = setting.open(Llama, model, **more)
