@@ -231,6 +231,7 @@ class Evaluation:
                     raise DecodeError(
                         0, "natively decoded content is gone from context memory; decode it again"
                     )
+                self.runner.wait_for_room(n)
                 self.runner.begin(target)
         self.arrays.true_rows = min(self.arrays.true_rows, live.n)
         return target[live.n :]

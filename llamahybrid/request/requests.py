@@ -352,7 +352,7 @@ class Requests:
         if parked.native_from is not None and not np.array_equal(there, parked.memory):
             raise RequestSuperseded("another request took the place of this one: its image is gone")
         try:
-            evaluation.runner.wait_for_room(len(parked.memory) + 1)
+            evaluation.runner.wait_for_room(len(parked.arrays.ids) + 1)
             evaluation.come_back(parked.active)
         except RequestCancelled:
             pass  # for its next step to tell: a completion ends, `generate` raises

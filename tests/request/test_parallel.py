@@ -14,6 +14,7 @@ import pytest
 from llamahybrid import Llama, PromptCache
 from llamahybrid.errors import Busy, ContextOverflow, ModelClosed, RequestCancelled
 from llamahybrid.request import batcher as batcher_module
+from llamahybrid.request.runner import RequestRunner
 
 KINDS = {"qwen35": {}, "mamba": {}, "gemma3": {"swa_full": False}, "gemma3-full": {}, "llama": {}}
 OPTIONS = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}
@@ -398,6 +399,48 @@ def test_what_cannot_be(hybrid, opened):
     for more in ({"n_parallel": 0}, {"n_parallel": 2, "prompt_cache": False}, {"n_parallel": 64}):
         with pytest.raises(ValueError, match="n_parallel"):
             opened(hybrid, **more)
+
+
+@pytest.fixture
+def room_asked(monkeypatch):
+    """For how many tokens room was asked, each time."""
+    asked, wait = [], RequestRunner.wait_for_room
+
+    def note(self, tokens):
+        asked.append(tokens)
+        wait(self, tokens)
+
+    monkeypatch.setattr(RequestRunner, "wait_for_room", note)
+    return asked
+
+
+def test_what_gave_its_cells_away_and_was_parked_comes_back_when_there_is_room_for_all_of_it(
+    hybrid, opened, room_asked
+):
+    llm, stock = opened(hybrid, 2), Stock(hybrid)
+    stream = llm.generate(WORDS[:300], temp=0.0)
+    said = [next(stream)]
+    llm.slots.current.evaluation.runner.live.empty()
+    others = [llm.generate(WORDS[i : i + 50], temp=0.0) for i in (50, 150)]
+    for other in others:
+        next(other)
+    assert llm.slots.user(llm.slots.all[0]) is not None
+    room_asked.clear()
+    said += [next(stream) for _ in range(3)]
+    assert room_asked[0] >= 300
+    assert said == stock(WORDS[:300], 4)
+
+
+def test_what_lost_its_memory_in_its_answer_asks_for_room_again(hybrid, opened, room_asked):
+    llm, stock = opened(hybrid, 2), Stock(hybrid)
+    stream = llm.generate(WORDS[:300], temp=0.0)
+    said = [next(stream)]
+    llm.slots.current.evaluation.runner.live.empty()
+    room_asked.clear()
+    said += [next(stream) for _ in range(3)]
+    assert room_asked
+    assert room_asked[0] >= 300
+    assert said == stock(WORDS[:300], 4)
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "llama"])
