@@ -2,14 +2,18 @@
 
 A frame that is being executed refuses to be cleared, one that was left does not (`frame.clear`). That is
 asked here, and no stack of another thread is walked: what `f_back` of a generator's frame points to is freed
-memory once that was suspended (seen with CPython 3.11: frames that were dictionaries).
+memory once that was suspended (seen with CPython 3.11: frames that were dictionaries). Nor is it asked which
+threads there are: `sys._current_frames` may run a garbage collection under the interpreter's list of threads,
+and its finalisers then wait for a thread that waits for that list (seen with 3.11.7: all stood still).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import FrameType
+from weakref import WeakSet
 
 
 class StepFrames:
@@ -17,6 +21,7 @@ class StepFrames:
 
     def __init__(self) -> None:
         self._frames: dict[int, list[FrameType]] = {}
+        _all.add(self)
 
     def enter(self) -> None:
         """The caller is in a step, until it calls `leave` or is left."""
@@ -34,9 +39,12 @@ class StepFrames:
     def run_in(self, thread: int | None = None) -> bool:
         """A thread, the calling one by default, is in the middle of a step."""
         thread = threading.get_ident() if thread is None else thread
-        if thread not in sys._current_frames():  # of a parent process, too
-            return False
         return any(executes(frame) for frame in list(self._frames.get(thread, ())))
+
+    def forget_others(self) -> None:
+        """Of all threads there is only the calling one left, in a process that was forked from it."""
+        thread = threading.get_ident()
+        self._frames = {thread: self._frames[thread]} if thread in self._frames else {}
 
 
 def executes(frame: FrameType) -> bool:
@@ -46,3 +54,15 @@ def executes(frame: FrameType) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+_all: WeakSet[StepFrames] = WeakSet()
+
+
+def _forked() -> None:
+    for frames in list(_all):
+        frames.forget_others()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

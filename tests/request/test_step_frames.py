@@ -114,3 +114,16 @@ def test_a_child_process_has_the_threads_that_it_has(frames):
     assert os.waitpid(child, 0)[1] == 0
     go_on.set()
     thread.join(20)
+
+
+def test_no_list_of_threads_is_asked_for(frames, monkeypatch):
+    """A collection under the interpreter's lock of that list had threads wait for each other for ever."""
+
+    def refuse():
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(sys, "_current_frames", refuse)
+    frames.enter()
+    assert frames.run_in()
+    assert not frames.run_in(1)
+    frames.leave()
