@@ -116,8 +116,8 @@ class ComputeThread:
             try:
                 desk.thread.start()
             except RuntimeError:  # no more threads can be had
+                task.over = True  # first: what an interrupt leaves is not done twice
                 task.do()
-                task.over = True
                 return
         if desk.task is not task:
             self.settle()

@@ -26,10 +26,13 @@ def thread():
 
 @pytest.fixture
 def interrupt_in():
-    """`interrupt_in(seconds)`: a KeyboardInterrupt comes then, whatever the main thread does."""
+    """`interrupt_in(seconds)`: a KeyboardInterrupt comes then, while the main thread waits for work."""
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
+    def interrupt(number, frame):
+        while frame is not None:
+            if frame.f_code is ComputeThread.run.__code__:
+                raise KeyboardInterrupt
+            frame = frame.f_back
 
     before = signal.signal(signal.SIGALRM, interrupt)
     yield lambda seconds, again=0.0: signal.setitimer(signal.ITIMER_REAL, seconds, again)

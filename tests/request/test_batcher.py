@@ -8,8 +8,10 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.errors import DecodeError
+from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.request import assembly
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request.batcher import SMALLEST_PIECE, NoRoom
 
@@ -143,3 +145,33 @@ def test_the_youngest_job_loses_its_cells(opened):
 
 def test_memory_without_cells_is_never_full(opened):
     assert opened("mamba").slots.batcher.free() > 1 << 20
+
+
+def test_the_memory_is_tried_in_the_thread_that_decodes_later(opened, monkeypatch):
+    where, probe = [], assembly.probe
+    monkeypatch.setattr(
+        assembly, "probe", lambda *a: (where.append(threading.current_thread()), probe(*a))[1]
+    )
+    llm = opened()
+    llm.slots.batcher._shared.compute(lambda: where.append(threading.current_thread()))
+    assert where[0] is where[1]
+    assert where[0] is not threading.main_thread()
+
+
+def test_a_step_begins_when_what_nobody_waits_for_is_through(opened, monkeypatch):
+    llm, settled = opened(), []
+    settle = ComputeThread.settle
+    monkeypatch.setattr(ComputeThread, "settle", lambda self: (settled.append(1), settle(self)))
+    llm.reset()
+    assert settled
+
+
+def test_what_another_caller_decoded_makes_all_slots_unknown(opened):
+    llm = opened()
+    lives = [slot.evaluation.runner.live for slot in llm.slots.all]
+    for live in lives:
+        live.decode(np.array(WORDS[:20], np.int32), "last")
+    lives[0].native.decode([5], 20, "none")
+    llm.slots.all[0].evaluation.runner.check()
+    assert lives[0].n == 0
+    assert lives[1].state.is_invalid

@@ -470,6 +470,20 @@ def test_others_step_while_one_steps_aside(gate):
     assert seen == [(True, None), True]
 
 
+def test_who_is_interrupted_ends_what_native_code_does_for_it_alone(gate):
+    one = begun(gate)
+
+    def step():
+        gate.stop_native()
+        before = gate.stop.requested
+        gate.stop.arm(True)
+        gate.stop_native()
+        gate.stop.arm(False)
+        return before, gate.stop.requested
+
+    assert gate.run(one, step) == (False, True), "a batch of several is never armed"
+
+
 def test_however_the_wait_ends_the_step_has_its_place_back(gate):
     gate.slots = 2
     one = begun(gate)
