@@ -8,6 +8,7 @@ another side: OpenMP keeps a team of threads for each caller, and teams fight fo
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -41,15 +42,39 @@ class _Task:
 
 
 class _Desk:
-    """Where tasks are handed over; the thread knows this alone, so that it keeps nothing else alive."""
+    """Where tasks are handed over; the thread knows this alone, so that it keeps nothing else alive.
+
+    Whether a thread is there is not asked of `Thread.is_alive`: an interrupt inside of that marks a running
+    one as stopped (CPython 3.11, Thread._wait_for_tstate_lock), and its task would be done twice.
+    """
 
     def __init__(self) -> None:
         self.task: _Task | None = None
         self.closed = False
         self.bell = _bell()
-        self.thread = threading.Thread(target=self._serve, name="llamahybrid-compute", daemon=True)
+        self.thread: threading.Thread | None = None
+        """Who serves it, once it does."""
+        self._claim = threading.Lock()
+        self._process = os.getpid()
+
+    @property
+    def serves(self) -> bool:
+        """A thread is there, and not in a parent process."""
+        return self.thread is not None and self._process == os.getpid()
+
+    @property
+    def void(self) -> bool:
+        """It is that of a parent process."""
+        return self._process != os.getpid()
+
+    def start(self) -> None:
+        """Have a thread serve it; one that comes second, after an interrupt here, leaves."""
+        threading.Thread(target=self._serve, name="llamahybrid-compute", daemon=True).start()
 
     def _serve(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
+        self.thread = threading.current_thread()
         while not self.closed:
             self.bell.acquire()
             task = self.task
@@ -79,7 +104,7 @@ class ComputeThread:
         `interrupted()` is called at once.
         """
         desk = self._desk
-        if sys.is_finalizing() or (desk is not None and desk.thread.ident == threading.get_ident()):
+        if sys.is_finalizing() or (desk is not None and desk.thread is threading.current_thread()):
             work()
             return
         task = _Task(work)
@@ -98,7 +123,7 @@ class ComputeThread:
 
     def settle(self) -> None:
         """Wait for work whose owner was interrupted twice and waits no more."""
-        while (desk := self._desk) is not None and (task := desk.task) is not None and desk.thread.is_alive():
+        while (desk := self._desk) is not None and (task := desk.task) is not None and desk.serves:
             task.bell.acquire(timeout=POLL / 100)
 
     def close(self) -> None:
@@ -110,11 +135,12 @@ class ComputeThread:
     def _hand_over(self, task: _Task) -> None:
         """Put a task on the desk, unless it lies there or is done already."""
         desk = self._desk
-        if desk is None or not desk.thread.is_alive():
+        if desk is None or desk.void:
             self._desk = desk = _Desk()
             weakref.finalize(self, desk.close).atexit = False
+        if not desk.serves:
             try:
-                desk.thread.start()
+                desk.start()
             except RuntimeError:  # no more threads can be had
                 task.over = True  # first: what an interrupt leaves is not done twice
                 task.do()

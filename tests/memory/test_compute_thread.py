@@ -166,3 +166,23 @@ def test_it_keeps_nothing_alive_that_it_worked_on(thread):
     thread.run(nothing, nothing)
     gc.collect()
     assert gone() is None
+
+
+def test_a_thread_that_is_taken_for_dead_does_nothing_twice(thread, monkeypatch):
+    """An interrupt inside `Thread.is_alive` marks a running thread as stopped (CPython 3.11)."""
+    monkeypatch.setattr(compute_thread.threading.Thread, "is_alive", lambda self: False)
+    seen = []
+    for _ in range(3):
+        thread.run(lambda: seen.append(threading.get_ident()), nothing)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+
+
+def test_of_two_threads_that_were_started_one_serves(thread):
+    thread.run(nothing, nothing)
+    thread._desk.start()
+    seen = []
+    for _ in range(20):
+        thread.run(lambda: seen.append(threading.get_ident()), nothing)
+    assert len(seen) == 20
+    assert len(set(seen)) == 1
