@@ -74,7 +74,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     template that is where stripped thinking diverges), the branch point `matched`, the last message (another
     question may follow the same text), the first boundary (the system prompt's end), the messages before the
     last; those alone where room is `SCARCE`. Without message starts it is the place where the next history
-    parts if it does so as the last one did (`tail`). The ladder fills what can be paid for. Batch boundaries
+    parts if it does so as the last one did (`tail`). The ladder fills what can be paid for, unless a history
+    only `grows`. Batch boundaries
     that the prefill passes anyway come on top: they cost no batch. So does the branch point, once, where
     nothing else marks it or histories have `parted` there before: others will, and the same divergence is to
     cost only once.
@@ -89,12 +90,21 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
     starts = _take(_starts(outline), cached, total, count, known)
     taken = known + starts
-    if outline.boundaries and outline.most is not None and room < SCARCE:
+    if grows(outline) or (outline.boundaries and outline.most is not None and room < SCARCE):
         return tuple(sorted(taken))
     finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (RATIOS[0], RATIOS[0])
     taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
     paid = min(count - len(starts), room - len(taken))
     return tuple(sorted(taken + ladder(total, cached, paid, taken, finest)))
+
+
+def grows(outline: Outline) -> bool:
+    """A short turn of a history that only ever grew: its beginning and end are kept anyway.
+
+    A cut inside would save an edit of this message half of it, and cost each turn a batch.
+    """
+    plain = not outline.boundaries and not outline.tail
+    return plain and 0 < outline.cached == outline.matched and outline.total - outline.cached < ONE_CUT
 
 
 def recut(outline: Outline, position: int, costs: Costs) -> tuple[int, ...]:

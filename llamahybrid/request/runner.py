@@ -119,7 +119,8 @@ class RequestRunner:
             if applied:
                 break
         keeps_end = profile.attention_is_all and self.cache.leaves_process
-        schedule = Schedule(plan, costs, self.meter.costs, wanted=needs_checkpoints, keeps_end=keeps_end)
+        measured = self.meter.costs if self._batcher is None else self._batcher.costs
+        schedule = Schedule(plan, costs, measured, wanted=needs_checkpoints, keeps_end=keeps_end)
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
         self._carry_out(schedule.begin(tip), request)
         return request
@@ -389,7 +390,8 @@ class RequestRunner:
             request.staged.clear()
         self._stop_unprovable(request)
         opaque = live.state.opaque  # an invalid one is, too
-        self._carry_out(request.schedule.end(live.n, opaque), request)
+        pages = self._batcher is None or not self._batcher.busy() or self.cache.leaves_process
+        self._carry_out(request.schedule.end(live.n, opaque, pages=pages), request)
         if self._remembered is not None and not opaque:
             self._remembered.save(self.meter.costs())
 

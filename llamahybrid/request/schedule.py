@@ -153,8 +153,11 @@ class Schedule:
         """The cache took a checkpoint of this request."""
         self._last = position
 
-    def end(self, position: int, opaque: bool = False) -> Actions:
-        """The request is over, however it ended; `opaque`: some of what is live is no prompt's tokens."""
+    def end(self, position: int, opaque: bool = False, *, pages: bool = True) -> Actions:
+        """The request is over, however it ended; `opaque`: some of what is live is no prompt's tokens.
+
+        `pages` False: others would wait while its attention is stored, which can wait till the tip goes.
+        """
         yield Action.ADMIT_STAGED
         if opaque:
             return
@@ -162,4 +165,5 @@ class Schedule:
         if due or self._keeps_end:
             yield Action.CHECKPOINT_IF_FINITE
         yield Action.REMEMBER
-        yield Action.PAGE_OUT
+        if pages:
+            yield Action.PAGE_OUT

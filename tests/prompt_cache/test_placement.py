@@ -17,6 +17,7 @@ from llamahybrid.prompt_cache import Costs, placement
 from llamahybrid.prompt_cache.base import Outline
 from llamahybrid.prompt_cache.ladder import MIN_SPACING, RATIOS, rungs
 from llamahybrid.prompt_cache.placement import (
+    ONE_CUT,
     SCARCE,
     SMALL_OF_ALONE,
     cut_tokens,
@@ -137,7 +138,13 @@ def test_a_short_turn_cuts_before_the_thinking_mark() -> None:
 
 
 def test_a_short_turn_without_boundaries_cuts_near_its_end_on_the_grid() -> None:
-    assert cuts_of(221, 100, 100, [], UNMEASURED) == (216,)
+    assert cuts_of(221, 100, 101, [], UNMEASURED) == (216,)
+
+
+def test_a_short_turn_of_a_history_that_only_grew_is_not_cut() -> None:
+    assert cuts_of(221, 100, 100, [], UNMEASURED) == ()
+    assert cuts_of(100 + ONE_CUT, 100, 100, [], UNMEASURED), "a longer one is"
+    assert cuts_of(100, 0, 0, [], UNMEASURED), "so is a first prompt: nothing is known of how it goes on"
 
 
 def test_a_short_turn_cuts_where_the_last_prompt_was_left() -> None:
