@@ -59,7 +59,7 @@ def on_model(path: Path, options: dict[str, Any], told: Costs | None) -> Runner:
     def run(start: Start) -> Sequence[Record]:
         with closing(Llama(str(path), verbose=False, prompt_cache=PromptCache(RAM), **options)) as llm:
             if told is not None and llm.runner is not None:
-                llm.runner.meter = RealCosts(llm.n_batch, told)
+                llm.runner.measure_with(RealCosts(llm.n_batch, told))
             return converse(llm, start(Speech(llm, marked=False)))
 
     return run

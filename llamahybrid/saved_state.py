@@ -18,11 +18,13 @@ import xxhash
 from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
 
 from llamahybrid.errors import SnapshotError
+from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.fingerprint import Computation
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.evaluation import Evaluation
+from llamahybrid.request.runner import RequestRunner
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
@@ -161,13 +163,13 @@ def load_into(
     arrays.true_rows = rows if arrays.keeps_rows else 0
     seal: StateSeal | None = getattr(state, SEAL, None)
     ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
-    if live.adopt_tokens(ids) is None and live.n:
+    if adopt_tokens(live, ids) is None and live.n:
         if seal is not None and seal.logits is not None:
             live.row.put(seal.logits)
         logits = live.row.logits()
         arrays.needs_eval(logits is None)
         if live.profile.needs_checkpoints:
-            runner.checkpoint(None, None if logits is None else logits.copy())
+            runner.checkpoints.checkpoint(None, None if logits is None else logits.copy())
 
 
 class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
@@ -184,6 +186,11 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
         self._offered: tuple[Any, llama_cpp.LlamaState] | None = None
         self._depth = depth
         self._cuttable = cuttable
+
+    @classmethod
+    def of(cls, inner: Any, runner: RequestRunner) -> UsefulStates:
+        """Those of a cache that save a context's decoding."""
+        return cls(inner, runner.depth, not runner.live.profile.needs_checkpoints)
 
     @property
     def cache_size(self) -> int:

@@ -197,3 +197,17 @@ def upstream_attribute(name: str) -> Any:
 
     get.__doc__ = f"`llama_cpp.Llama.{name}`, of the request that is meant."
     return property(get, put)
+
+
+def upstream_seed() -> Any:
+    """`_seed` of `Llama`: in a step its request's; elsewhere the next one's, which upstream draws from it."""
+
+    def get(llm: Llama) -> int:
+        return llm.arrays.seed if llm.requests.gate.inside else llm.requests.seed
+
+    def put(llm: Llama, seed: int) -> None:
+        llm.requests.seed = seed
+        if llm.requests.gate.inside:  # elsewhere this thread's last slot may be another request's
+            llm.arrays.seed = seed
+
+    return property(get, put)

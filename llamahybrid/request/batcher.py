@@ -21,7 +21,8 @@ from llamahybrid.errors import DecodeError, LlamaHybridError
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.request.gate import POLL, RequestGate
+from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.line import POLL
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.restore import restore
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
@@ -92,7 +93,7 @@ class Undo:
             return "planes" if live.planes.pending else "cut"
         if position is None or position > n:
             return None
-        if live.restore(self._record, live.tokens[:position].copy(), row_follows=True) is not None:
+        if restore(live, self._record, live.tokens[:position].copy(), row_follows=True) is not None:
             return None
         return "snapshot"
 

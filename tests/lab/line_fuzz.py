@@ -126,7 +126,7 @@ class Sweep:
                     raise KeyboardInterrupt
 
         hit = Trace(seen).during(self.requests)
-        self.llm.requests.gate.patience = 0.05
+        self.llm.requests.gate.seats.patience = 0.05
         for chat, wanted in zip(self._chats, self._wanted, strict=True):
             answer = _ask(self.llm, chat)
             if answer != wanted:

@@ -115,7 +115,7 @@ def play(
         llm.slots.batcher._meter = meter
         for slot in llm.slots.all:
             assert slot.evaluation is not None
-            slot.evaluation.runner.meter = meter
+            slot.evaluation.runner.measure_with(meter)
         observer, counter = _Observer(llm), DecodeCounter(llm)
 
         def text(tokens: Sequence[int]) -> str:

@@ -80,7 +80,7 @@ class Campaign:
         Raises:
             Mismatch: a stream said what a fresh context does not.
         """
-        self.llm.requests.gate.patience = self.rng.choice((0.0, 0.01, 0.05))
+        self.llm.requests.gate.seats.patience = self.rng.choice((0.0, 0.01, 0.05))
         begun: list[Stream] = []
         for _ in range(DEEDS):
             deed = self.rng.choices(
