@@ -23,12 +23,12 @@ from typing import Any
 
 from llamahybrid import Llama
 from llamahybrid.evaluate.conversation import Conversation, Record, converse
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.prompt_cache import Costs, PromptCache
 from tests.lab.draws import Draw, Words, named, ratio
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
+from tests.lab.quiet import silence
 from tests.lab.real_costs import RealCosts
 from tests.lab.server_rules import Sizes
 

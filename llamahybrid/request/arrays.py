@@ -96,7 +96,7 @@ class UpstreamArrays:
         end = start + len(ids)
         np.copyto(self.input_ids[start:end], ids, where=ids >= 0)
         self.n_tokens = end
-        self.true_rows = min(self.true_rows, end) if start == 0 else self.true_rows
+        self.true_rows = min(self.true_rows, end)
         self.requires_eval = not tip_logits
 
     def takes_one(self, n: int) -> bool:

@@ -194,10 +194,10 @@ class Evaluation:
     def _decode_answer(self, work: Tokens, request: Request, unsure: int) -> None:
         """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""
         self.runner.before_token(request)
-        self.drafts.prepare(len(work), unsure, request.checkpoints)
+        self.drafts.prepare(unsure, request.checkpoints)
         clock = time.perf_counter()
         self.decode(work, request)
-        self.drafts.decoded(len(work), time.perf_counter() - clock)
+        self.drafts.policy.decoded(len(work), time.perf_counter() - clock)
 
     def decode(self, work: Tokens, request: Request | None) -> None:
         """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""

@@ -214,8 +214,8 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
 
     # -- for eval() ------------------------------------------------------------------------------
 
-    def prepare(self, tokens: int, unsure: int, checkpoints: int) -> None:
-        """`tokens` are decoded next, the last `unsure` of which may have to go again: see that they can.
+    def prepare(self, unsure: int, checkpoints: int) -> None:
+        """Tokens are decoded next, the last `unsure` of which may have to go again: see that they can.
 
         `checkpoints`: how many the request has taken.
         """
@@ -226,7 +226,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             self.policy.checkpointed()
         if not unsure or live.profile.cuttable:
             return
-        if tokens > self._n_batch or not self._planes_for(unsure):
+        if not self._planes_for(unsure):
             clock = time.perf_counter()
             self.undo.take()
             self.policy.saved(time.perf_counter() - clock)
@@ -241,10 +241,6 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             grown = planes.grow(count)
             self.policy.planes_made(time.perf_counter() - clock, grown)
         return planes.count >= unsure
-
-    def decoded(self, tokens: int, seconds: float) -> None:
-        """A batch of the answer took so long."""
-        self.policy.decoded(tokens, seconds)
 
     def go_back(self, n: int) -> bool:
         """Take back what lies behind the first n tokens; False if no exact way is known.

@@ -378,7 +378,7 @@ def main(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        from llamahybrid.evaluate.quiet import silence
+        from tests.lab.quiet import silence
 
         silence()
         print(json.dumps(TARGETS[sys.argv[2]](Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))))

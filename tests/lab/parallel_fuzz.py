@@ -30,7 +30,6 @@ from rich.console import Console
 from rich.table import Table
 
 from llamahybrid import tiny
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.request.assembly import ALONE
@@ -38,6 +37,7 @@ from tests.lab.differential import Mismatch, Verdict
 from tests.lab.fuzz import generative
 from tests.lab.integrity import check_integrity
 from tests.lab.parallel_talk import Common, Talk, advance, drain
+from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting, settings_for
 
 CONTEXTS = (256, 512, 512, 768, 1536)

@@ -27,10 +27,10 @@ from llamahybrid.evaluate.compare import WORKLOADS
 from llamahybrid.evaluate.conversation import Answer, Record, Request, _send
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.evaluate.oracle import least_decodes
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.workloads import Workload
 from llamahybrid.request.report import RequestReport
+from tests.lab.quiet import silence
 from tests.lab.real_costs import RealCosts
 from tests.lab.subjects import SUBJECTS
 
