@@ -1,8 +1,7 @@
 """Upstream's whole-state interfaces made safe: `save_state`, `load_state` and `set_cache`.
 
 A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip.
-One that upstream saved carries no checksum: it is taken as upstream takes it, and whoever kept it vouches
-for its bytes.
+One that upstream saved carries no checksum: it is taken as upstream takes it, its bytes unchecked.
 """
 
 from __future__ import annotations
