@@ -33,10 +33,10 @@ from rich.table import Table
 
 from llamahybrid import Llama
 from llamahybrid.engine.progress import display
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.tiny import make
 from tests.lab import server_build
+from tests.lab.quiet import silence
 from tests.server.llama_server import LlamaServer
 
 PARAMETERS = 100_000_000

@@ -24,10 +24,10 @@ from rich.table import Table
 
 from llamahybrid.engine.bindings import loaded_from, stock
 from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Stock
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.evaluate.workloads import Workload, long_prompt, raw
 from llamahybrid.tiny import make
+from tests.lab.quiet import silence
 from tests.lab.real_costs import with_real_costs
 from tests.lab.subjects import SUBJECTS, Subject
 

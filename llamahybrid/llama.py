@@ -7,7 +7,6 @@ model, everything is upstream's.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,28 +17,26 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.sampling import RowSampler
-from llamahybrid.errors import LlamaHybridError, RequestCancelled
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.answers import answer_count, answers
-from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
-from llamahybrid.request.assembly import assemble, context_shape
+from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
+from llamahybrid.request.assembly import ContextShape, assemble
+from llamahybrid.request.completion import arguments, completion, decode_ahead, generation
 from llamahybrid.request.evaluation import Evaluation
-from llamahybrid.request.finalisers import collecting
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import RequestHandle, Requests, made_with
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.slots import Slots
-from llamahybrid.request.ticket import Ticket
 from llamahybrid.saved_state import UsefulStates, load, save
 from llamahybrid.speculation.drafts import Drafts
 
-_GENERATE = inspect.signature(llama_cpp.Llama.generate)
-_COMPLETE = inspect.signature(llama_cpp.Llama._create_completion)
-_CREATE = inspect.signature(llama_cpp.Llama.create_completion)
-_CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
+_GENERATE = arguments(llama_cpp.Llama.generate)
+_COMPLETE = arguments(llama_cpp.Llama._create_completion)
+_CREATE = arguments(llama_cpp.Llama.create_completion)
+_CHAT = arguments(llama_cpp.Llama.create_chat_completion)
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -86,15 +83,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.requests = Requests(self, wait)
         self._gate = self.requests.gate
         self.slots = Slots(self._gate)
-        self._prompt_cache_argument = prompt_cache
+        self._made_with = {"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel}
         self._explain = explain
-        self._paging = paging
         caching = not (prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"))
         self._parallel = n_parallel
         if n_parallel > 1 and not caching:
             raise ValueError("n_parallel: requests run at once with the prompt cache only")
-        shape = context_shape(prompt_cache is not False, paging, draft_planes, n_parallel, kwargs)
-        self._sequences, self._planes = shape
+        self._shape = ContextShape.of(prompt_cache is not False, paging, draft_planes, n_parallel, kwargs)
         self._draft_model: LlamaDraftModel | None = None
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
@@ -122,17 +117,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _mirostat_mu = upstream_attribute("mirostat_mu")
     _requires_eval = upstream_attribute("requires_eval")
     _logits_all = upstream_attribute("logits_all")
-
-    @property
-    def _seed(self) -> int:
-        """In a step the seed of its request; elsewhere the next one's, which upstream draws from it."""
-        return self.arrays.seed if self._gate.inside else self.requests.seed
-
-    @_seed.setter
-    def _seed(self, seed: int) -> None:
-        self.requests.seed = seed
-        if self._gate.inside:  # elsewhere this thread's last slot may be another request's
-            self.arrays.seed = seed
+    _seed = upstream_seed()
 
     @property
     def arrays(self) -> UpstreamArrays:
@@ -157,10 +142,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def draft_model(self) -> LlamaDraftModel | None:
         """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
-        drafting = self.evaluation is not None and self._draft_model is not None and self._gate.inside
-        if drafting and self._parallel > 1:
-            return None  # its rollback planes hold the rows of others, too
-        return self.drafts if drafting else self._draft_model
+        if self._draft_model is None or self.evaluation is None or not self._gate.inside:
+            return self._draft_model
+        return None if self._parallel > 1 else self.drafts  # rollback planes hold the rows of others, too
 
     @draft_model.setter
     def draft_model(self, model: LlamaDraftModel | None) -> None:
@@ -176,10 +160,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @context_params.setter
     def context_params(self, params: Any) -> None:
         # Upstream assigns the defaults here and fills in its own arguments afterwards (llama.py:342).
-        params.n_rs_seq = self._planes
-        if self._sequences > 1:
-            params.n_seq_max = self._sequences
-            params.kv_unified = True
+        self._shape.ask_for(params)
         self._context_params = params
 
     # -- what happened ---------------------------------------------------------------------------
@@ -202,10 +183,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         RequestCancelled. On a CPU a prompt stops inside a batch, elsewhere between batches; an answer stops
         between two tokens. What was decoded is kept. Needs the prompt cache (`prompt_cache` not False).
         """
-        if request is None:
-            self._gate.cancel()
-        else:
-            request.cancel()
+        (request or self._gate).cancel()
 
     def request(self) -> AbstractContextManager[RequestHandle]:
         """A handle for the requests made inside `with llm.request() as handle:`, to cancel just them.
@@ -220,18 +198,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
         `prompt`: text, token ids, or chat messages (the model's chat format is applied to them).
         """
-        if isinstance(prompt, str):
-            prompt = self.tokenize(prompt.encode("utf-8"), special=True)
-        words: list[Any] = list(prompt)
-        if words and isinstance(words[0], dict):
-            self.create_chat_completion(words, max_tokens=1)
-        else:
-            stream = self.generate(words, temp=0.0)
-            next(stream)
-            stream.close()
-        if self.last_request is None:
-            raise LlamaHybridError("there is no prompt cache to warm; leave out prompt_cache=False")
-        return self.last_request
+        return decode_ahead(self, prompt)
 
     # -- generating ------------------------------------------------------------------------------
 
@@ -247,21 +214,21 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         if self.evaluation is None:
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
-        options = dict(_GENERATE.bind(self, tokens, *args, **kwargs).arguments)
-        del options["self"], options["tokens"]
-        reset = options.pop("reset", True)
-        return self.requests.drive(self.requests.ticket(), lambda: self._generate(tokens, reset, options))
+        options = _GENERATE(tokens, *args, **kwargs)
+        tokens, reset = options.pop("tokens"), options.pop("reset", True)
+        start = partial(super().generate, reset=False, **options)
+        ticket = self.requests.ticket()
+        return self.requests.drive(ticket, partial(generation, self.requests, tokens, reset, start))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
         if self.evaluation is None:
             return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
-        options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
-        del options["self"]
+        options = _COMPLETE(*args, **kwargs)
         rows = options.get("logprobs") is not None and self._draft_model is not None
         ticket = self.requests.ticket(completing=True, rows=rows)
         ticket.rests_on = self.slots.rests_on
-        return self._completion(ticket, options)
+        return completion(self.requests, ticket, super()._create_completion, options)
 
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.
@@ -276,9 +243,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         if (count := answer_count(n)) == 1:
             return super().create_completion(*args, **kwargs)
-        options = _CREATE.bind(self, *args, **kwargs).arguments
-        del options["self"]
-        return answers(self, super().create_completion, options, count)
+        return answers(self, super().create_completion, _CREATE(*args, **kwargs), count)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `create_completion`."""
@@ -292,69 +257,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         if (count := answer_count(n)) == 1:
             return self._chat(*args, **kwargs)
-        options = _CHAT.bind(self, *args, **kwargs).arguments
-        del options["self"]
-        return answers(self, self._chat, options, count)
+        return answers(self, self._chat, _CHAT(*args, **kwargs), count)
 
     def _chat(self, *args: Any, **kwargs: Any) -> Any:
         create = super().create_chat_completion
         if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)
         rows = kwargs.get("logprobs") is not None and self._draft_model is not None
-        ticket = self.requests.ticket(completing=True, rows=rows)
-        ticket.whole = True
-        return self._gate.alone(lambda: create(*args, **kwargs), ticket=ticket)
-
-    def _completion(self, ticket: Ticket, options: dict[str, Any]) -> Generator[Any, Any, None]:
-        """A completion, with its end told as it was.
-
-        A cancelled one ends its inner `generate()`, which upstream reads as "length" and without its text
-        (llama.py:1392): a stopping criterion makes it take the text, and "cancelled" is put in here.
-        """
-        if self._gate.nested():
-            ticket = self._gate.current or ticket
-        criteria = options.get("stopping_criteria")
-
-        def stopped(ids: Any, scores: Any) -> bool:
-            return ticket.ended_early or bool(criteria is not None and criteria(ids, scores))
-
-        options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
-        start = super()._create_completion
-        for item in self.requests.drive(ticket, lambda: start(**options)):
-            ticket.tell(item)
-            yield item
-
-    def _generate(
-        self, tokens: Sequence[int], reset: bool, options: dict[str, Any]
-    ) -> Generator[int, Sequence[int] | None, None]:
-        """`generate` inside its request."""
-        try:
-            request, rest = self.requests.open(tokens, reset)
-        except RequestCancelled:
-            if self._gate.completing:
-                return
-            raise
-        try:
-            inner = super().generate(rest.tolist(), reset=False, **options)
-            sent: Sequence[int] | None = None
-            while True:
-                try:
-                    self._gate.check()
-                    token = inner.send(sent)
-                except StopIteration:
-                    return
-                except RequestCancelled:
-                    request.cancelled = True
-                    if self._gate.completing:
-                        return
-                    raise
-                request.hand_out(token)
-                sent = yield token
-                request.sent |= sent is not None
-        finally:
-            # Given up between two steps, it is ended by the gate; a completion ends it inside one.
-            if self.requests.active is request and self._gate.inside and not collecting():
-                self.requests.end_active()
+        return self.requests.whole(lambda: create(*args, **kwargs), completing=True, rows=rows)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Decode tokens behind the `n_tokens` that are there, in native batches of at most `n_batch`.
@@ -368,24 +278,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         gate = self._gate
         if gate.inside and not gate.telling and self.evaluation.append(tokens):
             return
-        gate.alone(self._eval, tokens)
-
-    def _eval(self, tokens: Sequence[int]) -> None:
-        assert self.evaluation is not None, "else upstream decodes"
-        self.evaluation.eval(tokens)
+        self.requests.alone(lambda evaluation: evaluation.eval(tokens))
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
         work = partial(super().sample, *args, **kwargs)
         if self._parallel == 1 or self._gate.inside:
             return int(work())
-        return int(self._gate.alone(self._sample, work))
-
-    def _sample(self, work: Callable[[], int]) -> int:
-        assert self.evaluation is not None, "else there is one slot"
-        if self.n_tokens:
-            self.evaluation.bring_logits()
-        return work()
+        return self.requests.alone(lambda evaluation: int(evaluation.with_logits(work)))
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         sampler = super()._init_sampler(*args, **kwargs)
@@ -428,11 +328,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         elif self._gate.closed:
             self.n_tokens = 0
         else:
-            self._gate.alone(self._reset)
-
-    def _reset(self) -> None:
-        assert self.evaluation is not None, "else upstream resets"
-        self.evaluation.reset()
+            self.requests.alone(Evaluation.reset)
 
     @property
     def cache_salt(self) -> str:
@@ -449,7 +345,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None or self._gate.closed:
             self._cache_salt = salt
         else:
-            self._whole(self._set_salt, salt, self.evaluation.runner.live)
+            live = self.evaluation.runner.live
+            self.requests.whole(lambda: self._set_salt(salt, live))
 
     def _set_salt(self, salt: str, live: LiveSequence) -> None:
         self.requests.end_active()
@@ -462,7 +359,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
         if self.evaluation is None:
             return super().save_state()
-        return self._whole(save, self, super().save_state)
+        return self.requests.whole(partial(save, self, super().save_state))
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
@@ -473,15 +370,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None:
             super().load_state(state)
         else:
-            self._whole(load, self, state, super().load_state)
-
-    def _whole(self, work: Callable[..., Any], *args: Any) -> Any:
-        """A single operation on the whole context, while no other request is in."""
-        if self._parallel > 1 and self._gate.nested():
-            raise LlamaHybridError("the whole context cannot be had inside a request, with others beside it")
-        ticket = self.requests.ticket()
-        ticket.whole = True
-        return self._gate.alone(work, *args, ticket=ticket)
+            self.requests.whole(partial(load, self, state, super().load_state))
 
     @property
     def cache(self) -> Any:
@@ -492,18 +381,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def cache(self, cache: Any) -> None:
         self.user_cache = cache
         if cache is not None and self.evaluation is not None:
-            runner = self.evaluation.runner
-            self.user_cache = UsefulStates(cache, runner.depth, not runner.live.profile.needs_checkpoints)
+            self.user_cache = UsefulStates.of(cache, self.evaluation.runner)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         return {
             **state,
-            "prompt_cache": self._prompt_cache_argument,
+            **self._made_with,
             "wait": self._gate.wait,
-            "paging": self._paging,
-            "draft_planes": self._planes,
-            "n_parallel": self._parallel,
+            "draft_planes": self._shape.planes,
             "cache_salt": self._cache_salt,
             "explain": self._explain,
         }

@@ -1,8 +1,7 @@
 """Upstream's whole-state interfaces made safe: `save_state`, `load_state` and `set_cache`.
 
 A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip.
-One that upstream saved carries no checksum: it is taken as upstream takes it, and whoever kept it vouches
-for its bytes.
+One that upstream saved carries no checksum: it is taken as upstream takes it, its bytes unchecked.
 """
 
 from __future__ import annotations
@@ -18,11 +17,13 @@ import xxhash
 from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
 
 from llamahybrid.errors import SnapshotError
+from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.fingerprint import Computation
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.evaluation import Evaluation
+from llamahybrid.request.runner import RequestRunner
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
@@ -161,13 +162,13 @@ def load_into(
     arrays.true_rows = rows if arrays.keeps_rows else 0
     seal: StateSeal | None = getattr(state, SEAL, None)
     ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
-    if live.adopt_tokens(ids) is None and live.n:
+    if adopt_tokens(live, ids) is None and live.n:
         if seal is not None and seal.logits is not None:
             live.row.put(seal.logits)
         logits = live.row.logits()
         arrays.needs_eval(logits is None)
         if live.profile.needs_checkpoints:
-            runner.checkpoint(None, None if logits is None else logits.copy())
+            runner.checkpoints.checkpoint(None, None if logits is None else logits.copy())
 
 
 class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
@@ -184,6 +185,11 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
         self._offered: tuple[Any, llama_cpp.LlamaState] | None = None
         self._depth = depth
         self._cuttable = cuttable
+
+    @classmethod
+    def of(cls, inner: Any, runner: RequestRunner) -> UsefulStates:
+        """Those of a cache that save a context's decoding."""
+        return cls(inner, runner.depth, not runner.live.profile.needs_checkpoints)
 
     @property
     def cache_size(self) -> int:

@@ -69,7 +69,6 @@ def list_(
     console = Console()
     console.print(table)
     console.print(f"{len(found)} records, {store.nbytes / 2**20:,.1f} MiB")
-    _tell_old(store.folder.parent)
 
 
 @cache.command()
@@ -115,22 +114,10 @@ def prune(
     model: Annotated[
         str | None, typer.Option(help="remove what is of this model, as `list` names it")
     ] = None,
-    old_formats: Annotated[
-        bool,
-        typer.Option("--old-formats", help="remove what an older llamahybrid wrote, ignored now"),
-    ] = False,
 ) -> None:
     """Remove records: by size, by age, by model; several together remove what any of them names."""
-    from llamahybrid.prompt_cache.disk_folder import remove_old
-
-    named = max_mib is not None or older_than is not None or model is not None
-    if not named and not old_formats:
-        raise typer.BadParameter("say what to remove: --max-mib, --older-than, --model or --old-formats")
-    if old_formats:
-        count, size = remove_old(default_folder() if folder is None else folder.expanduser())
-        typer.echo(f"{count} records of an older format removed, {size / 2**20:,.1f} MiB")
-    if not named:
-        return
+    if max_mib is None and older_than is None and model is None:
+        raise typer.BadParameter("say what to remove: --max-mib, --older-than or --model")
     store, before, removed = _opened(folder), time.time() - 86400 * (older_than or 0), 0
     size = store.nbytes
     for key, head, _ in sorted(_heads(store), key=lambda item: item[1].written):
@@ -149,21 +136,12 @@ def _opened(folder: Path | None) -> RecordStore:
     folder = default_folder() if folder is None else folder.expanduser()
     if not (folder / FOLDER).is_dir():
         typer.echo(f"error: nothing is stored in {folder}", err=True)
-        _tell_old(folder)
         raise typer.Exit(1)
     try:
         return RecordStore(folder)
     except OSError as error:
         typer.echo(f"error: {folder} cannot be used: {error}", err=True)
         raise typer.Exit(1) from error
-
-
-def _tell_old(folder: Path) -> None:
-    from llamahybrid.prompt_cache.disk_folder import old_files
-
-    count = sum(1 for _ in old_files(folder))
-    if count:
-        typer.echo(f"{count} records of an older format lie there: `cache prune --old-formats` removes them")
 
 
 def _heads(store: RecordStore) -> Iterator[tuple[str, Head, Tokens]]:

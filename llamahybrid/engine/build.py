@@ -40,7 +40,7 @@ def wheel(progress: Progress) -> Path:
                 run(sdist.fetch(), out, progress, log=home.parent / f"{recipe.key}.log")
                 (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
                 if not _wheels(home):  # a file system without locks: another process may have been first
-                    storage.settle(out, home, scratch / "old")
+                    storage.install(out, home, scratch / "old")
     elif problem := untrusted(home):
         raise EngineError(
             f"{problem}, so what lies in {home} may be anyone's; put that right, or set "

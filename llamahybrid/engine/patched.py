@@ -68,7 +68,7 @@ def make(progress: Progress, *, force: bool = False, source: Path | None = None)
             files=installed.contents(new / "lib"),
         ).write()
         if again or not _complete(home):  # a file system without locks: another may have been first
-            storage.settle(new, home, scratch / "old")
+            storage.install(new, home, scratch / "old")
     return installed.read(home)
 
 

@@ -78,7 +78,7 @@ def workshop(home: Path, waiting: Callable[[], None] = lambda: None) -> Iterator
             yield part
 
 
-def settle(new: Path, home: Path, aside: Path) -> None:
+def install(new: Path, home: Path, aside: Path) -> None:
     """Move the folder `new` to `home`; what is there goes to `aside`, and back if that fails.
 
     Raises:

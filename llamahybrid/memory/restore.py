@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
+from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.snapshot import open_snapshot
 from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
-
-if TYPE_CHECKING:
-    from llamahybrid.memory.sequence import LiveSequence
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,61 @@ def open_restorable(
     return Restorable(position, payload, attention)
 
 
+def restore(
+    live: LiveSequence,
+    record: Bytes | None,
+    tokens: Tokens,
+    segments: Sequence[Segment] = (),
+    kept: int = 0,
+    *,
+    row_follows: bool = False,
+) -> str | None:
+    """Go to the state saved in `record`, that of `tokens` (shape (c,)); the fault if it failed.
+
+    Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens;
+    `record` is None where that is all of the state.
+    `row_follows`: the output row that is there was computed from that state on.
+    The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
+    sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
+
+    Raises SnapshotError, with nothing changed, when the record or a segment may not be used here.
+    """
+    state, identity, profile, native = live.state, live.identity, live.profile, live.native
+    named, covers = identity.fingerprint, row_follows and state.row_covers_tip
+    there = state.tokens
+    saved = open_restorable(record, tokens, segments, kept, there, fingerprint=named, profile=profile)
+    live.release_planes()
+    live.invalidate()
+    if saved.attention:
+        assert profile.pager is not None, "segments were checked against it"
+        if not profile.attention_is_all:
+            profile.pager.keep_attention(kept)
+        elif not native.cut(kept):
+            return f"the library refused to cut at {kept} before a restore"
+        if not profile.pager.append(saved.attention):
+            return "the library refused stored attention"
+    payload = saved.payload
+    if payload is not None and not native.load_partial(payload):
+        return f"the library did not read all of {payload.nbytes} snapshot bytes"
+    if not native.cut(saved.position):
+        return f"the library refused to cut at {saved.position} after a restore"
+    state.replace_tokens(tokens)
+    state.lag = state.extra_bytes = 0
+    state.grown = False
+    fault = live.fault()
+    if fault is None and payload is not None and native.state_size(partial=True) != payload.nbytes:
+        fault = "the restored state has another size than its snapshot"
+    if fault is None and payload is None and not (profile.pager and profile.pager.holds(state.n)):
+        fault = "some of the restored attention is not there"
+    if named is not identity.fingerprint:
+        fault = "another thread has changed what computes"
+    if fault:
+        live.invalidate()
+        return fault
+    state.row_covers_tip = covers
+    return None
+
+
 def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:
     """Make the sequence `tokens[: plan.cached]` as planned; the fault if memory does not bear it out.
 
@@ -75,7 +127,7 @@ def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:
         return None
     if plan.checkpoint is not None or plan.segments:
         record = None if plan.checkpoint is None else plan.checkpoint.snapshot
-        fault = live.restore(record, tokens[: plan.cached], plan.segments, plan.live_kept)
+        fault = restore(live, record, tokens[: plan.cached], plan.segments, plan.live_kept)
     else:
         fault = None if live.cut(plan.cached) else f"the library refused to cut at {plan.cached}"
         fault = fault or live.fault()
@@ -91,7 +143,7 @@ def recover(live: LiveSequence, undo: tuple[int, Bytes | None]) -> bool:
     """
     position, record = undo
     if record is not None:
-        return live.restore(record, live.state.ids[:position].copy()) is None
+        return restore(live, record, live.state.ids[:position].copy()) is None
     if not live.cut(position) or live.fault() is not None:
         live.invalidate_tip()
         return False

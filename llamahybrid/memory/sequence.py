@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import NativeContext, Outputs
@@ -20,10 +19,9 @@ from llamahybrid.memory.output_row import OutputRow
 from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
-from llamahybrid.memory.restore import open_restorable
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.snapshot import HEADER_BYTES, seal
-from llamahybrid.memory.state import SequenceState, unknown_ids
+from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Segment, Tokens
 
 if TYPE_CHECKING:
@@ -150,67 +148,6 @@ class LiveSequence:
         self.state.forget_row()
         self.planes.invalidate()
         self.state.invalidate_tip()
-
-    # -- content that others put there ---------------------------------------------------------------
-
-    def adopt_native(self, n: int) -> bool:
-        """Take content that other code decoded as an opaque range [self.n, n); False if it is not there.
-
-        `n` counts positions, as chat handlers set `n_tokens` after an image (M-RoPE images take fewer
-        positions than cells, so the size rule starts anew from what is measured).
-        """
-        state = self.state
-        if state.is_invalid or n > self.capacity:
-            return False
-        if not state.n <= self.native.positions()[1] < n:
-            return False
-        for i in range(state.n, n):
-            state.ids[i] = next(unknown_ids)
-        state.lag = n - 1 - self.native.positions()[1]
-        state.n = n
-        self.planes.invalidate()
-        state.row_covers_tip = False
-        state.grown = False
-        state.extra_bytes = verification.extra_bytes(self.native, self.profile, n)
-        state.tip_logits = False
-        self.recount()
-        return True
-
-    def adopt_tokens(self, ids: npt.NDArray[np.integer]) -> str | None:
-        """Take `ids` for what is live after a whole state was loaded; the fault if memory disagrees.
-
-        Ids below zero stand for opaque content, whose cells are taken as they are.
-        """
-        state = self.state
-        state.replace_tokens(ids)
-        self.planes.invalidate()
-        state.grown = False
-        state.extra_bytes = 0
-        if state.opaque:
-            state.extra_bytes = verification.extra_bytes(self.native, self.profile, state.n)
-        else:
-            state.lag = 0
-        state.tip_logits = False
-        self.recount()
-        fault = self.fault()
-        if fault:
-            self.empty()
-        return fault
-
-    def take_over(self, other: LiveSequence) -> None:
-        """What another sequence of this context holds is this one's from now on; nothing, if that fails."""
-        self.empty()
-        row = other.row.logits()
-        logits = None if row is None else row.copy()
-        if other.state.is_invalid or not other.n:
-            return
-        self.invalidate()
-        self.native.copy_from(other.native.seq)
-        self.state.take_over(other.state)
-        if self.fault() is not None:
-            self.empty()
-        elif logits is not None:
-            self.row.put(logits)
 
     # -- decoding ------------------------------------------------------------------------------------
 
@@ -411,59 +348,3 @@ class LiveSequence:
             return None
         record, checksum = saved
         return seal_segment(record, self.fingerprint, self.state.ids[:end], start, checksum)
-
-    # -- restoring -----------------------------------------------------------------------------------
-
-    def restore(
-        self,
-        record: Bytes | None,
-        tokens: Tokens,
-        segments: Sequence[Segment] = (),
-        kept: int = 0,
-        *,
-        row_follows: bool = False,
-    ) -> str | None:
-        """Go to the state saved in `record`, that of `tokens` (shape (c,)); the fault if it failed.
-
-        Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens;
-        `record` is None where that is all of the state.
-        `row_follows`: the output row that is there was computed from that state on.
-        The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
-        sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
-
-        Raises SnapshotError, with nothing changed, when the record or a segment may not be used here.
-        """
-        state, identity, profile = self.state, self.identity, self.profile
-        named, covers = identity.fingerprint, row_follows and state.row_covers_tip
-        there = state.tokens
-        saved = open_restorable(record, tokens, segments, kept, there, fingerprint=named, profile=profile)
-        self.release_planes()
-        self.invalidate()
-        if saved.attention:
-            assert profile.pager is not None, "segments were checked against it"
-            if not profile.attention_is_all:
-                profile.pager.keep_attention(kept)
-            elif not self.native.cut(kept):
-                return f"the library refused to cut at {kept} before a restore"
-            if not profile.pager.append(saved.attention):
-                return "the library refused stored attention"
-        payload = saved.payload
-        if payload is not None and not self.native.load_partial(payload):
-            return f"the library did not read all of {payload.nbytes} snapshot bytes"
-        if not self.native.cut(saved.position):
-            return f"the library refused to cut at {saved.position} after a restore"
-        state.replace_tokens(tokens)
-        state.lag = state.extra_bytes = 0
-        state.grown = False
-        fault = self.fault()
-        if fault is None and payload is not None and self.native.state_size(partial=True) != payload.nbytes:
-            fault = "the restored state has another size than its snapshot"
-        if fault is None and payload is None and not (profile.pager and profile.pager.holds(state.n)):
-            fault = "some of the restored attention is not there"
-        if named is not identity.fingerprint:
-            fault = "another thread has changed what computes"
-        if fault:
-            self.invalidate()
-            return fault
-        state.row_covers_tip = covers
-        return None

@@ -2,7 +2,8 @@
 
 It is a list of token ids and what is known of the last one. Whatever cannot be proven right ends with
 `INVALID`, an id that no prompt has, so that nothing built on it is ever reused; the next alignment cuts or
-restores below it, or clears. Only `LiveSequence` and its parts (`Identity`, `OutputRow`) change it.
+restores below it, or clears. Only `LiveSequence`, its parts (`Identity`, `OutputRow`) and what restores or
+adopts content in its name change it.
 """
 
 from __future__ import annotations

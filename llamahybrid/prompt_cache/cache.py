@@ -205,7 +205,7 @@ class PromptCache(BasePromptCache):
         """See `BasePromptCache.drop`; from the disk, too."""
         path = self.ram.drop(checkpoint)
         if self.disk is not None and path is not None:
-            self.disk.discard(checkpoint.namespace, path)
+            self.disk.store.discard(checkpoint.namespace, path)
 
     def drop_segment(self, namespace: str, segment: Segment) -> None:
         """See `BasePromptCache.drop_segment`; counted as damaged."""

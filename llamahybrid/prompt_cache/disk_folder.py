@@ -2,24 +2,17 @@
 
 All that this format writes lies in a folder of its own, `llamahybrid-<format>`, with a mark: another format's
 records, older or newer, and whatever else a user keeps beside them are never touched.
-
-Format 1 (before this one) was a diskcache folder: an SQLite index `cache.db`, and records in `xx/yy/*.val`.
-Its records are not read; `llamahybrid cache prune --old-formats` removes them.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import sqlite3
 import stat
-from collections.abc import Iterator
-from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from llamahybrid.errors import FolderRefused
-from llamahybrid.prompt_cache.records import MAGIC, VERSION
+from llamahybrid.prompt_cache.records import VERSION
 
 FOLDER = f"llamahybrid-{VERSION}"
 MARK = "FORMAT"
@@ -27,9 +20,8 @@ MARK_TEXT = f"llamahybrid disk cache, format {VERSION}\n".encode()
 SHARDS = "0123456789abcdef"
 """Folders for records, by the first letter of their key."""
 
-OLD_INDEX = ("cache.db", "cache.db-wal", "cache.db-shm")
-_OLD_KEY = re.compile(r"[0-9a-f]{32}-(attention|prompt|state)-[0-9]+-[0-9]+")
-_OLD_FOLDER = re.compile(r"[0-9a-f]{2}")
+FOREIGN = "cache.db"
+"""Index of a folder in which another program keeps its cache with the diskcache library."""
 
 
 def opened(path: Path | str, *, buffered: bool = True) -> BinaryIO:
@@ -51,7 +43,7 @@ def claim(folder: str | os.PathLike[str]) -> Path:
     check_owner(there)
     own = there / FOLDER
     if not os.path.lexists(own):
-        if not _is_free(there):
+        if os.path.lexists(there / FOREIGN):
             raise FolderRefused(f"another program keeps its cache in {there}: name another folder")
         own.mkdir(mode=0o700, exist_ok=True)
     check_owner(own)
@@ -72,29 +64,6 @@ def check_owner(folder: Path) -> None:
         raise FolderRefused(f"others may write to {folder}: `chmod go-w` it, or name another folder")
 
 
-def old_files(folder: Path) -> Iterator[Path]:
-    """Records of format 1 in a folder."""
-    return (path for path in _old_values(folder) if _begins_as_record(path))
-
-
-def remove_old(folder: Path) -> tuple[int, int]:
-    """Remove records of format 1, and their index unless it names anything else; (how many, their bytes)."""
-    count = size = 0
-    ours = _old_index_is_ours(folder)
-    for path in list(old_files(folder)):
-        n_bytes = path.stat().st_size
-        path.unlink()
-        count, size = count + 1, size + n_bytes
-        for above in (path.parent, path.parent.parent):
-            with suppress(OSError):  # not empty
-                above.rmdir()
-    if ours and not any(True for _ in _old_values(folder)):
-        for name in OLD_INDEX:
-            with suppress(FileNotFoundError):
-                (folder / name).unlink()
-    return count, size
-
-
 def _mark(own: Path) -> None:
     """Say in the folder what it is. Raises FolderRefused where that is said otherwise, or not at all."""
     path = own / MARK
@@ -111,56 +80,3 @@ def _mark(own: Path) -> None:
             out.write(MARK_TEXT)
     elif text != MARK_TEXT:
         raise FolderRefused(f"{own} is not a cache of this format: name another folder")
-
-
-def _is_free(folder: Path) -> bool:
-    """Nobody else's diskcache lies here: none at all, or one of format 1."""
-    if not os.path.lexists(folder / OLD_INDEX[0]):
-        return True
-    ours = [_begins_as_record(path) for path in _old_values(folder)]
-    return all(ours) and _old_index_is_ours(folder, damaged=bool(ours))
-
-
-def _old_values(folder: Path) -> Iterator[Path]:
-    """Files of a diskcache: regular ones two folders down, no links on the way."""
-    for first in _folders(folder):
-        for second in _folders(first):
-            with suppress(OSError), os.scandir(second) as entries:
-                for entry in list(entries):
-                    if entry.name.endswith(".val") and entry.is_file(follow_symlinks=False):
-                        yield Path(entry.path)
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return [
-                Path(e.path)
-                for e in entries
-                if _OLD_FOLDER.fullmatch(e.name) and e.is_dir(follow_symlinks=False)
-            ]
-    except OSError:
-        return []
-
-
-def _begins_as_record(path: Path) -> bool:
-    with opened(path) as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-def _old_index_is_ours(folder: Path, *, damaged: bool = False) -> bool:
-    """An SQLite index with no keys but ours, and the settings of format 1; it is not changed by looking.
-
-    `damaged`: the answer for one that cannot be read.
-    """
-    wal = folder / OLD_INDEX[1]
-    how = "mode=ro" if wal.exists() and wal.stat().st_size else "immutable=1"
-    path = (folder / OLD_INDEX[0]).as_uri()
-    try:
-        with closing(sqlite3.connect(f"{path}?{how}", uri=True, timeout=1)) as rows:
-            settings = dict(rows.execute("SELECT key, value FROM Settings"))
-            keys = [key for (key,) in rows.execute("SELECT key FROM Cache")]
-    except sqlite3.Error:
-        return damaged
-    mine = settings.get("eviction_policy") == "none" and settings.get("cull_limit") == 0
-    return mine and all(isinstance(key, str) and _OLD_KEY.fullmatch(key) for key in keys)

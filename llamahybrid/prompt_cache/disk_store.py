@@ -189,14 +189,6 @@ class DiskStore:
 
     # -- changing ----------------------------------------------------------------------------------
 
-    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
-        """See `RecordStore.prepare`."""
-        return self.records.prepare(key, parts)
-
-    def abandon(self, part: str) -> None:
-        """See `RecordStore.abandon`."""
-        self.records.abandon(part)
-
     @guarded(no)
     def commit(self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
         """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not."""

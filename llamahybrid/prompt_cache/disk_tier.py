@@ -177,10 +177,6 @@ class DiskTier:
         stopped = self.writer.cancel(tokens, seconds)
         return self.store.remove_path(tokens) and stopped
 
-    def discard(self, namespace: str, tokens: Tokens) -> None:
-        """Remove the checkpoint at the end of these tokens: it did not prove right."""
-        self.store.discard(namespace, tokens)
-
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
         stopped = self.writer.cancel(None, seconds)

@@ -150,13 +150,13 @@ class DiskWriter:
         pinned = self.source.pinned
         if job.cancelled or not self._store.make_room(head.nbytes, job.namespace, job.path, pinned):
             return False
-        part = self._store.prepare(head.key, parts)
+        part = self._store.records.prepare(head.key, parts)
         try:
             if self._store.commit(part, head, path, lambda: not job.cancelled):
                 self.budget.spend(head.nbytes)
                 return True
         except BaseException:
-            self._store.abandon(part)
+            self._store.records.abandon(part)
             raise
-        self._store.abandon(part)
+        self._store.records.abandon(part)
         return False

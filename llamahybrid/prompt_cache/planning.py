@@ -41,7 +41,7 @@ def plan_request(
         store.boundaries[view.namespace] = frozenset(boundaries)
     if view.split is not None:
         tree.splitters[view.namespace] = view.split
-    store.let_lost_go()
+    store.release_collected()
     store.live = entries
     store.eviction.learn(tree, match, entries)
     tree.visit(match, entries)
@@ -81,7 +81,7 @@ def plan_request(
     if entry is not None:
         entry.from_disk = False
         tree.touch_entry(entry)
-        store.pins.hold(plan, entry)
+        store.pins.use(plan, entry)
     store.make_room(0)  # a segment in two parts takes a little more
     return plan
 

@@ -80,32 +80,32 @@ class Account:
         self.idle_bytes = 0
         """Of buffers that wait to be used again."""
         self._idle: dict[int, list[Bytes]] = {}  # by size
-        self._lent: dict[int, weakref.ref[Any]] = {}  # by id
+        self._reserved: dict[int, weakref.ref[Any]] = {}  # by id
 
     @property
     def nbytes(self) -> int:
         """Bytes that are idle or handed out."""
-        return self.idle_bytes + self.lent_bytes()
+        return self.idle_bytes + self.reserved_bytes()
 
-    def lent_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Bytes of all that is handed out; what was collected is forgotten here."""
-        alive = {key: what for key, ref in self._lent.items() if (what := ref()) is not None}
-        self._lent = {key: self._lent[key] for key in alive}
+        alive = {key: what for key, ref in self._reserved.items() if (what := ref()) is not None}
+        self._reserved = {key: self._reserved[key] for key in alive}
         return sum(what.nbytes for what in alive.values())
 
-    def lend(self, what: T) -> T:
+    def reserve(self, what: T) -> T:
         """The same, which counts from now on."""
-        self._lent[id(what)] = weakref.ref(what)
+        self._reserved[id(what)] = weakref.ref(what)
         return what
 
-    def lent(self, what: Sized) -> int:
+    def reserved(self, what: Sized) -> int:
         """Bytes of this very thing that count as handed out."""
-        ref = self._lent.get(id(what))
+        ref = self._reserved.get(id(what))
         return what.nbytes if ref is not None and ref() is what else 0
 
-    def end_loan(self, what: Sized) -> None:
+    def unreserve(self, what: Sized) -> None:
         """It no longer counts as handed out, if it did."""
-        self._lent.pop(id(what), None)
+        self._reserved.pop(id(what), None)
 
     def has_idle(self, n_bytes: int) -> bool:
         """A buffer of exactly this size is idle."""

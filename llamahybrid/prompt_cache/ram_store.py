@@ -1,4 +1,4 @@
-"""What lies in RAM and what it takes: the tree, buffers idle and lent, pins, all within one account.
+"""What lies in RAM and what it takes: the tree, buffers idle and handed out, pins, all within one account.
 
 Not locked: that is its owner's. After an exception in the middle of a change there is no telling what holds,
 so a store is then given up for a new one (`renewed`).
@@ -40,7 +40,7 @@ class Counts:
 
 
 class RamStore:
-    """Checkpoints and segments in RAM, within an account's limit but for what is pinned or lent."""
+    """Checkpoints and segments in RAM, within an account's limit but for what is pinned or handed out."""
 
     def __init__(self, account: Account, eviction: Eviction, counts: Counts | None = None) -> None:
         self.account = account
@@ -63,14 +63,14 @@ class RamStore:
     def renewed(self) -> RamStore:
         """An empty one with the same account, eviction, and prefixes that the user pinned.
 
-        What plans name stays theirs, and counts until they let go of it.
+        What plans name stays theirs, and counts until they are released.
         """
         store = RamStore(self.account, self.eviction, self.counts)
         store.account.free_all()
         store.tree.requests = self.tree.requests
         store.pinned = list(self.pinned)
         for entry in self.pins.entries():
-            store.account.lend(entry.checkpoint.snapshot)
+            store.account.reserve(entry.checkpoint.snapshot)
         return store
 
     def used(self) -> int:
@@ -169,15 +169,15 @@ class RamStore:
         self.account.free_all()  # their bytes are not to lie about
         return before - self.used()
 
-    def let_go(self, user: object) -> None:
+    def release(self, user: object) -> None:
         """`user` no longer needs its checkpoint: one that is out of the tree goes with its last user."""
-        entry = self.pins.let_go(user)
+        entry = self.pins.release(user)
         if entry is not None:
             self._unpinned(entry)
 
-    def let_lost_go(self) -> None:
-        """Let go for users that are gone without having done so."""
-        for entry in self.pins.lost():
+    def release_collected(self) -> None:
+        """Release what users need that were collected before they did so."""
+        for entry in self.pins.release_collected():
             self._unpinned(entry)
 
     def _unpinned(self, entry: Entry) -> None:
@@ -200,7 +200,7 @@ class RamStore:
         `path`: tokens that must stay, with the nodes they lie on. `ladder`: checkpoints of the live path
         may go. `reuse`: an idle buffer of this size is as good as room for one.
         """
-        self.let_lost_go()
+        self.release_collected()
         while (over := self.used() + need - self.account.limit) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True

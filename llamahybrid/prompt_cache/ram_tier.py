@@ -118,7 +118,7 @@ class RamTier:
     @guarded(nothing, later=True)
     def release(self, user: object) -> None:
         """A plan, or who else uses the bytes of a checkpoint, no longer needs them."""
-        self.store.let_go(user)
+        self.store.release(user)
         self.store.make_room(0)
 
     # -- what is stored ----------------------------------------------------------------------------
@@ -149,12 +149,12 @@ class RamTier:
         whole = match if len(path) == len(view.tokens) else tree.match(view.namespace, view.tokens)
         store.live = whole.entries()
         growth = 4 * (position - match.length)
-        counted = store.account.lent(snapshot)
+        counted = store.account.reserved(snapshot)
         if not store.make_room(new_bytes - counted + growth, match, position):
             tree.prune_path(tree.match(view.namespace, path))
             store.counts.refused += 1
             return False
-        store.account.end_loan(snapshot)
+        store.account.unreserve(snapshot)
         checkpoint = Checkpoint(view.namespace, position, owned(snapshot), logits)
         checkpoint.snapshot.flags.writeable = False
         marked = position in store.boundaries.get(view.namespace, ())
@@ -193,7 +193,7 @@ class RamTier:
         fits = n_bytes <= store.account.limit and store.make_room(n_bytes, match, ladder=False)
         store.counts.refused += not fits
         self.guard.changing = False  # running out of memory costs nothing
-        return store.account.lend(new_buffer(n_bytes)) if fits else None
+        return store.account.reserve(new_buffer(n_bytes)) if fits else None
 
     @guarded(no, changes=False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
@@ -204,12 +204,12 @@ class RamTier:
         match = tree.match(view.namespace, view.tokens)
         self.guard.changing = True
         store.live = match.entries()
-        counted = store.account.lent(segment.record)
+        counted = store.account.reserved(segment.record)
         fits = store.make_room(segment.nbytes - counted, match, ladder=False)
         match = tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
         stored = fits and needed and match.length >= segment.end and tree.store(match, segment)
-        store.account.end_loan(segment.record)
+        store.account.unreserve(segment.record)
         store.counts.refused += not fits
         return stored
 
@@ -244,7 +244,7 @@ class RamTier:
         store.make_room(n_bytes, reuse=n_bytes)
         buffer = store.account.reuse(n_bytes)
         self.guard.changing = False  # running out of memory costs nothing
-        return store.account.lend(new_buffer(n_bytes) if buffer is None else buffer)
+        return store.account.reserve(new_buffer(n_bytes) if buffer is None else buffer)
 
     @guarded(nothing, changes=False)
     def recycle(self, buffer: Bytes) -> None:
@@ -252,7 +252,7 @@ class RamTier:
         if not buffer.flags.writeable:
             raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
         self.guard.changing = True
-        self.store.account.end_loan(buffer)
+        self.store.account.unreserve(buffer)
         if is_whole(buffer) and self.store.used() + buffer.nbytes <= self.store.account.limit:
             self.store.account.keep(buffer)
 
@@ -330,13 +330,13 @@ class RamTier:
         self.guard.changing = True
         fits = store.make_room(n_bytes + growth, match, len(path))
         store.counts.refused += not fits
-        return store.account.lend(Expected(n_bytes)) if fits else None
+        return store.account.reserve(Expected(n_bytes)) if fits else None
 
     @guarded(nothing)
     def take_in(self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int) -> None:
         """Take what was read, where it is not here already; unless anything was forgotten since."""
         store, tree = self.store, self.tree
-        store.account.end_loan(expected)
+        store.account.unreserve(expected)
         if forgets != self._forgets:
             return
         match = tree.insert(view.namespace, path)
@@ -375,7 +375,7 @@ class RamTier:
         entries = self.tree.match(namespace, path).entries()
         if not entries or entries[-1].position != len(path):
             return None
-        self.store.pins.hold(user, entries[-1])
+        self.store.pins.use(user, entries[-1])
         return entries[-1].checkpoint
 
     @guarded(lambda *_: [], changes=False)

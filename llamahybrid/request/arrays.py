@@ -96,7 +96,7 @@ class UpstreamArrays:
         end = start + len(ids)
         np.copyto(self.input_ids[start:end], ids, where=ids >= 0)
         self.n_tokens = end
-        self.true_rows = min(self.true_rows, end) if start == 0 else self.true_rows
+        self.true_rows = min(self.true_rows, end)
         self.requires_eval = not tip_logits
 
     def takes_one(self, n: int) -> bool:
@@ -196,4 +196,18 @@ def upstream_attribute(name: str) -> Any:
         setattr(llm.slots.own, name, value)
 
     get.__doc__ = f"`llama_cpp.Llama.{name}`, of the request that is meant."
+    return property(get, put)
+
+
+def upstream_seed() -> Any:
+    """`_seed` of `Llama`: in a step its request's; elsewhere the next one's, which upstream draws from it."""
+
+    def get(llm: Llama) -> int:
+        return llm.arrays.seed if llm.requests.gate.inside else llm.requests.seed
+
+    def put(llm: Llama, seed: int) -> None:
+        llm.requests.seed = seed
+        if llm.requests.gate.inside:  # elsewhere this thread's last slot may be another request's
+            llm.arrays.seed = seed
+
     return property(get, put)

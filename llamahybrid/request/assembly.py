@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
@@ -41,27 +41,43 @@ ALONE = ("deepseek4",)
 yet (0.2 of the logits' range, with sliding windows and restored requests)."""
 
 
-def context_shape(
-    caching: bool, paging: bool, draft_planes: int | None, slots: int, options: Mapping[str, Any]
-) -> tuple[int, int]:
-    """Sequences and rollback planes that a context gets; `options`: upstream's arguments for it.
+@dataclass(frozen=True)
+class ContextShape:
+    """What a context is made with besides what upstream asks for."""
 
-    The library dies where a batch has no room for one token of each sequence, or for planes and two tokens.
-    Raises ValueError where it has none for the slots.
-    """
-    room = min(options.get("n_batch", 512), options.get("n_ubatch", 512))
-    if slots < 1:
-        raise ValueError("n_parallel counts requests that run at once: 1 or more")
-    if slots > 1:
-        if room <= slots:
-            raise ValueError(f"n_parallel={slots} needs batches (n_batch, n_ubatch) of more tokens than that")
-        return slots + paging, 0
-    if draft_planes is None:
-        draft_planes = 0
-        if options.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
-            draft_planes = getattr(options.get("draft_model"), "num_pred_tokens", 0)
-    sequences = 2 if paging and caching and room >= 2 else 1
-    return sequences, max(0, min(draft_planes, room - 2)) if caching else 0
+    sequences: int
+    planes: int
+    """Rollback planes."""
+
+    @classmethod
+    def of(
+        cls, caching: bool, paging: bool, draft_planes: int | None, slots: int, options: Mapping[str, Any]
+    ) -> ContextShape:
+        """That of so many slots; `options`: upstream's arguments.
+
+        The library dies where a batch has no room for one token of each sequence, or for planes and two
+        tokens. Raises ValueError where it has none for the slots.
+        """
+        room = min(options.get("n_batch", 512), options.get("n_ubatch", 512))
+        if slots < 1:
+            raise ValueError("n_parallel counts requests that run at once: 1 or more")
+        if slots > 1:
+            if room <= slots:
+                raise ValueError(f"n_parallel={slots} needs batches (n_batch, n_ubatch) of more tokens")
+            return cls(slots + paging, 0)
+        if draft_planes is None:
+            draft_planes = 0
+            if options.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
+                draft_planes = getattr(options.get("draft_model"), "num_pred_tokens", 0)
+        sequences = 2 if paging and caching and room >= 2 else 1
+        return cls(sequences, max(0, min(draft_planes, room - 2)) if caching else 0)
+
+    def ask_for(self, params: Any) -> None:
+        """Write it into `llama_context_params`."""
+        params.n_rs_seq = self.planes
+        if self.sequences > 1:
+            params.n_seq_max = self.sequences
+            params.kv_unified = True
 
 
 def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, files: ModelFiles) -> None:

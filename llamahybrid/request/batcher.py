@@ -23,7 +23,8 @@ from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
-from llamahybrid.request.gate import POLL, RequestGate
+from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.line import POLL
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:

@@ -7,12 +7,14 @@ Upstream's own code, chat handlers and users call `eval()`; each finds the live 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
 from llamahybrid.errors import ContextOverflow, DecodeError, RequestSuperseded
+from llamahybrid.memory.adoption import adopt_native, take_over
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.arrays import UpstreamArrays
@@ -20,6 +22,8 @@ from llamahybrid.request.batcher import BatchLost, NoRoom
 from llamahybrid.request.request import Request
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.speculation.drafts import Drafts
+
+T = TypeVar("T")
 
 
 class Evaluation:
@@ -45,7 +49,7 @@ class Evaluation:
 
     def take_over(self, other: Evaluation) -> None:
         """What is live in another slot is live here now, and upstream's arrays with it."""
-        self._live.take_over(other.runner.live)
+        take_over(self._live, other.runner.live)
         saved = other.arrays.set_aside()
         self.arrays.bring_back(saved)
         self.arrays.bring_rows(saved)
@@ -151,8 +155,13 @@ class Evaluation:
             self.decode(prompt, request)
         self.drafts.policy.prefilled(request.plan.to_decode, request.prefill_seconds)
 
-    def bring_logits(self) -> None:
-        """Have the logits of the last token that upstream believes in, whatever others decoded meanwhile."""
+    def with_logits(self, work: Callable[[], T]) -> T:
+        """`work()` with the logits of the last token, whatever others decoded meanwhile."""
+        if self.arrays.n_tokens:
+            self._bring_logits()
+        return work()
+
+    def _bring_logits(self) -> None:
         self._notice_native()
         self.runner.check()
         self.decode(self.align(), None)
@@ -185,10 +194,10 @@ class Evaluation:
     def _decode_answer(self, work: Tokens, request: Request, unsure: int) -> None:
         """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""
         self.runner.before_token(request)
-        self.drafts.prepare(len(work), unsure, request.checkpoints)
+        self.drafts.prepare(unsure, request.checkpoints)
         clock = time.perf_counter()
         self.decode(work, request)
-        self.drafts.decoded(len(work), time.perf_counter() - clock)
+        self.drafts.policy.decoded(len(work), time.perf_counter() - clock)
 
     def decode(self, work: Tokens, request: Request | None) -> None:
         """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""
@@ -240,7 +249,7 @@ class Evaluation:
         """Take note of content that a chat handler decoded natively and counted in `n_tokens`."""
         live, n = self._live, self.arrays.n
         start = live.n
-        if n > start and live.touched_outside() and live.adopt_native(n):
+        if n > start and live.touched_outside() and adopt_native(live, n):
             self.native_from = start if self.native_from is None else min(start, self.native_from)
             self.handoff = True
             self.arrays.true_rows = 0

@@ -13,9 +13,10 @@ from typing import Any
 
 _thread = threading.local()
 
+_MODULES = ("runner", "checkpoints", "stoppable", "gate", "boundaries", "schedule")
 _OURS = (
     *(f"llamahybrid.{room}." for room in ("memory", "prompt_cache", "speculation", "capi")),
-    *(f"llamahybrid.request.{module}" for module in ("runner", "gate", "boundaries", "schedule")),
+    *(f"llamahybrid.request.{module}" for module in _MODULES),
 )
 """Modules whose code may be in the middle of a change, or hold a lock."""
 

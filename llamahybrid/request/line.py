@@ -11,7 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from llamahybrid.errors import Busy, RequestCancelled
 from llamahybrid.request.ticket import Ticket
+
+POLL = 0.1
+"""Seconds after which who waits looks again, whether or not a bell rang."""
 
 PLACE_EXPIRES = 2.0
 """A place in the line that was not renewed for so many seconds is nobody's."""
@@ -45,6 +49,41 @@ class Line:
             if now - seen < PLACE_EXPIRES and not other.over:
                 return False
         return True
+
+    def wait(
+        self,
+        ticket: Ticket,
+        ready: Callable[[], bool],
+        heal: Callable[[], object],
+        *,
+        every: float,
+        deadline: float | None,
+    ) -> None:
+        """Wait at a ticket's place until `ready()`; `heal` is called `every` so many seconds.
+
+        Raises Busy at the deadline, by `time.monotonic`, and RequestCancelled for one that is unwanted.
+        """
+        if ready():
+            return
+        with self.bell() as wait:
+            since = now = time.monotonic()
+            while True:
+                if not ticket.too_early:  # or the one that it comes after would stand behind it
+                    self.renew(ticket)
+                if ready():
+                    return
+                if ticket.unwanted:
+                    raise RequestCancelled("the request was given up while it waited")
+                if deadline is not None and now >= deadline:
+                    heal()
+                    if ready():
+                        return
+                    raise Busy("another request is running on this Llama; wait for it, or pass wait=True")
+                wait(POLL if deadline is None else min(POLL, deadline - now))
+                now = time.monotonic()
+                if now - since > every:
+                    heal()
+                    since = now
 
     @contextmanager
     def bell(self) -> Iterator[Callable[[float], object]]:

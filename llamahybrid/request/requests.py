@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 import numpy as np
 
-from llamahybrid.errors import DecodeError, RequestCancelled, RequestSuperseded
+from llamahybrid.errors import DecodeError, LlamaHybridError, RequestCancelled, RequestSuperseded
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.request.arrays import SetAside
 from llamahybrid.request.evaluation import Evaluation
@@ -28,6 +28,9 @@ from llamahybrid.request.ticket import Ticket
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
     from llamahybrid.request.slots import Slots
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class Requests:
 
     def ticket(self, completing: bool = False, rows: bool = False) -> Ticket:
         """A ticket for a request that is made here and now, known to the handle of this context."""
-        ticket = self.gate.ticket(completing, rows)
+        ticket = Ticket(completing, rows)
         if (handle := self.handle()) is not None:
             handle.add(ticket)
         return ticket
@@ -195,6 +198,18 @@ class Requests:
         except BaseException:  # its end, too
             self.gate.finish(ticket)
             raise
+
+    def alone(self, work: Callable[[Evaluation], Result]) -> Result:
+        """A single operation where this thread decodes: part of the step it is called in, or its own."""
+        return self.gate.alone(lambda: work(self._evaluation))
+
+    def whole(self, work: Callable[[], Result], completing: bool = False, rows: bool = False) -> Result:
+        """A single operation on the whole context, while no other request is in."""
+        if len(self.slots.all) > 1 and self.gate.nested():
+            raise LlamaHybridError("the whole context cannot be had inside a request, with others beside it")
+        ticket = self.ticket(completing, rows)
+        ticket.whole = True
+        return self.gate.alone(work, ticket=ticket)
 
     # -- one after the other, inside a step --------------------------------------------------------
 

@@ -12,51 +12,27 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
-from llamahybrid.errors import DecodeError, SnapshotError
+from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.costs import SMALL_BATCH, CostMeter
 from llamahybrid.memory.remembered_costs import RememberedCosts
-from llamahybrid.memory.restore import apply_plan, recover
+from llamahybrid.memory.restore import apply_plan
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache.base import (
-    BasePromptCache,
-    Bytes,
-    Costs,
-    LiveState,
-    LiveView,
-    Logits,
-    Plan,
-    Segment,
-    Tokens,
-    clipped,
-)
+from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.placement import tip_due
-from llamahybrid.prompt_cache.ram import new_buffer
 from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
+from llamahybrid.request.checkpoints import Checkpoints
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.request import Request
-from llamahybrid.request.schedule import (
-    Action,
-    Actions,
-    Schedule,
-    batch_borders,
-    before_tip_goes,
-    gives_up_tip,
-)
-
-SEGMENT_TOKENS = 1024
-"""Where attention is all of the state, any part of a chat is of use: such pieces are stored and read."""
+from llamahybrid.request.schedule import Schedule, batch_borders, before_tip_goes, gives_up_tip
+from llamahybrid.request.stoppable import StoppableBatches
 
 MOST_RESTORES = 4
 """Restores from stored attention that a request tries: a disk may give what was dropped once more."""
-
-ABORTED = 2
-"""Result of llama_decode when its abort callback said so (include/llama.h)."""
 
 logger = logging.getLogger("llamahybrid")
 
@@ -84,10 +60,13 @@ class RequestRunner:
         self._gate = gate
         self._n_batch = n_batch
         self._batcher = batcher
-        self._state = LiveState(lambda: live.tokens)
+        self.checkpoints = Checkpoints(live, cache, meter)
+        self._batches = StoppableBatches(live, gate)
         self._warned: set[str] = set()
-        self._batch_bytes: Bytes = np.empty(0, dtype=np.uint8)
-        live.native.set_stop(gate.stop)
+
+    def measure_with(self, meter: CostMeter) -> None:
+        """What decoding and saving take is noted in this meter from now on, and asked of it."""
+        self.meter = self.checkpoints.meter = meter
 
     # -- a request's start -----------------------------------------------------------------------
 
@@ -122,7 +101,7 @@ class RequestRunner:
         measured = self.meter.costs if self._batcher is None else self._batcher.costs
         schedule = Schedule(plan, costs, measured, wanted=needs_checkpoints, keeps_end=keeps_end)
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
-        self._carry_out(schedule.begin(tip), request)
+        self.checkpoints.carry_out(schedule.begin(tip), request)
         return request
 
     def _follow(self, prompt: Tokens) -> None:
@@ -130,14 +109,14 @@ class RequestRunner:
         live = self.live
         if live.state.opaque and not live.state.is_invalid and np.array_equal(live.tokens, prompt[: live.n]):
             return  # native content cannot be decoded again: it goes on, and nothing of it is stored
-        while not self.cache.follow(self._state, prompt):
-            self._batch_bytes = np.empty(0, dtype=np.uint8)
+        while not self.cache.follow(self.checkpoints.known, prompt):
+            self._batches.forget()
             live.require_zeroing()
             live.empty()
 
     def stop_storing(self) -> None:
         """What is live belongs to a request that was forgotten while it waited: it goes on, unstored."""
-        self._state.forgotten = True
+        self.checkpoints.known.forgotten = True
 
     def save_tip(self, stays: int = 0) -> None:
         """The live tip is about to be given up: store what is worth coming back to.
@@ -150,7 +129,8 @@ class RequestRunner:
         if few or not profile.keeps_chats:
             return
         # A shallow look is enough: `check` has looked, right before.
-        self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, after=after)
+        unstored = self.cache.unstored(self.checkpoints.view())
+        self.checkpoints.carry_out(before_tip_goes(unstored), deep=False, after=after)
 
     def share(self) -> None:
         """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
@@ -159,7 +139,7 @@ class RequestRunner:
         if self.live.profile.attention_is_all:
             self.save_tip()
         elif self.live.profile.keeps_chats:
-            self._page_out(deep=False)
+            self.checkpoints.page_out(deep=False)
 
     def wait_to_return(self, tokens: int) -> None:
         """What was live was given up to older requests: wait until there is room for so many tokens again."""
@@ -202,14 +182,10 @@ class RequestRunner:
         """`paged` False: without stored attention."""
         if not self.live.row.exists():
             reuse_limit = min(len(prompt) - 1, len(prompt) if reuse_limit is None else reuse_limit)
-        view = self._view(reuse_limit)
+        view = self.checkpoints.view(reuse_limit)
         if not paged:
             view = replace(view, split=None, attention_is_all=False)
         return self.cache.plan(prompt, view, boundaries, costs)
-
-    def _view(self, reuse_limit: int | None = None) -> LiveView:
-        """The live sequence as the cache needs to know it."""
-        return replace(self.live.view(reuse_limit), state=self._state)
 
     def _apply(self, plan: Plan, prompt: Tokens) -> bool:
         """Carry out a plan; False when it did not prove right (its checkpoint is then forgotten)."""
@@ -258,11 +234,11 @@ class RequestRunner:
                 self._gate.check()
                 with self._alone(end - start):
                     clock = time.perf_counter()
-                    self._decode_batch(request, tokens[start - first : end - first], wanted)
+                    self._batches.decode(request, tokens[start - first : end - first], wanted)
                     if prefilled is not None:
                         self._measure(end - start, clock)
                 if prefilled is not None:
-                    self._carry_out(prefilled.schedule.decoded(end), prefilled)
+                    self.checkpoints.carry_out(prefilled.schedule.decoded(end), prefilled)
                     if end < last and prefilled.schedule.recut(live.n):
                         borders = batch_borders(first, last, prefilled.schedule.cuts, self._n_batch)
                 yield start, end
@@ -287,43 +263,6 @@ class RequestRunner:
         if tokens >= SMALL_BATCH[0] and self.live.profile.needs_checkpoints:
             self.live.recount()
             self.meter.decoded(tokens, time.perf_counter() - clock)
-
-    def _decode_batch(self, request: Request | None, tokens: Tokens, outputs: Outputs) -> None:
-        """Decode one native batch; one of a prompt may be stopped inside, and then all before it is kept.
-
-        A single token, or a draft, is never stopped inside: it takes little time, and its undo would have to
-        be taken for every one.
-        """
-        live = self.live
-        if len(tokens) == 1 or (request is not None and not request.prefilling):
-            live.decode(tokens, outputs)
-            return
-        undo = live.n, self._before_batch(request)
-        self._gate.stop.arm(True)
-        try:
-            live.decode(tokens, outputs)
-        except BaseException as error:
-            if live.state.is_invalid:
-                recover(live, undo)
-            if isinstance(error, DecodeError) and error.code == ABORTED:
-                self._gate.check()
-            raise
-        finally:
-            self._gate.stop.arm(False)
-
-    def _before_batch(self, request: Request | None) -> Bytes | None:
-        """The state before a batch, where memory cannot be cut back to it."""
-        live = self.live
-        if not live.profile.needs_checkpoints:
-            return None
-        if request is not None and request.staged and request.staged[-1][0] == live.n:
-            return request.staged[-1][1]
-        return live.snapshot(self._batch_buffer, deep=False)
-
-    def _batch_buffer(self, n_bytes: int) -> Bytes:
-        if self._batch_bytes.nbytes != n_bytes:
-            self._batch_bytes = new_buffer(n_bytes)
-        return self._batch_bytes
 
     def append(self, token: int) -> None:
         """Append one token and ask for its logits: `decode` without its machinery.
@@ -351,7 +290,8 @@ class RequestRunner:
         try:
             sound = self._prompt_done(request)
             if sound and self._batcher is not None and self._batcher.prompts_wait():
-                self._page_out(deep=False)  # what waits for this prompt's checkpoints needs their attention
+                # What waits for this prompt's checkpoints needs their attention.
+                self.checkpoints.page_out(deep=False)
         finally:
             if self._batcher is not None:
                 self._batcher.prompt_done()
@@ -372,7 +312,7 @@ class RequestRunner:
             request.staged.clear()
             request.schedule.stop()
             return True
-        self._carry_out(request.schedule.prompt_done(live.n, logits is not None), request)
+        self.checkpoints.carry_out(request.schedule.prompt_done(live.n, logits is not None), request)
         return True
 
     def before_token(self, request: Request) -> None:
@@ -380,7 +320,7 @@ class RequestRunner:
         request.steps += 1
         if self.live.n >= request.schedule.next_due:
             self._stop_unprovable(request)
-            self._carry_out(request.schedule.before_token(self.live.n), request)
+            self.checkpoints.carry_out(request.schedule.before_token(self.live.n), request)
 
     def end(self, request: Request) -> None:
         """The request is over, however it ended: store what can be proven and is worth it."""
@@ -391,7 +331,7 @@ class RequestRunner:
         self._stop_unprovable(request)
         opaque = live.state.opaque  # an invalid one is, too
         pages = self._batcher is None or not self._batcher.busy() or self.cache.leaves_process
-        self._carry_out(request.schedule.end(live.n, opaque, pages=pages), request)
+        self.checkpoints.carry_out(request.schedule.end(live.n, opaque, pages=pages), request)
         if self._remembered is not None and not opaque:
             self._remembered.save(self.meter.costs())
 
@@ -402,80 +342,7 @@ class RequestRunner:
 
     def depth(self, prompt: Tokens) -> int:
         """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk."""
-        return self.cache.peek(prompt, self._view(), self.meter.costs())
-
-    # -- what the schedule asks for --------------------------------------------------------------
-
-    def _carry_out(
-        self, actions: Actions, request: Request | None = None, *, deep: bool = True, after: int = 0
-    ) -> None:
-        """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`.
-
-        `after`: no attention before that is to be stored.
-        """
-        for action in actions:
-            match action:
-                case Action.STAGE if request is not None:
-                    self.stage(request)
-                case Action.ADMIT_STAGED if request is not None:
-                    self.admit_staged(request)
-                case Action.CHECKPOINT:
-                    self.checkpoint(request, deep=deep)
-                case Action.CHECKPOINT_IF_FINITE if self.live.row.proves_finite():
-                    self.checkpoint(request, deep=deep)
-                case Action.CHECKPOINT_WITH_LOGITS:
-                    logits = self.live.row.logits()
-                    self.checkpoint(request, None if logits is None else logits.copy())
-                case Action.REMEMBER:
-                    self.cache.remember(self.live.identity.namespace, self.live.tokens.copy(), self._state)
-                case Action.PAGE_OUT:
-                    self._page_out(deep=deep, after=after)
-
-    def checkpoint(self, request: Request | None, logits: Logits | None = None, *, deep: bool = True) -> bool:
-        """Take and store a checkpoint at the tip; False if it cannot be vouched for or does not fit."""
-        clock = time.perf_counter()
-        record = self.live.checkpoint(self.cache.buffer, deep=deep)
-        if record is None:
-            return False
-        position = self.live.n
-        stored = self.cache.admit(self._view(), position, record, logits)
-        self.meter.saved(record.nbytes, time.perf_counter() - clock)
-        if request is not None and stored:
-            request.schedule.stored(position)
-            request.checkpoints += 1
-        return stored
-
-    def stage(self, request: Request) -> None:
-        """Copy the tip's state, and keep the copy back until the prompt is proven (`admit_staged`)."""
-        clock = time.perf_counter()
-        record = self.live.snapshot(self.cache.buffer, deep=False)
-        if record is not None:
-            request.staged.append((self.live.n, record))
-            self.meter.saved(record.nbytes, time.perf_counter() - clock)
-
-    def admit_staged(self, request: Request) -> None:
-        """Hand this prefill's checkpoints to the cache."""
-        if request.staged:
-            view = self._view()
-            for position, record in request.staged:
-                if position <= len(view.tokens) and (view.tokens[:position] >= 0).all():
-                    request.checkpoints += self.cache.admit(view, position, record)
-            request.staged.clear()
-
-    def _page_out(self, *, deep: bool, after: int = 0) -> None:
-        """Store the attention that the live sequence's checkpoints need, where it is not stored yet.
-
-        `after`: none before that.
-        """
-        view = self._view()
-        ranges = clipped(self.cache.missing(view), len(view.tokens), after)
-        if view.attention_is_all:
-            ranges = [piece for start, end in ranges for piece in _pieces(start, end)]
-        for start, end in ranges:
-            segment = self.live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
-            if segment is None or not self.cache.store_segment(view, segment):
-                break
-        self.cache.queue_writes(view)
+        return self.cache.peek(prompt, self.checkpoints.view(), self.meter.costs())
 
     def _reject(self, request: Request, cause: str) -> None:
         """Store nothing of what this request decoded, nor what it rested on."""
@@ -484,9 +351,3 @@ class RequestRunner:
             self.cache.drop(request.plan.checkpoint)
         self.warn(f"{cause}; memory is zeroed and nothing of it kept")
         self.live.require_zeroing()
-
-
-def _pieces(start: int, end: int) -> list[tuple[int, int]]:
-    """[start, end) in pieces of `SEGMENT_TOKENS`, wherever it starts."""
-    borders = range(start - start % SEGMENT_TOKENS + SEGMENT_TOKENS, end, SEGMENT_TOKENS)
-    return list(itertools.pairwise((start, *borders, end)))

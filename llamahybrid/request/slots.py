@@ -128,7 +128,7 @@ class Slots:
     def add(self, slot: Slot) -> None:
         """One more."""
         self.all.append(slot)
-        self._gate.slots = len(self.all)
+        self._gate.seats.slots = len(self.all)
 
     def seat(self, ticket: Ticket, prompt: Tokens | None = None) -> Slot:
         """Give a ticket a slot, if it has none: that in which most of `prompt` is live, or its thread's last.

@@ -78,6 +78,12 @@ class Ticket:
         self.ended = False
 
     @property
+    def too_early(self) -> bool:
+        """The one that it comes after is not in yet."""
+        first = self.after
+        return first is not None and first.thread is None and not first.over
+
+    @property
     def ended_early(self) -> bool:
         """It was cancelled, in its answer or before its prompt was begun with."""
         return self.cancelled if self.request is None else self.request.cancelled

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.restore import restore
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
@@ -92,7 +93,7 @@ class Undo:
             return "planes" if live.planes.pending else "cut"
         if position is None or position > n:
             return None
-        if live.restore(self._record, live.tokens[:position].copy(), row_follows=True) is not None:
+        if restore(live, self._record, live.tokens[:position].copy(), row_follows=True) is not None:
             return None
         return "snapshot"
 
@@ -213,8 +214,8 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
 
     # -- for eval() ------------------------------------------------------------------------------
 
-    def prepare(self, tokens: int, unsure: int, checkpoints: int) -> None:
-        """`tokens` are decoded next, the last `unsure` of which may have to go again: see that they can.
+    def prepare(self, unsure: int, checkpoints: int) -> None:
+        """Tokens are decoded next, the last `unsure` of which may have to go again: see that they can.
 
         `checkpoints`: how many the request has taken.
         """
@@ -225,7 +226,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             self.policy.checkpointed()
         if not unsure or live.profile.cuttable:
             return
-        if tokens > self._n_batch or not self._planes_for(unsure):
+        if not self._planes_for(unsure):
             clock = time.perf_counter()
             self.undo.take()
             self.policy.saved(time.perf_counter() - clock)
@@ -240,10 +241,6 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             grown = planes.grow(count)
             self.policy.planes_made(time.perf_counter() - clock, grown)
         return planes.count >= unsure
-
-    def decoded(self, tokens: int, seconds: float) -> None:
-        """A batch of the answer took so long."""
-        self.policy.decoded(tokens, seconds)
 
     def go_back(self, n: int) -> bool:
         """Take back what lies behind the first n tokens; False if no exact way is known.

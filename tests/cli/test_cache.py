@@ -116,19 +116,6 @@ def test_pruning_by_model(folder: Path) -> None:
     assert len(keys(folder)) == 3
 
 
-def test_records_of_an_older_format_are_told_and_removed_when_asked(folder: Path) -> None:
-    old = folder / "ab" / "cd" / f"{'0' * 28}.val"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(records.MAGIC + b"\1\0" + b"x" * 1000)
-    (folder / "notes.txt").write_text("mine")
-    assert "1 records of an older format" in run("list", "--dir", folder).output
-    assert "1 records of an older format removed" in run("prune", "--old-formats", "--dir", folder).output
-    assert not old.exists()
-    assert (folder / "notes.txt").read_text() == "mine"
-    assert len(keys(folder)) == 9
-    assert "older format" not in run("list", "--dir", folder).output
-
-
 def test_what_cannot_be_read_just_now_is_not_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(116, "Stale file handle")

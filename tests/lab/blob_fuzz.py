@@ -35,6 +35,7 @@ from rich.table import Table
 
 from llamahybrid import tiny
 from llamahybrid.capi.gguf import Gguf
+from llamahybrid.memory.restore import restore
 
 Bytes = npt.NDArray[np.uint8]
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama")
@@ -213,9 +214,9 @@ def _hand_over(llm: Any, kind: str, record: Any, rng: random.Random) -> bool:
         llm.load_state(record)
         return True
     if kind == "snapshot":
-        return live.restore(record, ids) is None
+        return restore(live, record, ids) is None
     snapshot = live.snapshot(lambda n: np.empty(n, np.uint8))
-    return live.restore(snapshot, ids, [Segment(0, len(PROMPT), record)], 0) is None
+    return restore(live, snapshot, ids, [Segment(0, len(PROMPT), record)], 0) is None
 
 
 # -- straight at the library ---------------------------------------------------------------------------
@@ -377,7 +378,7 @@ def main(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        from llamahybrid.evaluate.quiet import silence
+        from tests.lab.quiet import silence
 
         silence()
         print(json.dumps(TARGETS[sys.argv[2]](Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))))

@@ -28,11 +28,11 @@ from rich.table import Table
 
 from llamahybrid import tiny
 from llamahybrid.errors import RequestCancelled
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.request.requests import RequestHandle
 from tests.lab.differential import Mismatch
 from tests.lab.history import Ask, Chat, random_history
+from tests.lab.quiet import silence
 from tests.lab.reference import Logits, Reference, Setting, difference, output_row
 from tests.lab.soak import cached_bytes, resident_bytes
 

@@ -30,10 +30,10 @@ from rich.table import Table
 
 from llamahybrid import tiny
 from llamahybrid.capi.shim import library
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
 from tests.lab.differential import Mismatch
+from tests.lab.quiet import silence
 from tests.lab.reference import Logits, Reference, Setting, difference
 
 ARCHITECTURES = tuple(arch for arch in tiny.decoders() if arch not in ("qwen3", "cohere2", "smallthinker"))

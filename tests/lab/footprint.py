@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from llamahybrid import Llama, PromptCache, tiny
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.speech import Speech
 from tests.lab.integrity import check_integrity
+from tests.lab.quiet import silence
 
 ALLOWED_SHARE = 1.10
 WARM_UP = 60

@@ -53,7 +53,7 @@ def _(store: RamStore) -> None:
     assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
     idle = {id(b) for stack in store.account._idle.values() for b in stack}
     assert not any(id(s) in idle for s in snapshots), "a stored snapshot lies in the pool"
-    assert store.used() <= store.account.limit or held or store.account.lent_bytes(), "over budget"
+    assert store.used() <= store.account.limit or held or store.account.reserved_bytes(), "over budget"
 
 
 @check_integrity.register

@@ -36,10 +36,10 @@ from rich.console import Console
 from rich.progress import track
 
 from llamahybrid import prompt_cache
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 from tests.lab.integrity import check_integrity
+from tests.lab.quiet import silence
 
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
@@ -133,7 +133,7 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
             check_integrity(cache)
             cache.flush(seconds)  # what is being written is in use
             gc.collect()
-            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.account.lent_bytes()
+            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.account.reserved_bytes()
             if pinned or lent:
                 return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
             requests(cache, LATER)

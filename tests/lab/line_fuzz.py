@@ -28,11 +28,11 @@ from rich.table import Table
 
 import llamahybrid
 from llamahybrid import tiny
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
 from tests.lab.draft_fuzz import EveryDraft
+from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 from tests.lab.signal_fuzz import prompts
 from tests.lab.thread_fuzz import shortfall
@@ -126,7 +126,7 @@ class Sweep:
                     raise KeyboardInterrupt
 
         hit = Trace(seen).during(self.requests)
-        self.llm.requests.gate.patience = 0.05
+        self.llm.requests.gate.seats.patience = 0.05
         for chat, wanted in zip(self._chats, self._wanted, strict=True):
             answer = _ask(self.llm, chat)
             if answer != wanted:

@@ -30,7 +30,6 @@ from rich.console import Console
 from rich.table import Table
 
 from llamahybrid import tiny
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.request.assembly import ALONE
@@ -38,6 +37,7 @@ from tests.lab.differential import Mismatch, Verdict
 from tests.lab.fuzz import generative
 from tests.lab.integrity import check_integrity
 from tests.lab.parallel_talk import Common, Talk, advance, drain
+from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting, settings_for
 
 CONTEXTS = (256, 512, 512, 768, 1536)
@@ -132,7 +132,7 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
 
 
 def _played(llm: Any, plan: Plan, rng: random.Random, reference: Reference, seed: int) -> Common:
-    llm.requests.gate.patience = plan.patience
+    llm.requests.gate.seats.patience = plan.patience
     shared = reference.vocabulary.text(plan.longest // 2, seed)
     common = Common(llm, reference.vocabulary, llm.n_ctx(), shared, min(plan.longest, reference.n_ctx - 40))
     talks = [Talk(common, f"{seed} {i}", OPERATIONS).play() for i in range(plan.talks)]
@@ -163,10 +163,10 @@ def _nothing_is_left(llm: Any, common: Common) -> None:
     gate, batcher = llm.requests.gate, llm.slots.batcher
     left = {
         "seated": gate.seated,
-        "abandoned": list(gate._abandoned),
+        "abandoned": len(gate._ends),
         "in line": len(gate._line),
         "frames": gate._frames._frames,
-        "arriving": gate._arriving,
+        "arriving": gate._lock._wanting,
     }
     if batcher is not None:
         left |= {"jobs": batcher._jobs, "answering": batcher._answering, "prompts": list(batcher._prompts)}

@@ -27,10 +27,10 @@ from llamahybrid.evaluate.compare import WORKLOADS
 from llamahybrid.evaluate.conversation import Answer, Record, Request, _send
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.evaluate.oracle import least_decodes
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.workloads import Workload
 from llamahybrid.request.report import RequestReport
+from tests.lab.quiet import silence
 from tests.lab.real_costs import RealCosts
 from tests.lab.subjects import SUBJECTS
 
@@ -115,7 +115,7 @@ def play(
         llm.slots.batcher._meter = meter
         for slot in llm.slots.all:
             assert slot.evaluation is not None
-            slot.evaluation.runner.meter = meter
+            slot.evaluation.runner.measure_with(meter)
         observer, counter = _Observer(llm), DecodeCounter(llm)
 
         def text(tokens: Sequence[int]) -> str:

@@ -33,5 +33,5 @@ def with_real_costs(**options: Any) -> Llama:
     """A `Llama` that decides as it would if its model were a real one."""
     llm = Llama(**options)
     if llm.runner is not None:
-        llm.runner.meter = RealCosts(llm.n_batch)
+        llm.runner.measure_with(RealCosts(llm.n_batch))
     return llm

@@ -103,7 +103,7 @@ def _make(wheel: Path, libraries: Path, home: Path, scratch: Path, progress: Pro
     os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
     _build(tree, new / "patched", progress, home.parent / f"{home.name}.log")
     if not home.is_dir():  # a file system without locks: another process may have been first
-        storage.settle(new, home, scratch / "old")
+        storage.install(new, home, scratch / "old")
 
 
 def key(recipe: Recipe, patches: dict[str, str]) -> str:

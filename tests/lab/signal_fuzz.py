@@ -33,11 +33,11 @@ from rich.console import Console
 from rich.table import Table
 
 from llamahybrid import tiny
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
 from tests.lab.integrity import check_integrity
+from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 from tests.lab.thread_fuzz import shortfall
 

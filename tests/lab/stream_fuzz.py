@@ -32,11 +32,11 @@ from rich.table import Table
 
 from llamahybrid import tiny
 from llamahybrid.errors import RequestCancelled
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
 from tests.lab.integrity import check_integrity
+from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 from tests.lab.thread_fuzz import shortfall
 
@@ -80,7 +80,7 @@ class Campaign:
         Raises:
             Mismatch: a stream said what a fresh context does not.
         """
-        self.llm.requests.gate.patience = self.rng.choice((0.0, 0.01, 0.05))
+        self.llm.requests.gate.seats.patience = self.rng.choice((0.0, 0.01, 0.05))
         begun: list[Stream] = []
         for _ in range(DEEDS):
             deed = self.rng.choices(

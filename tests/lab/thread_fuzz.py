@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from llamahybrid import tiny
-from llamahybrid.evaluate.quiet import silence
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
 from tests.lab.integrity import check_integrity
+from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "gemma3")

@@ -329,7 +329,7 @@ def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh)
 def test_checkpoints_that_wait_for_their_prompt_are_not_stored_under_another_name(open_model):
     llm = open_model(n_ctx=1024, n_batch=64)
     long = (PROMPT * 6)[:460]
-    admit_staged = llm.runner.admit_staged
+    admit_staged = llm.runner.checkpoints.admit_staged
     seen = []
 
     def late(turn):
@@ -338,7 +338,7 @@ def test_checkpoints_that_wait_for_their_prompt_are_not_stored_under_another_nam
             steer(llm)
         admit_staged(turn)
 
-    llm.runner.admit_staged = late
+    llm.runner.checkpoints.admit_staged = late
     take(llm, long, 1)
     assert seen, "or the test proves nothing"
     assert llm.prompt_cache.stats().entries == 0

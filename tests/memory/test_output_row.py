@@ -5,6 +5,7 @@ import pytest
 
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.output_row import OutputRow
+from llamahybrid.memory.restore import restore
 from llamahybrid.memory.state import SequenceState
 
 from .conftest import PROMPT, ids, new
@@ -30,10 +31,10 @@ def test_a_cut_takes_the_logits_with_it(plain):
 def test_an_output_row_proves_only_states_that_it_came_from(llm, live, row_follows):
     record = live.snapshot(new)
     llm.eval([3, 4])
-    assert live.restore(record, ids(PROMPT), row_follows=row_follows) is None
+    assert restore(live, record, ids(PROMPT), row_follows=row_follows) is None
     assert live.row.proves_finite() is row_follows
-    assert live.restore(record, ids(PROMPT), row_follows=False) is None
-    assert live.restore(record, ids(PROMPT), row_follows=True) is None
+    assert restore(live, record, ids(PROMPT), row_follows=False) is None
+    assert restore(live, record, ids(PROMPT), row_follows=True) is None
     assert not live.row.proves_finite(), "one that proved nothing before proves nothing now"
 
 

@@ -9,6 +9,7 @@ import pytest
 from llamahybrid import Llama, PromptCache
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory import paging
+from llamahybrid.memory.restore import restore
 from llamahybrid.prompt_cache.base import Segment
 from tests.lab.integrity import check_integrity
 
@@ -128,7 +129,7 @@ def test_a_restore_from_segments_goes_on_to_the_very_logits(open_model, live, ke
     live.empty()
     for token in [*ONE[:kept], *TWO]:
         live.decode([token], "none")
-    assert live.restore(record, ids(ONE), segments, kept) is None
+    assert restore(live, record, ids(ONE), segments, kept) is None
     live.decode([3], "last")
     apart = np.abs(live.row.logits() - wanted).max() / np.ptp(wanted)
     assert apart <= 5e-3  # what is put back wrongly lies 0.03 and more apart
@@ -176,7 +177,7 @@ def test_a_damaged_segment_never_reaches_the_library(live, byte, monkeypatch):
     live.empty()
     monkeypatch.setattr(type(live.profile.pager), "append", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(SnapshotError):
-        live.restore(record, ids(ONE), [segment], 0)
+        restore(live, record, ids(ONE), [segment], 0)
     assert live.n == 0
 
 
@@ -185,13 +186,13 @@ def test_a_segment_of_other_tokens_is_refused(live):
     rest = live.page_out(40, len(ONE), new)
     live.empty()
     with pytest.raises(SnapshotError, match="other tokens"):
-        live.restore(record, ids(ONE), [replace(segment, end=41), rest], 0)
+        restore(live, record, ids(ONE), [replace(segment, end=41), rest], 0)
 
 
 def test_a_snapshot_is_no_segment(live):
     record = live.snapshot(new)
     with pytest.raises(SnapshotError, match="snapshot was taken for a segment"):
-        live.restore(record, ids(ONE), [Segment(0, len(ONE), record)], 0)
+        restore(live, record, ids(ONE), [Segment(0, len(ONE), record)], 0)
 
 
 def test_a_library_that_refuses_is_a_fault_and_the_cache_forgets(open_model, monkeypatch, caplog):

@@ -7,7 +7,9 @@ import ctypes
 import pytest
 from llama_cpp import llama_cpp as native
 
+from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.planes import Planes
+from llamahybrid.memory.restore import restore
 from tests.lab.reference import difference
 
 from .conftest import PROMPT, decode, ids, new
@@ -70,7 +72,7 @@ def test_there_is_no_way_back_behind_a_restored_state(live, logits_of):
     decode(live, PROMPT[:12])
     record = live.snapshot(new)
     decode(live, PROMPT[12:20])
-    assert live.restore(record, ids(PROMPT[:12])) is None
+    assert restore(live, record, ids(PROMPT[:12])) is None
     assert not live.cut(10)
     continues(live, PROMPT[:12], logits_of)
 
@@ -119,7 +121,7 @@ def test_a_rollback_that_waits_survives_a_copy(open_model, logits_of):
     live.empty()
     llm._ctx.kv_cache_seq_cp(1, 0, -1, -1)
     llm._ctx.kv_cache_seq_rm(1, -1, -1)
-    assert live.adopt_tokens(ids(PROMPT[:9])) is None
+    assert adopt_tokens(live, ids(PROMPT[:9])) is None
     continues(live, PROMPT[:9], logits_of)
 
 
@@ -128,13 +130,13 @@ def test_a_snapshot_of_a_rollback_that_waits_is_that_of_the_state(live, logits_o
     assert live.cut(9)
     record = live.snapshot(new)
     decode(live, PROMPT[20:30])
-    assert live.restore(record, ids(PROMPT[:9])) is None
+    assert restore(live, record, ids(PROMPT[:9])) is None
     continues(live, PROMPT[:9], logits_of)
 
 
 def test_there_is_no_way_back_behind_a_whole_state_that_was_loaded(live, logits_of):
     decode(live, PROMPT[:12])
-    assert live.adopt_tokens(ids(PROMPT[:12])) is None
+    assert adopt_tokens(live, ids(PROMPT[:12])) is None
     assert not live.cut(10)
     continues(live, PROMPT[:12], logits_of)
 

@@ -9,6 +9,7 @@ from llamahybrid.capi.shim import Library
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory import paging
 from llamahybrid.memory.paging import Pager, RangePager
+from llamahybrid.memory.restore import restore
 from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.memory.snapshot import HEADER_BYTES
 
@@ -184,7 +185,7 @@ def test_a_segment_of_another_range_is_refused(live):
     segment = type(segment)(0, 60, segment.record)
     live.empty()
     with pytest.raises(SnapshotError, match="another range"):
-        live.restore(record, np.array(PROMPT, np.int32), [segment], 0)
+        restore(live, record, np.array(PROMPT, np.int32), [segment], 0)
 
 
 # -- through the functions for ranges --------------------------------------------------------------

@@ -9,7 +9,7 @@ from llama_cpp import llama_cpp as native
 
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.paging import seal_segment
-from llamahybrid.memory.restore import apply_plan, recover
+from llamahybrid.memory.restore import apply_plan, recover, restore
 from llamahybrid.prompt_cache.base import Plan
 
 from .conftest import PROMPT, ids, new
@@ -20,7 +20,7 @@ def test_a_restore_goes_back_to_the_very_logits(llm, live):
     record = live.snapshot(new)
     llm.eval([3, 4, 5])
     after = live.row.logits().copy()
-    assert live.restore(record, ids(PROMPT)) is None
+    assert restore(live, record, ids(PROMPT)) is None
     assert live.n == len(PROMPT)
     assert live.row.logits() is None, "logits of another position are not the tip's"
     llm.n_tokens = len(PROMPT)
@@ -35,7 +35,7 @@ def test_attention_that_is_gone_is_not_taken_for_live(llm, live):
     assert "position" in live.fault()
     live.invalidate()
     with pytest.raises(SnapshotError, match="neither live nor stored"):
-        live.restore(record, ids(PROMPT))
+        restore(live, record, ids(PROMPT))
 
 
 def test_memory_that_cannot_be_verified_is_never_restored(open_model):
@@ -44,14 +44,14 @@ def test_memory_that_cannot_be_verified_is_never_restored(open_model):
     live = llm.runner.live
     record = live.snapshot(new)
     with pytest.raises(SnapshotError, match="cannot be verified"):
-        live.restore(record, ids(PROMPT))
+        restore(live, record, ids(PROMPT))
 
 
 def test_a_short_read_is_a_fault(llm, live, monkeypatch):
     record = live.snapshot(new)
     llm.eval([3, 4])
     monkeypatch.setattr(live.native, "load_partial", lambda data: False)
-    assert "read" in live.restore(record, ids(PROMPT))
+    assert "read" in restore(live, record, ids(PROMPT))
     assert live.state.is_invalid
 
 
@@ -59,14 +59,14 @@ def test_a_refused_cut_is_a_fault(llm, live, monkeypatch):
     record = live.snapshot(new)
     llm.eval([3, 4])
     monkeypatch.setattr(live.native, "cut", lambda position: False)
-    assert "refused" in live.restore(record, ids(PROMPT))
+    assert "refused" in restore(live, record, ids(PROMPT))
 
 
 def test_a_restore_over_attention_with_a_hole_is_a_fault(llm, live, lose_cells):
     record = live.snapshot(new)
     llm.eval([3, 4])
     lose_cells(llm.ctx, 2, 5)
-    assert "bytes" in live.restore(record, ids(PROMPT))
+    assert "bytes" in restore(live, record, ids(PROMPT))
     assert live.state.is_invalid
 
 
@@ -76,7 +76,7 @@ def test_a_state_of_another_size_than_its_snapshot_is_a_fault(open_model, monkey
     live = llm.runner.live
     record = live.snapshot(new)
     monkeypatch.setattr(live.native, "state_size", lambda partial: 12)
-    assert "another size" in live.restore(record, ids(PROMPT))
+    assert "another size" in restore(live, record, ids(PROMPT))
 
 
 def test_an_interrupted_restore_leaves_nothing_to_build_on(llm, live, monkeypatch):
@@ -88,7 +88,7 @@ def test_an_interrupted_restore_leaves_nothing_to_build_on(llm, live, monkeypatc
 
     monkeypatch.setattr(live.native, "cut", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        live.restore(record, ids(PROMPT))
+        restore(live, record, ids(PROMPT))
     assert live.state.is_invalid
 
 
@@ -97,7 +97,7 @@ def test_a_range_that_is_missing_is_refused(live):
     live.empty()
     for segments, kept in (([first, last], 0), ([last], 30), ([first], 0)):
         with pytest.raises(SnapshotError, match="neither live nor stored"):
-            live.restore(record, ids(PROMPT), segments, kept)
+            restore(live, record, ids(PROMPT), segments, kept)
 
 
 def test_a_segment_of_another_layout_is_refused(live):
@@ -105,7 +105,7 @@ def test_a_segment_of_another_layout_is_refused(live):
     shorter = seal_segment(segment.record[:-8].copy(), live.fingerprint, ids(PROMPT), 0)
     live.empty()
     with pytest.raises(SnapshotError, match="another layout"):
-        live.restore(record, ids(PROMPT), [shorter], 0)
+        restore(live, record, ids(PROMPT), [shorter], 0)
 
 
 # -- a plan ----------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_a_hybrid_is_never_restored_from_attention_alone(live):
     segment = live.page_out(0, len(PROMPT), new)
     live.empty()
     with pytest.raises(SnapshotError, match="not all of this memory's state"):
-        live.restore(None, ids(PROMPT), [segment], 0)
+        restore(live, None, ids(PROMPT), [segment], 0)
     assert live.n == 0
 
 
@@ -189,21 +189,21 @@ def test_attention_alone_must_be_whole(plain):
     parts = [plain.page_out(0, 20, new), plain.page_out(30, len(PROMPT), new)]
     plain.empty()
     with pytest.raises(SnapshotError, match="neither live nor stored"):
-        plain.restore(None, ids(PROMPT), parts, 0)
+        restore(plain, None, ids(PROMPT), parts, 0)
     assert plain.n == 0
 
 
 def test_a_cut_that_is_refused_before_attention_is_put_back_is_a_fault(plain, monkeypatch):
     segment = plain.page_out(40, len(PROMPT), new)
     monkeypatch.setattr(plain.native, "cut", lambda position: False)
-    assert "before a restore" in plain.restore(None, ids(PROMPT), [segment], 40)
+    assert "before a restore" in restore(plain, None, ids(PROMPT), [segment], 40)
     assert plain.state.is_invalid
 
 
 def test_what_a_pager_misses_afterwards_is_a_fault(plain, monkeypatch):
     segment = plain.page_out(40, len(PROMPT), new)
     monkeypatch.setattr(type(plain.profile.pager), "holds", lambda pager, end: False)
-    assert "not there" in plain.restore(None, ids(PROMPT), [segment], 40)
+    assert "not there" in restore(plain, None, ids(PROMPT), [segment], 40)
     assert plain.state.is_invalid
 
 
@@ -211,5 +211,5 @@ def test_a_restore_from_attention_alone_says_nothing_of_the_row(plain):
     """Nobody knows of what is put back that it is numbers, until a token is decoded behind it."""
     segment = plain.page_out(0, len(PROMPT), new)
     assert plain.row.proves_finite()
-    assert plain.restore(None, ids(PROMPT), [segment], 0) is None
+    assert restore(plain, None, ids(PROMPT), [segment], 0) is None
     assert not plain.row.proves_finite()

@@ -8,6 +8,7 @@ import pytest
 from llamahybrid import Llama
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.errors import DecodeError
+from llamahybrid.memory.adoption import take_over
 from llamahybrid.memory.context import GuardedContext
 
 ONE = [(7 * i + 1) % 200 for i in range(40)]
@@ -123,7 +124,7 @@ def test_what_is_zeroed_for_one_is_known_to_be_gone_for_the_other(filled):
 def test_a_sequence_moves_into_another(filled):
     one, two = filled
     mine = row(two)
-    one.take_over(two)
+    take_over(one, two)
     two.empty()
     assert one.tokens.tolist() == TWO
     assert one.fault() is None

@@ -2,6 +2,8 @@
 
 import pytest
 
+from llamahybrid.memory.restore import restore
+
 from .conftest import PROMPT, ids, new
 
 
@@ -49,7 +51,7 @@ def test_only_a_sequence_that_grew_by_itself_refutes_the_size_rule(llm, live, mo
     if restored:
         record = live.snapshot(new)
         llm.eval([3, 4])
-        assert live.restore(record, ids(PROMPT)) is None
+        assert restore(live, record, ids(PROMPT)) is None
     size = live.native.state_size
     monkeypatch.setattr(live.native, "state_size", lambda partial: size(partial=partial) + (not partial))
     assert live.learn_size_rule() is not restored

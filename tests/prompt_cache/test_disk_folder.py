@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 import time
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 from llamahybrid.errors import FolderRefused
 from llamahybrid.prompt_cache import PromptCache, records
 from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK, old_files, remove_old
+from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK
 
-from .asking import A, C, ask, everything, files, filled
+from .asking import A, ask, everything, files, filled
 
 # -- whose folder it is --------------------------------------------------------------------------------
 
@@ -105,7 +104,6 @@ def test_another_programs_diskcache_is_refused_and_left_as_it_is(folder: Path, c
     for path in folder.glob("*/*/*.val"):
         os.utime(path, (past, past))
     refused(folder, caplog)
-    assert remove_old(folder) == (0, 0)
     with diskcache.Cache(str(folder)) as other:
         assert (len(other[(1, 2, 3)]), len(other["text"])) == (100_000, 100)
 
@@ -115,67 +113,6 @@ def test_another_programs_diskcache_is_refused_before_anything_is_in_it(folder: 
     diskcache.Cache(str(folder)).close()
     folder.chmod(0o700)
     refused(folder, caplog)
-
-
-def old_folder(folder: Path) -> int:
-    """What format 1 left: a diskcache with keys and records of its own; how many."""
-    diskcache = pytest.importorskip("diskcache")
-
-    class Files(diskcache.Disk):
-        def put(self, key):
-            return key, True
-
-        def get(self, key, raw):
-            return key
-
-        def store(self, value, read, key=None):
-            name, path = self.filename()
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            Path(path).write_bytes(value)
-            return len(value), 2, name, None
-
-    with diskcache.Cache(str(folder), disk=Files, eviction_policy="none", cull_limit=0) as cache:
-        for n in range(1, 4):
-            cache[f"{n:032x}-state-{n}-{n}"] = records.MAGIC + b"\1\0" + b"x" * 1000
-    folder.chmod(0o700)
-    return 3
-
-
-def test_records_of_the_format_before_are_left_alone_and_removed_when_asked(folder: Path) -> None:
-    count = old_folder(folder)
-    before = everything(folder)
-    filled(folder)
-    after = everything(folder)
-    assert {name: after[name] for name in before} == before
-    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
-    stranger = folder / "aa" / "bb" / "notes.val"
-    stranger.parent.mkdir(parents=True)
-    stranger.write_text("not a record")
-    assert len(list(old_files(folder))) == count
-    assert remove_old(folder)[0] == count
-    assert sorted(p.name for p in folder.iterdir()) == ["aa", "cache.db", FOLDER]
-    stranger.unlink()
-    assert remove_old(folder) == (0, 0)
-    assert "cache.db" not in os.listdir(folder)
-    assert ask(PromptCache(1 << 24, folder), C).source == "disk"
-
-
-def test_a_folder_of_the_format_before_that_another_program_uses_too_is_refused(folder: Path, caplog) -> None:
-    old_folder(folder)
-    stranger = folder / "aa" / "bb" / "notes.val"
-    stranger.parent.mkdir(parents=True)
-    stranger.write_text("not a record")
-    refused(folder, caplog)
-
-
-def test_a_folder_of_the_format_before_whose_process_was_killed_is_used(folder: Path) -> None:
-    old_folder(folder)
-    rows = sqlite3.connect(folder / "cache.db")
-    rows.execute("UPDATE Cache SET access_count = 1")
-    rows.commit()  # it lies in the log that a killed process leaves
-    assert (folder / "cache.db-wal").stat().st_size
-    assert filled(folder).disk is not None
-    rows.close()
 
 
 def test_versions_lie_side_by_side(folder: Path, monkeypatch) -> None:

@@ -69,7 +69,7 @@ def test_a_state_with_logits_takes_the_place_of_one_without(tmp_path: Path) -> N
     for logits in (None, LOGITS):
         parts = pack("model", SNAPSHOT, len(TOKENS), TOKENS, logits, PAYLOAD)
         head = head_of(parts[0])
-        assert store.commit(store.prepare(head.key, parts), head, TOKENS, lambda: True)
+        assert store.commit(store.records.prepare(head.key, parts), head, TOKENS, lambda: True)
         assert store.records.keys() == [head.key]
     check_integrity(store)
 

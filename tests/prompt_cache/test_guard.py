@@ -192,7 +192,7 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (RamStore, "make_room", lambda c: c.buffer(100)),
     (RamStore, "make_room", lambda c: c.segment_buffer(FakeEngine(c, state=CHAT).view(), 100)),
     (RamStore, "make_room", lambda c: setattr(c, "ram_bytes", 50_000)),
-    (RamStore, "let_go", lambda c: c.release(planned(c))),
+    (RamStore, "release", lambda c: c.release(planned(c))),
     (RamStore, "remove", lambda c: c.drop(next(c.ram.tree.oldest_entries()).checkpoint)),
     (Tree, "trim", lambda c: c.forget(CHAT)),
     (Tree, "remove_segment", lambda c: c.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))),

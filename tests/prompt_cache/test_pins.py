@@ -21,40 +21,40 @@ def entry(position: int = 5) -> Entry:
 
 def test_each_user_counts_until_it_lets_go_once() -> None:
     pins, one, first, second = Pins(), entry(), User(), User()
-    pins.hold(first, one)
-    pins.hold(second, one)
+    pins.use(first, one)
+    pins.use(second, one)
     assert (one.pins, pins.entries()) == (2, {one})
-    assert pins.let_go(first) is one
-    assert pins.let_go(first) is None, "it held nothing any more"
+    assert pins.release(first) is one
+    assert pins.release(first) is None, "it held nothing any more"
     assert (one.pins, pins.entries()) == (1, {one})
-    assert pins.let_go(second) is one
+    assert pins.release(second) is one
     assert (one.pins, pins.entries()) == (0, set())
     check_integrity(pins)
 
 
 def test_a_user_that_is_gone_is_found_once() -> None:
     pins, one, user = Pins(), entry(), User()
-    pins.hold(user, one)
-    assert pins.lost() == []
+    pins.use(user, one)
+    assert pins.release_collected() == []
     del user
     assert pins.entries() == {one}, "nothing happens in the collector"
-    assert pins.lost() == [one]
-    assert (pins.lost(), one.pins) == ([], 0)
+    assert pins.release_collected() == [one]
+    assert (pins.release_collected(), one.pins) == ([], 0)
 
 
 def test_equal_users_are_not_the_same() -> None:
     pins, one, other, first, second = Pins(), entry(), entry(), [User()], User()
-    pins.hold(first[0], one)
-    pins.hold(second, other)
+    pins.use(first[0], one)
+    pins.use(second, other)
     first.clear()  # its address may be another's now
-    assert pins.let_go(User()) is None
-    assert pins.let_go(second) is other
-    assert pins.lost() == [one]
+    assert pins.release(User()) is None
+    assert pins.release(second) is other
+    assert pins.release_collected() == [one]
 
 
 def test_a_miscount_is_noticed() -> None:
     pins, one, user = Pins(), entry(), User()
-    pins.hold(user, one)
+    pins.use(user, one)
     one.pins += 1
     with pytest.raises(AssertionError, match="disagree"):
         check_integrity(pins)

@@ -16,6 +16,7 @@ from llamahybrid.request import answers as answers_module
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request.answers import RANDOM_SEED, Siblings, answer_count, seeds
 from llamahybrid.request.requests import RequestHandle
+from llamahybrid.request.ticket import Ticket
 
 OPTIONS = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}
 WORDS = np.random.default_rng(3).integers(1, 200, 400).tolist()
@@ -468,7 +469,7 @@ def test_a_stream_that_is_given_up_ends_all(hybrid, opened, stock, n_parallel, h
 def test_those_that_nobody_waits_for_are_told_so(hybrid, opened):
     gate = opened(hybrid)._gate
     outer = RequestHandle(gate)
-    handle, tickets = Siblings(gate, outer), [gate.ticket() for _ in range(3)]
+    handle, tickets = Siblings(gate, outer), [Ticket() for _ in range(3)]
     for ticket in tickets[:2]:
         handle.add(ticket)
     assert [(t.leads, t.after) for t in tickets[:2]] == [(True, None), (False, tickets[0])]
@@ -488,7 +489,7 @@ def test_a_stream_that_is_given_up_waits_for_nobody(hybrid, opened):
     stream = llm.create_completion(PROMPT, n=2, seed=40, stream=True, **LONG)
     next(stream)
     until(lambda: len(llm._gate._line) == 1)  # the second answer
-    llm._gate.patience = 600
+    llm._gate.seats.patience = 600
     closing = threading.Thread(target=stream.close)
     closing.start()
     closing.join(20)

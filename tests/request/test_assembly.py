@@ -6,7 +6,7 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.request import assembly
-from llamahybrid.request.assembly import context_shape
+from llamahybrid.request.assembly import ContextShape
 from tests.conftest import SETTINGS
 
 
@@ -22,7 +22,7 @@ from tests.conftest import SETTINGS
     ],
 )
 def test_a_second_sequence_is_there_for_paging_where_a_batch_has_room(caching, paging, options, sequences):
-    assert context_shape(caching, paging, 0, 1, options)[0] == sequences
+    assert ContextShape.of(caching, paging, 0, 1, options).sequences == sequences
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_second_sequence_is_there_for_paging_where_a_batch_has_room(caching, p
     ],
 )
 def test_no_more_planes_than_a_batch_has_room_for(caching, asked, options, planes):
-    assert context_shape(caching, True, asked, 1, options)[1] == planes
+    assert ContextShape.of(caching, True, asked, 1, options).planes == planes
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,16 @@ def test_a_draft_on_a_device_gets_planes_where_they_cannot_be_had_later(
 ):
     monkeypatch.setattr(assembly, "library", lambda: SimpleNamespace(optional=optional))
     draft = SimpleNamespace(num_pred_tokens=6)
-    assert context_shape(True, True, None, 1, {**options, "draft_model": draft})[1] == planes
-    assert context_shape(True, True, None, 1, options)[1] == 0
+    assert ContextShape.of(True, True, None, 1, {**options, "draft_model": draft}).planes == planes
+    assert ContextShape.of(True, True, None, 1, options).planes == 0
 
 
 def test_each_slot_is_a_sequence_and_has_no_planes():
-    assert context_shape(True, True, 8, 4, {}) == (5, 0)
-    assert context_shape(True, False, None, 4, {}) == (4, 0)
+    assert ContextShape.of(True, True, 8, 4, {}) == ContextShape(5, 0)
+    assert ContextShape.of(True, False, None, 4, {}) == ContextShape(4, 0)
     for slots, options in ((0, {}), (4, {"n_batch": 4}), (4, {"n_ubatch": 2})):
         with pytest.raises(ValueError, match="n_parallel"):
-            context_shape(True, True, 0, slots, options)
+            ContextShape.of(True, True, 0, slots, options)
 
 
 def test_the_context_has_the_shape(open_model):

@@ -137,7 +137,7 @@ def test_where_a_batch_cannot_be_stopped_inside_the_next_is_not_begun(llm, monke
         begun.append(llm.runner.live.n)
         llm.cancel()
 
-    monkeypatch.setattr(llm.requests.gate.stop, "arm", lambda on: None)
+    monkeypatch.setattr(llm.requests.gate.seats.stop, "arm", lambda on: None)
     at_batch(llm, monkeypatch, 1, stop)
     with pytest.raises(RequestCancelled):
         greedy(llm, PROMPT)
@@ -174,7 +174,7 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
     monkeypatch.setattr(llm.runner.meter, "costs", lambda: Costs(batch_tokens=BATCH))  # cuts do not vary
     greedy(llm, first)  # its attention is stored, and no checkpoint at 540
     staged = []
-    stage = llm.runner.stage
+    stage = llm.runner.checkpoints.stage
 
     def losing(turn):
         if not staged:
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model,
             staged.extend(turn.staged)
             llm.cancel()
 
-    monkeypatch.setattr(llm.runner, "stage", losing)
+    monkeypatch.setattr(llm.runner.checkpoints, "stage", losing)
     at_batch(llm, monkeypatch, 0, lambda: lose_cells(llm._ctx.ctx, 3, 440))
     with pytest.raises(RequestCancelled):
         greedy(llm, branch)

@@ -55,6 +55,8 @@ GATE = "llamahybrid.request.gate"
     [
         (["__main__", "llamahybrid.llama", GATE], False),
         (["llamahybrid.request.runner", GATE], True),
+        (["llamahybrid.request.checkpoints", GATE], True),
+        (["llamahybrid.request.stoppable", GATE], True),
         (["llamahybrid.memory.sequence", "numpy", GATE], True),
         (["llamahybrid.prompt_cache.tree", "__main__", "llamahybrid.llama", GATE], True),
         (["llamahybrid.speculation.drafts", GATE], True),

@@ -10,9 +10,13 @@ from contextlib import suppress
 import pytest
 
 from llamahybrid.errors import Busy, ModelClosed, RequestCancelled
+from llamahybrid.request import ends, line, seats, step_lock
 from llamahybrid.request import gate as gate_module
-from llamahybrid.request import line
 from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.ticket import Ticket
+
+TRACED = {module.__file__ for module in (gate_module, seats, step_lock, line, ends)}
+"""Where an interrupt may come."""
 
 
 class Tenant:
@@ -73,7 +77,7 @@ def in_thread(function, *args):
 
 def begun(gate, where=None):
     """A ticket that has made a step, in this thread or by `where`."""
-    ticket = gate.ticket()
+    ticket = Ticket()
     (where or (lambda f, *args: f(*args)))(gate.run, ticket, int)
     return ticket
 
@@ -89,17 +93,17 @@ def gets_in(gate):
 def test_another_thread_is_refused_when_it_must_not_wait(gate):
     begun(gate)
     gate.wait = False
-    assert isinstance(in_thread(gate.run, gate.ticket(), int)[1], Busy)
+    assert isinstance(in_thread(gate.run, Ticket(), int)[1], Busy)
 
 
 def test_another_thread_gives_up_when_its_time_is_over(gate):
     begun(gate)
     gate.wait = 0.01
-    assert isinstance(in_thread(gate.run, gate.ticket(), int)[1], Busy)
+    assert isinstance(in_thread(gate.run, Ticket(), int)[1], Busy)
 
 
 def test_another_thread_waits_for_the_end(gate):
-    gate.patience = 60
+    gate.seats.patience = 60
     first, entered = begun(gate), threading.Event()
     thread = threading.Thread(target=lambda: gate.alone(entered.set), daemon=True)
     thread.start()
@@ -110,7 +114,7 @@ def test_another_thread_waits_for_the_end(gate):
 
 
 def test_a_refusal_is_for_those_that_have_not_begun(gate, tenant):
-    gate.wait, gate.patience = False, 0.2
+    gate.wait, gate.seats.patience = False, 0.2
     old = begun(gate)
     new = begun(gate)  # of the same thread
     assert gate.current is new
@@ -119,7 +123,7 @@ def test_a_refusal_is_for_those_that_have_not_begun(gate, tenant):
 
 
 def test_the_same_thread_takes_its_own_place_at_once(gate, tenant):
-    gate.patience = 60
+    gate.seats.patience = 60
     old = begun(gate)
     new = begun(gate)
     gate.run(old, int)
@@ -129,29 +133,29 @@ def test_the_same_thread_takes_its_own_place_at_once(gate, tenant):
 
 
 def test_one_that_nobody_advances_makes_room(gate, tenant):
-    gate.patience = 0.1
+    gate.seats.patience = 0.1
     old = begun(gate)
     assert gets_in(gate)
     assert tenant.of(old) == ["begin", "park"]
 
 
 def test_the_thread_that_made_the_last_step_may_be_dead(gate):
-    gate.patience = 0.1
+    gate.seats.patience = 0.1
     begun(gate, in_thread)
     assert gets_in(gate)
 
 
 def test_a_thread_is_never_taken_for_a_dead_one_of_the_same_ident(gate):
-    gate.patience = 60
+    gate.seats.patience = 60
     ticket = begun(gate, in_thread)
     for _ in range(20):  # idents are given out again
         gate.wait = False
-        assert isinstance(in_thread(gate.run, gate.ticket(), int)[1], Busy)
+        assert isinstance(in_thread(gate.run, Ticket(), int)[1], Busy)
     assert gate.current is ticket
 
 
 def test_who_came_first_goes_first(gate):
-    gate.patience = 60
+    gate.seats.patience = 60
     running, order = begun(gate), []
     threads = []
     for name in "abc":
@@ -168,14 +172,14 @@ def test_who_came_first_goes_first(gate):
 
 def test_a_place_in_the_line_that_nobody_renews_is_void(gate, monkeypatch):
     monkeypatch.setattr(line, "PLACE_EXPIRES", 0.2)
-    gate._line.renew(gate.ticket())  # its thread was interrupted between two lines
+    gate._line.renew(Ticket())  # its thread was interrupted between two lines
     assert gets_in(gate)
 
 
 @pytest.mark.parametrize("ends", ["comes in", "is given up"])
 def test_one_that_comes_after_another_waits_for_it_and_never_stands_before_it(gate, ends):
-    gate.wait, gate.slots, gate.patience = False, 2, 60
-    first, second, stepped = gate.ticket(), gate.ticket(), threading.Event()
+    gate.wait, gate.seats.slots, gate.seats.patience = False, 2, 60
+    first, second, stepped = Ticket(), Ticket(), threading.Event()
     second.after = first
     thread = threading.Thread(target=gate.run, args=(second, stepped.set), daemon=True)
     thread.start()
@@ -189,17 +193,17 @@ def test_one_that_comes_after_another_waits_for_it_and_never_stands_before_it(ga
 
 
 def test_one_that_comes_after_another_is_never_refused(gate):
-    gate.wait, gate.patience = False, 0.2
+    gate.wait, gate.seats.patience = False, 0.2
     first = begun(gate, in_thread)
-    second = gate.ticket()
+    second = Ticket()
     second.after = first
     assert in_thread(gate.run, second, lambda: "in") == ("in", None)
 
 
 def test_one_that_nobody_wants_any_more_leaves_the_line(gate):
-    gate.patience = 600
+    gate.seats.patience = 600
     begun(gate)
-    ticket, raised = gate.ticket(), []
+    ticket, raised = Ticket(), []
 
     def wait():
         try:
@@ -221,7 +225,7 @@ def test_one_that_nobody_wants_any_more_leaves_the_line(gate):
 
 
 def test_steps_never_overlap(gate):
-    gate.patience = 0.0
+    gate.seats.patience = 0.0
     inside, most = [], []
 
     def work():
@@ -231,7 +235,7 @@ def test_steps_never_overlap(gate):
         inside.pop()
 
     def ask():
-        ticket = gate.ticket()
+        ticket = Ticket()
         for _ in range(10):
             gate.run(ticket, work)
         gate.run(ticket, gate.finish, ticket)
@@ -243,7 +247,7 @@ def test_steps_never_overlap(gate):
 
 
 def test_an_operation_inside_a_step_is_part_of_it(gate, tenant):
-    ticket = gate.ticket()
+    ticket = Ticket()
     assert gate.run(ticket, gate.alone, lambda: gate.current is ticket)
     assert tenant.of(ticket) == ["begin"]
 
@@ -251,7 +255,7 @@ def test_an_operation_inside_a_step_is_part_of_it(gate, tenant):
 def test_a_request_cannot_be_advanced_inside_anothers_step(gate):
     old = begun(gate)
     with pytest.raises(RuntimeError, match="inside"):
-        gate.run(gate.ticket(), gate.run, old, int)
+        gate.run(Ticket(), gate.run, old, int)
     assert gets_in(gate)
 
 
@@ -259,7 +263,7 @@ def test_a_request_cannot_be_advanced_inside_anothers_step(gate):
 
 
 def test_a_failing_step_leaves_the_gate_usable(gate):
-    ticket = gate.ticket()
+    ticket = Ticket()
     with pytest.raises(ZeroDivisionError):
         gate.run(ticket, lambda: 1 / 0)
     gate.abandon(ticket)
@@ -273,7 +277,7 @@ def test_a_failing_operation_lets_the_next_thread_in(gate):
 
 
 def test_each_request_is_ended_once(gate, tenant):
-    finished, given_up, parked = gate.ticket(), begun(gate), begun(gate)
+    finished, given_up, parked = Ticket(), begun(gate), begun(gate)
     gate.run(finished, gate.finish, finished)
     for ticket in (finished, given_up, parked, given_up):
         gate.abandon(ticket)
@@ -282,7 +286,7 @@ def test_each_request_is_ended_once(gate, tenant):
 
 
 def test_one_that_never_began_is_not_ended(gate, tenant):
-    gate.abandon(gate.ticket())
+    gate.abandon(Ticket())
     gate.alone(int)
     assert [what for what, _ in tenant.told] == ["begin", "end"]
 
@@ -331,10 +335,10 @@ def test_a_cancel_of_one_that_lost_its_place_waits_for_it(gate):
     old, new = begun(gate), begun(gate)
     gate.cancel(old)
     gate.run(new, gate.check)
-    assert not gate.stop.requested
+    assert not gate.seats.stop.requested
     with pytest.raises(RequestCancelled):
         gate.run(old, gate.check)
-    assert gate.stop.requested, "native code that runs for it would not be stopped"
+    assert gate.seats.stop.requested, "native code that runs for it would not be stopped"
 
 
 def test_a_cancel_of_one_that_is_over_ends_nobody_else(gate):
@@ -347,7 +351,7 @@ def test_a_cancel_of_one_that_is_over_ends_nobody_else(gate):
 
 def test_closing_waits_for_the_step_and_ends_what_is_left(gate, tenant):
     inside, go_on, closed = threading.Event(), threading.Event(), []
-    ticket = gate.ticket()
+    ticket = Ticket()
 
     def work():
         inside.set()
@@ -380,12 +384,12 @@ def test_closing_waits_for_the_step_and_ends_what_is_left(gate, tenant):
 
 
 def test_nobody_waits_for_a_closed_gate(gate):
-    gate.patience = 60
+    gate.seats.patience = 60
     ticket, raised = begun(gate), []
 
     def wait():
         with pytest.raises(ModelClosed):
-            gate.run(gate.ticket(), int)
+            gate.run(Ticket(), int)
         raised.append(True)
 
     waiter = threading.Thread(target=wait)
@@ -408,17 +412,17 @@ def test_it_cannot_be_closed_from_inside_a_step(gate):
 
 
 def test_as_many_are_in_as_there_are_slots(gate, tenant):
-    gate.slots = 2
+    gate.seats.slots = 2
     one, two = begun(gate), begun(gate, in_thread)
     assert gate.seated == [one, two]
     assert gate.run(one, lambda: gate.current is one)
     assert tenant.of(one)[:2] == ["switch", "begin"]
     gate.wait = False
     with pytest.raises(Busy):
-        in_thread_raising(gate.run, gate.ticket(), int)
+        in_thread_raising(gate.run, Ticket(), int)
     gate.run(one, gate.finish, one)
     assert gate.seated == [two]
-    assert in_thread(gate.run, gate.ticket(), lambda: "in") == ("in", None)
+    assert in_thread(gate.run, Ticket(), lambda: "in") == ("in", None)
 
 
 def in_thread_raising(function, *args):
@@ -429,14 +433,14 @@ def in_thread_raising(function, *args):
 
 @pytest.mark.parametrize("take_its_place", [True, False])
 def test_who_was_given_up_is_ended_where_it_is_seated(gate, tenant, take_its_place):
-    gate.slots = 2
+    gate.seats.slots = 2
     one, two = begun(gate), begun(gate)
     one.over = True  # and no word was left: an interrupt came between
     tenant.told.clear()
     if take_its_place:
         begun(gate)
     else:
-        gate.patience = 0
+        gate.seats.patience = 0
         assert gate.run(two, gate.make_way, two)
     told = [what for what in tenant.told if what[0] in ("switch", "end")]
     assert told.index(("end", one)) == told.index(("switch", one)) + 1
@@ -444,21 +448,21 @@ def test_who_was_given_up_is_ended_where_it_is_seated(gate, tenant, take_its_pla
 
 
 def test_one_that_needs_the_whole_context_waits_for_all(gate):
-    gate.slots, gate.wait = 3, False
+    gate.seats.slots, gate.wait = 3, False
     one, two = begun(gate), begun(gate)
-    whole = gate.ticket()
+    whole = Ticket()
     whole.whole = True
     assert isinstance(in_thread(gate.run, whole, int)[1], Busy)
     for ticket in (one, two):
         gate.run(ticket, gate.finish, ticket)
     assert in_thread(gate.run, whole, lambda: "alone") == ("alone", None)
-    assert isinstance(in_thread(gate.run, gate.ticket(), int)[1], Busy)
+    assert isinstance(in_thread(gate.run, Ticket(), int)[1], Busy)
     gate.finish(whole)
-    assert in_thread(gate.run, gate.ticket(), lambda: "in") == ("in", None)
+    assert in_thread(gate.run, Ticket(), lambda: "in") == ("in", None)
 
 
 def test_others_step_while_one_steps_aside(gate):
-    gate.slots = 2
+    gate.seats.slots = 2
     one, two = begun(gate), begun(gate, in_thread)
     seen = []
 
@@ -475,17 +479,17 @@ def test_who_is_interrupted_ends_what_native_code_does_for_it_alone(gate):
 
     def step():
         gate.stop_native()
-        before = gate.stop.requested
-        gate.stop.arm(True)
+        before = gate.seats.stop.requested
+        gate.seats.stop.arm(True)
         gate.stop_native()
-        gate.stop.arm(False)
-        return before, gate.stop.requested
+        gate.seats.stop.arm(False)
+        return before, gate.seats.stop.requested
 
     assert gate.run(one, step) == (False, True), "a batch of several is never armed"
 
 
 def test_however_the_wait_ends_the_step_has_its_place_back(gate):
-    gate.slots = 2
+    gate.seats.slots = 2
     one = begun(gate)
 
     def interrupted():
@@ -503,11 +507,11 @@ def test_however_the_wait_ends_the_step_has_its_place_back(gate):
 
 
 def test_a_lock_that_an_interrupted_thread_left_is_replaced(gate):
-    gate.patience = 0.1
+    gate.seats.patience = 0.1
     done, left = threading.Event(), threading.Event()
 
     def leave_it():
-        gate._work.acquire()
+        gate._lock.acquire()
         left.set()
         done.wait(20)
 
@@ -520,34 +524,11 @@ def test_a_lock_that_an_interrupted_thread_left_is_replaced(gate):
 
 
 def test_a_lock_that_this_thread_left_is_not_taken_for_a_step(gate):
-    gate._work.acquire()
+    gate._lock.acquire()
     assert not gate.nested()
-    gate._work.acquire()
+    gate._lock.acquire()
     assert begun(gate)
     assert gets_in(gate)
-
-
-def test_one_look_at_a_lock_that_others_hold_replaces_nothing(gate, monkeypatch):
-    """Between two looks its owner may have left, and somebody come."""
-    done, held = threading.Event(), threading.Event()
-
-    def hold():
-        gate._work.acquire()
-        held.set()
-        done.wait(20)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(20)
-    lock = gate._work
-    gate._heal()
-    gate._heal()  # at once: no second look yet
-    assert gate._work is lock
-    time.sleep(gate_module.POLL)
-    gate._heal()
-    assert gate._work is not lock
-    done.set()
-    thread.join(20)
 
 
 def test_a_request_that_comes_back_is_in_for_those_that_do_not_wait(gate, tenant, monkeypatch):
@@ -559,18 +540,18 @@ def test_a_request_that_comes_back_is_in_for_those_that_do_not_wait(gate, tenant
     thread.start()
     assert resuming.wait(20)
     gate.wait = False
-    outcome = in_thread(gate.run, gate.ticket(), int)
+    outcome = in_thread(gate.run, Ticket(), int)
     go_on.set()
     thread.join(20)
     assert isinstance(outcome[1], Busy)
 
 
 def lines_of(function):
-    """How many lines of the gate it runs."""
+    """How many lines of the gate and its parts it runs."""
     count = []
 
     def trace(frame, event, arg):
-        if frame.f_code.co_filename != gate_module.__file__:
+        if frame.f_code.co_filename not in TRACED:
             return None
         if event in ("line", "return"):
             count.append(1)
@@ -585,11 +566,11 @@ def lines_of(function):
 
 
 def interrupted(function, number):
-    """Run it with a KeyboardInterrupt at line `number` of the gate."""
+    """Run it with a KeyboardInterrupt at line `number` of them."""
     left = [number]
 
     def trace(frame, event, arg):
-        if frame.f_code.co_filename != gate_module.__file__:
+        if frame.f_code.co_filename not in TRACED:
             return None
         if event in ("line", "return"):
             left[0] -= 1
@@ -607,7 +588,7 @@ def interrupted(function, number):
 
 
 def whole_request(gate):
-    ticket = gate.ticket()
+    ticket = Ticket()
     try:
         gate.run(ticket, int)
         gate.run(ticket, int)
@@ -633,9 +614,10 @@ def a_wait(gate):
 
 @pytest.mark.parametrize("deed", [whole_request, overtaken_request, a_wait])
 def test_an_interrupt_at_any_line_shuts_nobody_out(deed, monkeypatch):
-    monkeypatch.setattr(gate_module, "PATIENCE", 0.02)
+    monkeypatch.setattr(seats, "PATIENCE", 0.02)
     monkeypatch.setattr(line, "PLACE_EXPIRES", 0.04)
-    monkeypatch.setattr(gate_module, "POLL", 0.02)
+    for module in (gate_module, step_lock, line):
+        monkeypatch.setattr(module, "POLL", 0.02)
 
     def fresh():
         return RequestGate(True, Tenant())
@@ -651,15 +633,16 @@ def test_an_interrupt_at_any_line_shuts_nobody_out(deed, monkeypatch):
         gate = fresh()
         interrupted(lambda gate=gate: deed(gate), number)
         gate.wait = False
-        time.sleep(0.05)  # longer than its patience, and than a place in the line is believed
-        if not any(gets_in(gate) or time.sleep(0.02) for _ in range(5)):
+        # Longer than its patience, and than a place in the line is believed.
+        if not any(gets_in(gate) or time.sleep(0.02) for _ in range(8)):
             shut_out.append(-number)
     assert count > 20
     assert not shut_out
 
 
 def test_an_interrupt_at_any_line_of_a_step_aside_ends_it_in_its_own_place(monkeypatch):
-    monkeypatch.setattr(gate_module, "POLL", 0.02)
+    for module in (gate_module, step_lock, line):
+        monkeypatch.setattr(module, "POLL", 0.02)
 
     class Strict(Tenant):
         def end(self, ticket):
@@ -668,7 +651,7 @@ def test_an_interrupt_at_any_line_of_a_step_aside_ends_it_in_its_own_place(monke
 
     def fresh():
         made = RequestGate(True, Strict())
-        made.slots = 2
+        made.seats.slots = 2
         return made
 
     def another(other):
@@ -682,7 +665,7 @@ def test_an_interrupt_at_any_line_of_a_step_aside_ends_it_in_its_own_place(monke
 
     def deed():
         other = begun(gate, in_thread)
-        ticket = gate.ticket()
+        ticket = Ticket()
         try:
             gate.run(ticket, aside, ticket, other)
         finally:

@@ -298,7 +298,7 @@ def test_a_thread_that_dies_in_the_middle_of_a_stream(hybrid, opened):
 
     for _ in range(3):
         together(die)
-    llm._gate.patience = 0.05
+    llm._gate.seats.patience = 0.05
     assert ask(llm, WORDS[:70]) == stock(WORDS[:70])
     assert [next(left[0]), *islice(left[0], 2)] == stock(WORDS[:50], 4)[1:]
 

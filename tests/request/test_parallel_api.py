@@ -97,7 +97,7 @@ def test_a_completion_that_is_cancelled_while_it_waits_to_come_back_says_so(hybr
     with llm.request() as handle:
         stream = llm.create_completion(WORDS[:50], stream=True, **{**SAMPLED, "max_tokens": 100})
     first = next(stream)
-    llm._gate.patience = 0
+    llm._gate.seats.patience = 0
     together(*(lambda i=i: [llm._gate.alone(int), ask(llm, WORDS[i : i + 30])] for i in range(2)))
     ask(llm, WORDS[:20])  # its own thread wants something else
     others = [llm.generate(WORDS[i : i + 30], temp=0.0) for i in range(2)]

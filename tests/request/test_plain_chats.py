@@ -18,7 +18,7 @@ from llamahybrid import Llama, PromptCache
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.memory import paging
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
-from llamahybrid.request import runner
+from llamahybrid.request import checkpoints
 from llamahybrid.request.runner import MOST_RESTORES
 from tests.lab.integrity import check_integrity
 
@@ -213,7 +213,7 @@ def test_another_process_finds_what_part_of_a_chat_it_shares(
 def test_of_a_long_chat_only_what_is_shared_is_read(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
+    monkeypatch.setattr(checkpoints, "SEGMENT_TOKENS", 32)
     first = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
     asked(first, models, ONE)
     first.close()
@@ -229,7 +229,7 @@ def test_of_a_long_chat_only_what_is_shared_is_read(
 def test_of_a_stored_chat_as_much_is_read_as_fits(
     llama: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
-    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
+    monkeypatch.setattr(checkpoints, "SEGMENT_TOKENS", 32)
     first = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
     asked(first, llama, ONE)
     first.close()
@@ -373,7 +373,7 @@ def test_the_budget_is_kept_and_what_fits_serves(models: Models, chats_that_fit:
 def test_of_a_chat_that_does_not_fit_its_beginning_serves(
     llama: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "SEGMENT_TOKENS", 32)
+    monkeypatch.setattr(checkpoints, "SEGMENT_TOKENS", 32)
     llm = llama.open()
     layout = llm.runner.live.profile.pager.layout
     llm.prompt_cache.ram_bytes = 3 * (layout.size(32) + 96) + 4000

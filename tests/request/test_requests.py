@@ -182,7 +182,7 @@ def test_one_with_tokens_sent_into_it_is_not_guessed_at(opened, model):
 def test_streams_on_the_threads_of_a_pool(opened, model, fresh, workers):
     """As servers do it: every `next` runs on whichever worker is idle."""
     llm = opened(model)
-    llm.requests.gate.patience = 0.05
+    llm.requests.gate.seats.patience = 0.05
     prompts = [words(seed) for seed in range(4)]
     streams = [llm.generate(p, temp=0.0) for p in prompts]
     with ThreadPoolExecutor(workers) as pool:
@@ -196,7 +196,7 @@ def test_streams_on_the_threads_of_a_pool(opened, model, fresh, workers):
 
 def test_a_stream_whose_thread_died_does_not_shut_others_out(opened, model, fresh):
     llm = opened(model)
-    llm.requests.gate.patience = 0.05
+    llm.requests.gate.seats.patience = 0.05
     kept = []
 
     def begin():
@@ -226,7 +226,7 @@ def test_a_bad_token_shuts_nobody_out(opened, model, fresh, bad):
 def test_a_request_is_only_ended_in_its_turn(opened, model, fresh, monkeypatch):
     """Streams that others overtake are dropped by a second thread while the first one works."""
     llm = opened(model)
-    llm.requests.gate.patience = 0.0
+    llm.requests.gate.seats.patience = 0.0
     end, outside = llm.runner.end, []
 
     def watched(turn):
@@ -424,7 +424,7 @@ def test_a_stream_that_is_forgotten_while_it_waits_goes_on_and_is_not_stored(ope
 def test_a_chat_handler_has_the_model_to_itself(opened, model):
     """It resets, evaluates piece by piece and completes what is there; a stream goes on meanwhile."""
     llm = opened(model)
-    llm.requests.gate.patience = 0.0
+    llm.requests.gate.seats.patience = 0.0
     pieces, seen = [words(1, 20), words(3, 20)], []
 
     def handler(*, llama, **_):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.errors import RequestCancelled
 from llamahybrid.memory.costs import LARGE_BATCH, CostMeter
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.placement import prefill_cuts
@@ -136,9 +135,9 @@ def test_nothing_is_stored_where_a_prefill_refutes_the_size_rule(open_model, mon
 def checkpoints(llm, monkeypatch):
     """Where the runner takes checkpoints from now on."""
     runner, taken = llm.runner, []
-    checkpoint = runner.checkpoint
+    checkpoint = runner.checkpoints.checkpoint
     monkeypatch.setattr(
-        runner, "checkpoint", lambda *a, **k: taken.append(runner.live.n) or checkpoint(*a, **k)
+        runner.checkpoints, "checkpoint", lambda *a, **k: taken.append(runner.live.n) or checkpoint(*a, **k)
     )
     return taken
 
@@ -208,77 +207,6 @@ def test_an_answer_is_not_stored_once_its_memory_is_known_to_defy_proof(open_mod
     assert llm.prompt_cache.stats().entries == stored
 
 
-def test_what_a_cancelled_prompt_had_staged_is_stored(open_model, monkeypatch):
-    llm = open_model()
-    stage = llm.runner.stage
-    monkeypatch.setattr(llm.runner, "stage", lambda turn: stage(turn) or llm.cancel())
-    with pytest.raises(RequestCancelled):
-        take(llm, ONE)
-    assert llm.last_request.checkpoints == llm.prompt_cache.stats().entries == 1
-
-
-def test_what_does_not_fit_is_not_counted(open_model):
-    llm = open_model()
-    llm.prompt_cache.ram_bytes = 0
-    take(llm, ONE, 3)
-    assert llm.last_request.checkpoints == 0
-
-
-def test_attention_is_stored_once_a_request_is_over(open_model):
-    llm = open_model()
-    take(llm, ONE)
-    assert llm.prompt_cache.stats().segments > 0
-
-
-def test_a_repeated_prompt_is_not_stored_again(open_model):
-    llm = open_model()
-    for _ in range(2):
-        take(llm, ONE)
-    assert llm.last_request.cached == len(ONE)
-    assert llm.last_request.checkpoints == 0
-
-
-@pytest.mark.parametrize("spoil", ["invalidate", "opaque", "empty"])
-def test_nothing_is_stored_of_what_is_not_known(open_model, spoil):
-    llm = open_model()
-    stream = llm.generate(ONE, temp=0.0)
-    for _ in range(20):
-        next(stream)
-    live = llm.runner.live
-    before = llm.prompt_cache.stats()
-    if spoil == "opaque":
-        live.state.ids[100] = -5
-    else:
-        getattr(live, spoil)()
-    llm.runner.save_tip()
-    stream.close()
-    after = llm.prompt_cache.stats()
-    assert (after.entries, after.segments, after.extra["tokens"]) == (
-        before.entries,
-        before.segments,
-        before.extra["tokens"],
-    )
-
-
-@pytest.mark.parametrize("name", ["snapshot", "page_out"])
-def test_a_request_goes_on_where_nothing_can_be_saved(open_model, monkeypatch, name):
-    llm, fresh = open_model(), open_model()
-    monkeypatch.setattr(llm.runner.live, name, lambda *_, **__: None)
-    assert take(llm, TWO, 5) == take(fresh, TWO, 5)
-    assert take(llm, [*TWO, 3], 5) == take(fresh, [*TWO, 3], 5)
-
-
-def test_a_checkpoint_of_tokens_that_are_gone_is_not_stored(open_model):
-    llm = open_model()
-    take(llm, ONE)
-    runner, stored = llm.runner, llm.prompt_cache.stats().entries
-    runner.stage(llm.requests.last)
-    runner.live.empty()
-    runner.admit_staged(llm.requests.last)
-    assert llm.prompt_cache.stats().entries == stored
-    assert llm.requests.last.staged == []
-
-
 def test_a_tip_that_a_few_tokens_are_added_to_is_not_stored(open_model):
     llm = open_model()
     chat = ONE + take(llm, ONE, 21)[:20]
@@ -336,13 +264,6 @@ def test_a_state_is_copied_once(open_model, monkeypatch):
     assert len(set(copied)) == len(copied) > 3
 
 
-def test_the_copy_before_a_batch_always_goes_into_the_same_memory(open_model):
-    buffer = open_model().runner._batch_buffer
-    first = buffer(10)
-    assert buffer(10) is first
-    assert buffer(20).nbytes == 20
-
-
 # -- what is let go --------------------------------------------------------------------------------
 
 
@@ -375,21 +296,6 @@ def test_a_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_m
     asked = [*ONE[:50], 3]
     assert take(llm, asked, 4) == take(fresh, asked, 4)
     assert llm.last_request.cached == 0
-
-
-def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_model, monkeypatch):
-    llm = open_model("llama")
-    monkeypatch.setattr(llm.runner.live, "snapshot", lambda _: pytest.fail("it was copied"))
-    monkeypatch.setattr(Boundaries, "find", lambda *_: pytest.fail("nothing is cut there"))
-    assert len(take(llm, TWO, 3)) == 3
-
-
-def test_memory_is_not_copied_before_a_single_token(open_model, monkeypatch):
-    llm = open_model()
-    take(llm, ONE)
-    monkeypatch.setattr(llm.runner.live, "snapshot", lambda *_, **__: pytest.fail("it was copied"))
-    llm.eval([5])
-    assert llm.n_tokens == len(ONE) + 1
 
 
 def test_other_tokens_in_the_place_of_ours_are_noticed(open_model):
@@ -460,7 +366,7 @@ class Noting(CostMeter):
 
 def test_what_a_request_took_is_measured(open_model):
     llm = open_model(n_batch=128)
-    llm.runner.meter = meter = Noting(128)
+    llm.runner.measure_with(meter := Noting(128))
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
     assert len(meter.saves) == llm.last_request.checkpoints == 2
@@ -481,7 +387,7 @@ def test_what_a_request_took_is_measured(open_model):
 
 def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
     llm = open_model(n_batch=64)
-    llm.runner.meter = meter = Noting(64)
+    llm.runner.measure_with(meter := Noting(64))
     take(llm, ONE)
     large = [b - a for a, b in itertools.pairwise([0, *range(64, len(ONE), 64), len(ONE)]) if b - a >= 64]
     assert 1 <= len(meter.large()) <= len(large)
@@ -492,7 +398,7 @@ def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
 def test_the_naive_twin_runs_under_the_runner(open_model, arch):
     """The runner asks for nothing that is not of the abstract cache, and both give it the same."""
     ours, twin = open_model(arch), open_model(arch)
-    twin.runner.cache = NaivePromptCache()
+    twin.runner.cache = twin.runner.checkpoints.cache = NaivePromptCache()
     for prompt in (ONE, [*ONE, 3], TWO, [*ONE[:60], *TWO], ONE):
         assert take(twin, prompt, 4) == take(ours, prompt, 4)
         assert twin.last_request.cached == ours.last_request.cached
@@ -510,7 +416,7 @@ class Knowing(Noting):
 def test_what_the_first_batches_measure_decides_the_cuts_near_the_end(open_model):
     """Planned before anything is known, cut as by somebody who knew: later than the batch that told."""
     llm = open_model(n_batch=64, n_ctx=1024)
-    llm.runner.meter = meter = Knowing(64)
+    llm.runner.measure_with(meter := Knowing(64))
     prompt = (ONE * 8)[:600]
     take(llm, prompt)
     plan, schedule = llm.requests.last.plan, llm.requests.last.schedule

@@ -10,6 +10,7 @@ import pytest
 from llamahybrid.capi.shim import library
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.restore import restore
 from llamahybrid.prompt_cache.base import Costs
 from tests.memory.conftest import decode, ids, new
 
@@ -113,7 +114,7 @@ def test_planes_go_before_a_snapshot_is_taken(open_model):
     assert live.planes.count == 0
     decode(live, PROMPT[18:20])
     assert live.planes.grow(4)
-    assert live.restore(record, ids(PROMPT[:18])) is None
+    assert restore(live, record, ids(PROMPT[:18])) is None
     assert live.planes.count == 0
 
 

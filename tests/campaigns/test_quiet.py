@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import sys, llamahybrid, llama_cpp
 if sys.argv[1] == "quiet":
-    from llamahybrid.evaluate.quiet import silence
+    from tests.lab.quiet import silence
     silence()
 llama_cpp.llama_model_load_from_file(b"/nowhere", llama_cpp.llama_model_default_params())
 """

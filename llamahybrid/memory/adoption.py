@@ -1,0 +1,75 @@
+"""Adoption: content that others put into context memory is taken for what a live sequence holds.
+
+Others are chat handlers that decode natively (images), whole states that were loaded, other sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from llamahybrid.memory import verification
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.state import unknown_ids
+
+
+def adopt_native(live: LiveSequence, n: int) -> bool:
+    """Take content that other code decoded as an opaque range [live.n, n); False if it is not there.
+
+    `n` counts positions, as chat handlers set `n_tokens` after an image (M-RoPE images take fewer
+    positions than cells, so the size rule starts anew from what is measured).
+    """
+    state = live.state
+    if state.is_invalid or n > live.capacity:
+        return False
+    if not state.n <= live.native.positions()[1] < n:
+        return False
+    for i in range(state.n, n):
+        state.ids[i] = next(unknown_ids)
+    state.lag = n - 1 - live.native.positions()[1]
+    state.n = n
+    live.planes.invalidate()
+    state.row_covers_tip = False
+    state.grown = False
+    state.extra_bytes = verification.extra_bytes(live.native, live.profile, n)
+    state.tip_logits = False
+    live.recount()
+    return True
+
+
+def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer]) -> str | None:
+    """Take `ids` for what is live after a whole state was loaded; the fault if memory disagrees.
+
+    Ids below zero stand for opaque content, whose cells are taken as they are.
+    """
+    state = live.state
+    state.replace_tokens(ids)
+    live.planes.invalidate()
+    state.grown = False
+    state.extra_bytes = 0
+    if state.opaque:
+        state.extra_bytes = verification.extra_bytes(live.native, live.profile, state.n)
+    else:
+        state.lag = 0
+    state.tip_logits = False
+    live.recount()
+    fault = live.fault()
+    if fault:
+        live.empty()
+    return fault
+
+
+def take_over(live: LiveSequence, other: LiveSequence) -> None:
+    """What another sequence of this context holds is this one's from now on; nothing, if that fails."""
+    live.empty()
+    row = other.row.logits()
+    logits = None if row is None else row.copy()
+    if other.state.is_invalid or not other.n:
+        return
+    live.invalidate()
+    live.native.copy_from(other.native.seq)
+    live.state.take_over(other.state)
+    if live.fault() is not None:
+        live.empty()
+    elif logits is not None:
+        live.row.put(logits)

@@ -1,0 +1,110 @@
+"""Checkpoints: what a schedule asks for is taken from the live sequence and handed to the cache."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+from functools import partial
+
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.prompt_cache.base import BasePromptCache, LiveState, LiveView, Logits, clipped
+from llamahybrid.request.request import Request
+from llamahybrid.request.schedule import Action, Actions
+
+SEGMENT_TOKENS = 1024
+"""Where attention is all of the state, any part of a chat is of use: such pieces are stored and read."""
+
+
+class Checkpoints:
+    """Those of one live sequence."""
+
+    def __init__(self, live: LiveSequence, cache: BasePromptCache, meter: CostMeter) -> None:
+        self.known = LiveState(lambda: live.tokens)
+        """What the cache follows of it, and whether that is forgotten meanwhile."""
+        self._live = live
+        self.cache = cache
+        self.meter = meter
+
+    def view(self, reuse_limit: int | None = None) -> LiveView:
+        """The live sequence as the cache needs to know it."""
+        return replace(self._live.view(reuse_limit), state=self.known)
+
+    def carry_out(
+        self, actions: Actions, request: Request | None = None, *, deep: bool = True, after: int = 0
+    ) -> None:
+        """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`.
+
+        `after`: no attention before that is to be stored.
+        """
+        row = self._live.row
+        for action in actions:
+            match action:
+                case Action.STAGE if request is not None:
+                    self.stage(request)
+                case Action.ADMIT_STAGED if request is not None:
+                    self.admit_staged(request)
+                case Action.CHECKPOINT:
+                    self.checkpoint(request, deep=deep)
+                case Action.CHECKPOINT_IF_FINITE if row.proves_finite():
+                    self.checkpoint(request, deep=deep)
+                case Action.CHECKPOINT_WITH_LOGITS:
+                    logits = row.logits()
+                    self.checkpoint(request, None if logits is None else logits.copy())
+                case Action.REMEMBER:
+                    self.cache.remember(self._live.identity.namespace, self._live.tokens.copy(), self.known)
+                case Action.PAGE_OUT:
+                    self.page_out(deep=deep, after=after)
+
+    def checkpoint(self, request: Request | None, logits: Logits | None = None, *, deep: bool = True) -> bool:
+        """Take and store a checkpoint at the tip; False if it cannot be proven or does not fit."""
+        clock = time.perf_counter()
+        record = self._live.checkpoint(self.cache.buffer, deep=deep)
+        if record is None:
+            return False
+        position = self._live.n
+        stored = self.cache.admit(self.view(), position, record, logits)
+        self.meter.saved(record.nbytes, time.perf_counter() - clock)
+        if request is not None and stored:
+            request.schedule.stored(position)
+            request.checkpoints += 1
+        return stored
+
+    def stage(self, request: Request) -> None:
+        """Copy the tip's state, and keep the copy back until the prompt is proven (`admit_staged`)."""
+        clock = time.perf_counter()
+        record = self._live.snapshot(self.cache.buffer, deep=False)
+        if record is not None:
+            request.staged.append((self._live.n, record))
+            self.meter.saved(record.nbytes, time.perf_counter() - clock)
+
+    def admit_staged(self, request: Request) -> None:
+        """Hand this prefill's checkpoints to the cache."""
+        if request.staged:
+            view = self.view()
+            for position, record in request.staged:
+                if position <= len(view.tokens) and (view.tokens[:position] >= 0).all():
+                    request.checkpoints += self.cache.admit(view, position, record)
+            request.staged.clear()
+
+    def page_out(self, *, deep: bool, after: int = 0) -> None:
+        """Store the attention that the live sequence's checkpoints need, where it is not stored yet.
+
+        `after`: none before that.
+        """
+        view = self.view()
+        ranges = clipped(self.cache.missing(view), len(view.tokens), after)
+        if view.attention_is_all:
+            ranges = [piece for start, end in ranges for piece in _pieces(start, end)]
+        for start, end in ranges:
+            segment = self._live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
+            if segment is None or not self.cache.store_segment(view, segment):
+                break
+        self.cache.queue_writes(view)
+
+
+def _pieces(start: int, end: int) -> list[tuple[int, int]]:
+    """[start, end) in pieces of `SEGMENT_TOKENS`, wherever it starts."""
+    borders = range(start - start % SEGMENT_TOKENS + SEGMENT_TOKENS, end, SEGMENT_TOKENS)
+    return list(itertools.pairwise((start, *borders, end)))

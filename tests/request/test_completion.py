@@ -1,0 +1,56 @@
+"""What a call names its parameters, and what becomes of a completion's end."""
+
+import llama_cpp
+import pytest
+
+from llamahybrid import Llama, RequestCancelled
+from llamahybrid.request.completion import arguments
+
+WORDS = "When does the boat leave? " * 4
+
+
+@pytest.fixture
+def llm(tiny_model):
+    made = Llama(str(tiny_model("qwen35")), n_ctx=512, n_threads=1, verbose=False)
+    yield made
+    made.close()
+
+
+def test_arguments_are_named_as_upstream_names_them_and_self_is_left_out():
+    named = arguments(llama_cpp.Llama.create_completion)
+    assert named("a prompt", max_tokens=3) == {"prompt": "a prompt", "max_tokens": 3}
+    with pytest.raises(TypeError):
+        named("a prompt", nonsense=1)
+
+
+def test_a_users_criteria_are_asked_and_his_options_stay_his(llm):
+    asked = []
+    criteria = llama_cpp.StoppingCriteriaList([lambda ids, scores: bool(asked.append(len(ids)))])
+    llm.create_completion(WORDS, max_tokens=4, stopping_criteria=criteria)
+    assert len(asked) >= 3
+    assert len(criteria) == 1
+
+
+def test_a_completion_that_is_cancelled_ends_with_its_text_and_says_so(llm):
+    chunks = []
+    for chunk in llm.create_completion(WORDS, max_tokens=64, stream=True):
+        chunks.append(chunk)
+        if len(chunks) == 3:
+            llm.cancel()
+    assert chunks[-1]["choices"][0]["finish_reason"] == "cancelled"
+    assert llm.last_request.cancelled
+
+
+def test_tokens_that_are_generated_raise_instead(llm):
+    stream = llm.generate([1, 2, 3], temp=0.0)
+    next(stream)
+    llm.cancel()
+    with pytest.raises(RequestCancelled):
+        next(stream)
+    assert llm.last_request.generated == 1
+
+
+def test_what_is_decoded_ahead_is_there(llm):
+    llm.warm(WORDS)
+    llm.create_completion(WORDS, max_tokens=1)
+    assert llm.last_request.left == 0
