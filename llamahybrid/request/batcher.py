@@ -18,17 +18,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llamahybrid.errors import DecodeError, LlamaHybridError
+from llamahybrid.errors import DecodeError
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.job import BatchLost, Job
 from llamahybrid.request.line import POLL
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
-    from llamahybrid.request.runner import RequestRunner
     from llamahybrid.request.slots import Slots
 
 PIECE_STEPS = 16
@@ -44,46 +45,6 @@ GRACE_SHARE = 0.25
 
 GRACE_SECONDS = 2e-3
 """and at least this long."""
-
-
-class BatchLost(LlamaHybridError):
-    """A token was not decoded with those of others, or nobody knows; its own request has to see to it."""
-
-
-class NoRoom(BatchLost):
-    """Cells ran out, and older requests go on first: this one gives its own back, and waits."""
-
-
-class Job:
-    """One token of an answer that waits to be decoded."""
-
-    def __init__(self, ticket: Ticket, live: LiveSequence, token: int) -> None:
-        self.ticket = ticket
-        self.slot = ticket.slot
-        self.live = live
-        self.token = token
-        self.position = live.n
-        self.done = False
-        self.error: Exception | None = None
-        self.bell = threading.Lock()
-        self.bell.acquire()
-
-    @property
-    def stands(self) -> bool:
-        """Its request waits for it, and the sequence is still what it was."""
-        ticket, live = self.ticket, self.live
-        waits = ticket.inside and not ticket.over and ticket.slot is self.slot
-        return bool(waits) and live.n == self.position and not live.state.is_invalid
-
-    def end(self, error: Exception | None = None) -> None:
-        """It was decoded, or it cannot be."""
-        self.done, self.error = True, error
-        self.ring()
-
-    def ring(self) -> None:
-        """Wake who waits for it."""
-        with suppress(RuntimeError):  # it rings already
-            self.bell.release()
 
 
 class Batcher:
@@ -103,9 +64,6 @@ class Batcher:
 
         `merges`: tokens of several sequences may be in one batch.
         """
-        self._cells = cells or 0
-        self._bounded = cells is not None
-        self._slots = slots
         self._shared = shared
         shared.interrupted = gate.stop_native
         self._gate = gate
@@ -117,9 +75,8 @@ class Batcher:
         """Requests in their answer, and how long each was away after its last token."""
         self._prompts: deque[Ticket] = deque()
         """Requests that decode their prompt: the first does, the others wait for its checkpoints."""
+        self.cells = Cells(shared, gate, slots, cells, self._answering, self._prompts)
         self._bells: dict[Ticket, threading.Lock] = {}
-        self._short: dict[Ticket, LiveSequence] = {}
-        """Requests that wait for cells, and where theirs are."""
         self._piece_waits: Ticket | None = None
         """Whose piece of a prompt waits for a step of the answers."""
         self._piece_seconds = 0.0
@@ -137,7 +94,7 @@ class Batcher:
 
         Raises BatchLost where memory is no longer what it was, RequestCancelled, or DecodeError.
         """
-        ticket = self._ticket()
+        ticket = self._gate.running
         job = Job(ticket, live, token)
         if not self._jobs:
             self._since = time.monotonic()
@@ -187,7 +144,7 @@ class Batcher:
         jobs = list(self._jobs.values())[: self._largest_step]
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
-        jobs = self._that_fit([j for j in jobs if not j.done])
+        jobs = self.cells.that_fit([j for j in jobs if not j.done])
         self._shared.compute(partial(self._step, jobs))
 
     def _step(self, jobs: list[Job]) -> None:
@@ -215,7 +172,7 @@ class Batcher:
 
     def begin_prompt(self) -> None:
         """Wait until no other prompt is decoded, so that what it leaves behind serves this one."""
-        ticket = self._ticket()
+        ticket = self._gate.running
         self._answering.pop(ticket, None)
         if ticket not in self._prompts:
             self._prompts.append(ticket)
@@ -234,11 +191,11 @@ class Batcher:
 
     def prompts_wait(self) -> bool:
         """Others wait for what the prompt that is decoded leaves behind, or will."""
-        return len(self._prompts) > 1 or self._ticket().leads
+        return len(self._prompts) > 1 or self._gate.running.leads
 
     def prompt_done(self) -> None:
         """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""
-        ticket = self._ticket()
+        ticket = self._gate.running
         self._answering.setdefault(ticket, 0.0)
         self.end_prompt(ticket)
 
@@ -259,7 +216,7 @@ class Batcher:
 
         Raises BatchLost where memory is no longer what it was before that.
         """
-        ticket, position = self._ticket(), live.n
+        ticket, position = self._gate.running, live.n
         bell = threading.Lock()
         bell.acquire()
         self._bells[ticket] = bell
@@ -278,14 +235,7 @@ class Batcher:
         finally:
             self._piece_waits = None
             self._bells.pop(ticket, None)
-        self._free_cells(tokens, list(self._jobs.values()), live)
-        with self._waiting(ticket, live):
-            while self.free() < tokens and self._others_hold(live) and live.n == position:
-                if self._give_way():
-                    continue
-                self._gate.check()  # the others' next tokens come, and then their cells can be had
-                self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
-                self._free_cells(tokens, list(self._jobs.values()), live)
+        self.cells.wait_for_batch(live, position, tokens, lambda: list(self._jobs.values()))
         if live.n != position or live.state.is_invalid:
             raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
         began = time.perf_counter()
@@ -323,90 +273,11 @@ class Batcher:
         tokens = int(PIECE_STEPS * self._step_seconds / seconds)
         return min(self._n_batch, max(SMALLEST_PIECE, tokens))
 
-    # -- room ------------------------------------------------------------------------------------
-
-    def free(self) -> int:
-        """Cells that are free; those that several sequences hold count for each."""
-        if not self._bounded:
-            return 1 << 30
-        return self._cells - sum(live.n for live in self._shared.members)
-
-    def wait_for_room(self, live: LiveSequence, tokens: int) -> None:
-        """Wait until a sequence may hold so many tokens: idle slots are emptied, the others waited for."""
-        ticket = self._ticket()
-        with self._waiting(ticket, live):
-            while self.free() + live.n < tokens and self._others_hold(live):
-                if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
-                    continue
-                self._gate.check()
-                self._gate.step_aside(ticket, partial(time.sleep, POLL / 10))
-
-    @contextmanager
-    def _waiting(self, ticket: Ticket, live: LiveSequence) -> Iterator[None]:
-        """A request waits for cells."""
-        self._short[ticket] = live
-        try:
-            yield
-        finally:
-            self._short.pop(ticket, None)
-
-    def _give_way(self) -> bool:
-        """Where all that hold cells wait for more, the youngest loses its own; False if nobody does.
-
-        The oldest never does: it goes on first.
-        """
-        short = {t: live for t, live in self._short.items() if t.inside and not t.over}
-        waiting = list(short.values())
-        if any(live.n and live not in waiting for live in self._shared.members):
-            return False
-        for ticket in sorted(short, key=lambda ticket: -ticket.born)[:-1]:
-            live = short[ticket]
-            if live.n:
-                if ticket in self._answering:  # what a prompt's end has not proven is not stored
-                    self._slots.runner_of(live).save_tip()
-                live.empty()
-                return True
-        return False
-
     def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
         """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
-        self._answering.pop(self._ticket(), None)
+        self._answering.pop(self._gate.running, None)
         self._ring()
-        self.wait_for_room(live, min(tokens + ROOM_TOKENS, self._cells))
-
-    def _that_fit(self, jobs: list[Job]) -> list[Job]:
-        """Those of them that there are cells for; the youngest lose theirs."""
-        if jobs and self.free() < len(jobs):
-            oldest = min(jobs, key=lambda job: job.ticket.born)
-            self._free_cells(len(jobs), [job for job in jobs if job is not oldest], oldest.live)
-        return [job for job in jobs if not job.done]
-
-    def _free_cells(self, tokens: int, jobs: list[Job], live: LiveSequence) -> None:
-        """Have cells for so many tokens, if that can be: idle slots lose theirs first, young jobs last.
-
-        `live`: who is not to lose any.
-        """
-        while self.free() < tokens and (self._empty_idle(live) or self._gate.make_way(self._ticket())):
-            continue
-        for job in sorted(jobs, key=lambda job: -job.ticket.born):
-            if self.free() >= tokens:
-                return
-            self._empty(self._slots.runner_of(job.live))
-            job.end(NoRoom("cells have run out"))
-
-    def _empty(self, runner: RequestRunner) -> None:
-        runner.save_tip()
-        runner.live.empty()
-
-    def _others_hold(self, live: LiveSequence) -> bool:
-        return any(other.n for other in self._shared.members if other is not live)
-
-    def _empty_idle(self, live: LiveSequence) -> bool:
-        """Empty the slot that nobody has for longest; False if there is none."""
-        idle = self._slots.idle(live, list(self._prompts)[1:])
-        if idle is not None:
-            self._empty(idle)
-        return idle is not None
+        self.cells.wait(live, min(tokens + ROOM_TOKENS, self.cells.cells or 0))
 
     # -- who is here -----------------------------------------------------------------------------
 
@@ -435,11 +306,6 @@ class Batcher:
     def close(self) -> None:
         """Nothing more is decoded."""
         self._shared.thread.close()
-
-    def _ticket(self) -> Ticket:
-        ticket = self._gate.current
-        assert ticket is not None, "decoding is part of a request's step"
-        return ticket
 
     def _wait(self, ticket: Ticket, bell: threading.Lock, seconds: float) -> None:
         timeout = min(POLL, seconds) if seconds > 0 else POLL

@@ -18,7 +18,7 @@ from llamahybrid.memory.adoption import adopt_native, take_over
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.arrays import UpstreamArrays
-from llamahybrid.request.batcher import BatchLost, NoRoom
+from llamahybrid.request.job import BatchLost, NoRoom
 from llamahybrid.request.request import Request
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.speculation.drafts import Drafts

@@ -65,6 +65,13 @@ class RequestGate:
         return self.seats.current
 
     @property
+    def running(self) -> Ticket:
+        """The request whose step this is; only inside of one."""
+        ticket = self.seats.current
+        assert ticket is not None, "decoding is part of a request's step"
+        return ticket
+
+    @property
     def seated(self) -> list[Ticket]:
         """The requests that are in, oldest first."""
         return list(self.seats)

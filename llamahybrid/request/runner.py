@@ -149,7 +149,7 @@ class RequestRunner:
     def wait_for_room(self, tokens: int) -> None:
         """Wait until the live sequence may hold so many tokens."""
         if self._batcher is not None:
-            self._batcher.wait_for_room(self.live, tokens)
+            self._batcher.cells.wait(self.live, tokens)
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""

@@ -170,7 +170,7 @@ def _nothing_is_left(llm: Any, common: Common) -> None:
     }
     if batcher is not None:
         left |= {"jobs": batcher._jobs, "answering": batcher._answering, "prompts": list(batcher._prompts)}
-        left |= {"bells": batcher._bells, "short": batcher._short}
+        left |= {"bells": batcher._bells, "short": batcher.cells.waited_for}
     if any(left.values()):
         raise Mismatch(f"left behind: { {name: what for name, what in left.items() if what} }")
     for number, slot in enumerate(llm.slots.all):

@@ -13,7 +13,7 @@ from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import assembly
 from llamahybrid.request import batcher as batcher_module
-from llamahybrid.request.batcher import SMALLEST_PIECE, NoRoom
+from llamahybrid.request.batcher import SMALLEST_PIECE
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
 
@@ -122,29 +122,6 @@ def test_a_batch_that_fails_is_tried_by_each_alone(opened, monkeypatch):
         thread.join(60)
     assert failed
     assert [said[0], said[1]] == alone
-
-
-def test_the_youngest_job_loses_its_cells(opened):
-    llm = opened("llama", 3)
-    batcher, slots = llm.slots.batcher, llm.slots.all
-    streams = [llm.generate(WORDS[i : i + 100], temp=0.0) for i in (0, 100, 200)]
-    for stream in streams:
-        next(stream)
-    tickets = [llm.slots.user(slot) for slot in slots]
-    lives = [slot.evaluation.runner.live for slot in slots]
-    jobs = [batcher_module.Job(t, live, 5) for t, live in zip(tickets, lives, strict=True)]
-    batcher._cells = sum(live.n for live in lives) + 1
-    youngest = max(jobs, key=lambda job: job.ticket.born)
-    assert batcher._that_fit(jobs) == [job for job in jobs if job is not youngest]
-    assert isinstance(youngest.error, NoRoom)
-    assert youngest.live.n == 0
-    assert [job.live.n for job in jobs if job is not youngest] == [100, 100]
-    for stream in streams:
-        stream.close()
-
-
-def test_memory_without_cells_is_never_full(opened):
-    assert opened("mamba").slots.batcher.free() > 1 << 20
 
 
 def test_the_memory_is_tried_in_the_thread_that_decodes_later(opened, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.request.batcher import Batcher
+from llamahybrid.request.cells import Cells
 
 OPTIONS = {"n_ctx": 1024, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}
 WORDS = np.random.default_rng(3).integers(1, 200, 400).tolist()
@@ -46,14 +47,14 @@ def zero(live):
 
 
 def test_in_the_middle_of_a_prompt(llm, stock, monkeypatch):
-    free, zeroed = Batcher._free_cells, []
+    free, zeroed = Cells.have, []
 
     def free_cells(self, tokens, jobs, live):
         free(self, tokens, jobs, live)
         if live.n == 64 and not zeroed:
             zeroed.append(zero(live))
 
-    monkeypatch.setattr(Batcher, "_free_cells", free_cells)
+    monkeypatch.setattr(Cells, "have", free_cells)
     assert take(llm, WORDS[:150], 6) == stock(WORDS[:150], 6)
     assert zeroed
     assert all(slot.evaluation.runner.live.profile.linear for slot in llm.slots.all), "restores go on"
@@ -75,7 +76,7 @@ def test_between_a_token_and_its_row(llm, stock, monkeypatch):
 
 
 def test_rows_of_all_tokens_stay_true(model, monkeypatch):
-    free, zeroed = Batcher._free_cells, []
+    free, zeroed = Cells.have, []
 
     def free_cells(self, tokens, jobs, live):
         free(self, tokens, jobs, live)
@@ -86,7 +87,7 @@ def test_rows_of_all_tokens_stay_true(model, monkeypatch):
     alone = llama_cpp.Llama(model, logits_all=True, **OPTIONS)
     try:
         alone.eval(WORDS[:150])
-        monkeypatch.setattr(Batcher, "_free_cells", free_cells)
+        monkeypatch.setattr(Cells, "have", free_cells)
         llm.eval(WORDS[:150])
         assert zeroed
         assert np.abs(llm.scores[:150] - alone.scores[:150]).max() < 1e-3

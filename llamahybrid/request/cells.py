@@ -1,0 +1,145 @@
+"""Cells: room in a cache that several live sequences share, and who gives way when it is full.
+
+Idle slots lose theirs first, then the youngest request, which comes back when there is room again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.shared import SharedContext
+from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.job import Job, NoRoom
+from llamahybrid.request.line import POLL
+from llamahybrid.request.ticket import Ticket
+
+if TYPE_CHECKING:
+    from llamahybrid.request.runner import RequestRunner
+    from llamahybrid.request.slots import Slots
+
+
+class Cells:
+    """The cells of one context."""
+
+    def __init__(
+        self,
+        shared: SharedContext,
+        gate: RequestGate,
+        slots: Slots,
+        cells: int | None,
+        answering: Collection[Ticket],
+        prompts: Sequence[Ticket],
+    ) -> None:
+        """`cells`: tokens that all sequences may hold together, None where no cells are kept for them.
+
+        `answering`, `prompts`: requests in their answer, and those that decode a prompt or wait to.
+        """
+        self.cells = cells
+        self._shared = shared
+        self._gate = gate
+        self._slots = slots
+        self._answering = answering
+        self._prompts = prompts
+        self._short: dict[Ticket, LiveSequence] = {}
+        """Requests that wait for cells, and where theirs are."""
+
+    def free(self) -> int:
+        """Cells that are free; those that several sequences hold count for each."""
+        if self.cells is None:
+            return 1 << 30
+        return self.cells - sum(live.n for live in self._shared.members)
+
+    def wait(self, live: LiveSequence, tokens: int) -> None:
+        """Wait until a sequence may hold so many tokens: idle slots are emptied, the others waited for."""
+        ticket = self._gate.running
+        with self._waiting(ticket, live):
+            while self.free() + live.n < tokens and self._others_hold(live):
+                if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
+                    continue
+                self._gate.check()
+                self._gate.step_aside(ticket, partial(time.sleep, POLL / 10))
+
+    def wait_for_batch(
+        self, live: LiveSequence, position: int, tokens: int, jobs: Callable[[], list[Job]]
+    ) -> None:
+        """Have cells for so many at `position`, unless the sequence is changed; `jobs()`: who else waits."""
+        ticket = self._gate.running
+        self.have(tokens, jobs(), live)
+        with self._waiting(ticket, live):
+            while self.free() < tokens and self._others_hold(live) and live.n == position:
+                if self._give_way():
+                    continue
+                self._gate.check()  # the others' next tokens come, and then their cells can be had
+                self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
+                self.have(tokens, jobs(), live)
+
+    @contextmanager
+    def _waiting(self, ticket: Ticket, live: LiveSequence) -> Iterator[None]:
+        """A request waits for cells."""
+        self._short[ticket] = live
+        try:
+            yield
+        finally:
+            self._short.pop(ticket, None)
+
+    def _give_way(self) -> bool:
+        """Where all that hold cells wait for more, the youngest loses its own; False if nobody does.
+
+        The oldest never does: it goes on first.
+        """
+        short = {t: live for t, live in self._short.items() if t.inside and not t.over}
+        waiting = list(short.values())
+        if any(live.n and live not in waiting for live in self._shared.members):
+            return False
+        for ticket in sorted(short, key=lambda ticket: -ticket.born)[:-1]:
+            live = short[ticket]
+            if live.n:
+                if ticket in self._answering:  # what a prompt's end has not proven is not stored
+                    self._slots.runner_of(live).save_tip()
+                live.empty()
+                return True
+        return False
+
+    def that_fit(self, jobs: list[Job]) -> list[Job]:
+        """Those of them that there are cells for; the youngest lose theirs."""
+        if jobs and self.free() < len(jobs):
+            oldest = min(jobs, key=lambda job: job.ticket.born)
+            self.have(len(jobs), [job for job in jobs if job is not oldest], oldest.live)
+        return [job for job in jobs if not job.done]
+
+    def have(self, tokens: int, jobs: list[Job], live: LiveSequence) -> None:
+        """Have cells for so many tokens, if that can be: idle slots lose theirs first, young jobs last.
+
+        `live`: who is not to lose any.
+        """
+        while self.free() < tokens and (self._empty_idle(live) or self._gate.make_way(self._gate.running)):
+            continue
+        for job in sorted(jobs, key=lambda job: -job.ticket.born):
+            if self.free() >= tokens:
+                return
+            self._empty(self._slots.runner_of(job.live))
+            job.end(NoRoom("cells have run out"))
+
+    def _empty(self, runner: RequestRunner) -> None:
+        runner.save_tip()
+        runner.live.empty()
+
+    def _others_hold(self, live: LiveSequence) -> bool:
+        return any(other.n for other in self._shared.members if other is not live)
+
+    def _empty_idle(self, live: LiveSequence) -> bool:
+        """Empty the slot that nobody has for longest; False if there is none."""
+        idle = self._slots.idle(live, list(self._prompts)[1:])
+        if idle is not None:
+            self._empty(idle)
+        return idle is not None
+
+    @property
+    def waited_for(self) -> bool:
+        """Somebody waits for cells."""
+        return bool(self._short)

@@ -1,0 +1,50 @@
+"""Job: one token of an answer that waits for a batch, and how that can fail."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+from llamahybrid.errors import LlamaHybridError
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.request.ticket import Ticket
+
+
+class BatchLost(LlamaHybridError):
+    """A token was not decoded with those of others, or nobody knows; its own request has to see to it."""
+
+
+class NoRoom(BatchLost):
+    """Cells ran out, and older requests go on first: this one gives its own back, and waits."""
+
+
+class Job:
+    """One token of an answer that waits to be decoded."""
+
+    def __init__(self, ticket: Ticket, live: LiveSequence, token: int) -> None:
+        self.ticket = ticket
+        self.slot = ticket.slot
+        self.live = live
+        self.token = token
+        self.position = live.n
+        self.done = False
+        self.error: Exception | None = None
+        self.bell = threading.Lock()
+        self.bell.acquire()
+
+    @property
+    def stands(self) -> bool:
+        """Its request waits for it, and the sequence is still what it was."""
+        ticket, live = self.ticket, self.live
+        waits = ticket.inside and not ticket.over and ticket.slot is self.slot
+        return bool(waits) and live.n == self.position and not live.state.is_invalid
+
+    def end(self, error: Exception | None = None) -> None:
+        """It was decoded, or it cannot be."""
+        self.done, self.error = True, error
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake who waits for it."""
+        with suppress(RuntimeError):  # it rings already
+            self.bell.release()
