@@ -121,13 +121,9 @@ class PromptCache(BasePromptCache):
     def buffer(self, n_bytes: int) -> Bytes:
         """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
 
-        It counts toward the budget until it is admitted, recycled or collected.
+        It counts toward the budget until it is admitted or collected.
         """
         return self.ram.buffer(n_bytes)
-
-    def recycle(self, buffer: Bytes) -> None:
-        """Give back a buffer that was not admitted. Raises ValueError for one that belongs to the cache."""
-        self.ram.recycle(buffer)
 
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
         """See `BasePromptCache.admit`. Raises ValueError unless 0 < position <= len(view.tokens)."""

@@ -29,7 +29,7 @@ from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.planning import plan_request, restore_point, unplanned
-from llamahybrid.prompt_cache.ram import Account, Expected, is_whole, new_buffer, owned
+from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer, owned
 from llamahybrid.prompt_cache.ram_store import RamStore, row
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import restart_points
@@ -245,16 +245,6 @@ class RamTier:
         buffer = store.account.reuse(n_bytes)
         self.guard.changing = False  # running out of memory costs nothing
         return store.account.reserve(new_buffer(n_bytes) if buffer is None else buffer)
-
-    @guarded(nothing, changes=False)
-    def recycle(self, buffer: Bytes) -> None:
-        """See `PromptCache.recycle`."""
-        if not buffer.flags.writeable:
-            raise ValueError("this buffer was admitted or recycled before: leave it to the cache")
-        self.guard.changing = True
-        self.store.account.unreserve(buffer)
-        if is_whole(buffer) and self.store.used() + buffer.nbytes <= self.store.account.limit:
-            self.store.account.keep(buffer)
 
     # -- the user's own say ------------------------------------------------------------------------
 

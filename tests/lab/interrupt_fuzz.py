@@ -95,7 +95,7 @@ def work(cache: PromptCache) -> None:
     requests(cache, PROMPTS[:4], "recurrent")
     engine = FakeEngine(cache, "hybrid", costs=CHEAP)
     engine.prefill(CHAT)
-    cache.recycle(cache.buffer(400))
+    cache.buffer(400)
     cache.peek(engine.view().tokens, engine.view(), CHEAP)
     plan = cache.plan(engine.view().tokens[:-3], FakeEngine(cache).view(), (), CHEAP)
     for segment in plan.segments[:1]:

@@ -58,8 +58,7 @@ def test_every_byte_is_counted_once() -> None:
     assert cache.stats().bytes_ram == 3 * SIZE + 4 * 102 + 4 * 50
     taken = cache.buffer(SIZE)
     assert cache.stats().extra["idle_bytes"] == 0
-    cache.recycle(taken)
-    assert cache.stats().extra["idle_bytes"] == SIZE
+    del taken
     cache.clear()
     assert cache.stats().bytes_ram == 0
 
@@ -105,20 +104,13 @@ def test_stored_logits_are_a_copy() -> None:
     assert plan.logits.tolist() == [1.0] * 8
 
 
-def test_buffers_are_used_again_and_guarded() -> None:
+def test_an_admitted_buffer_is_read_only() -> None:
     cache = PromptCache(3 * SIZE)
     buffer = cache.buffer(SIZE)
-    cache.recycle(buffer)
-    assert cache.buffer(SIZE) is buffer
+    buffer[0] = 1
     cache.admit(view([1]), 1, buffer)
-    with pytest.raises(ValueError, match="leave it to the cache"):
-        cache.recycle(buffer)
     with pytest.raises(ValueError, match="read-only"):
         buffer[0] = 1
-    other = cache.buffer(SIZE)
-    cache.recycle(other)
-    with pytest.raises(ValueError, match="leave it to the cache"):
-        cache.recycle(other)
 
 
 def test_a_full_cache_hands_out_the_buffer_of_what_goes() -> None:
@@ -265,12 +257,6 @@ def test_what_two_plans_pin_takes_its_room_once() -> None:
     assert [plan.cached for plan in plans] == [3, 3]
 
 
-def test_a_view_is_not_taken_back_as_a_buffer() -> None:
-    cache = PromptCache(1 << 20)
-    cache.recycle(np.zeros(2 * SIZE, np.uint8)[:SIZE])
-    assert cache.stats().extra["idle_bytes"] == 0
-
-
 def test_a_checkpoint_behind_the_live_tip_costs_no_deeper_one() -> None:
     cache = PromptCache(3 * SIZE + 4 * 320)
     path = list(range(300))
@@ -332,7 +318,7 @@ def test_what_pins_leave_no_room_for_is_refused_and_evicts_nothing() -> None:
     assert cache.admit(view([5, 6]), 2, np.zeros(2 * SIZE, np.uint8))
 
 
-def test_buffers_handed_out_count_until_admitted_recycled_or_collected() -> None:
+def test_buffers_handed_out_count_until_admitted_or_collected() -> None:
     cache = PromptCache(4 * SIZE)
     taken = [cache.buffer(SIZE) for _ in range(3)]
     assert cache.stats().bytes_ram == 3 * SIZE
@@ -341,15 +327,16 @@ def test_buffers_handed_out_count_until_admitted_recycled_or_collected() -> None
     cache.clear()
     assert cache.admit(view([1, 2]), 2, taken[0])
     assert cache.stats().bytes_ram == 3 * SIZE + 8
-    cache.recycle(taken.pop())
-    assert cache.stats().extra["idle_bytes"] == SIZE
-    taken.clear()
+    taken.pop()
     assert cache.stats().bytes_ram == 2 * SIZE + 8
+    taken.clear()
+    assert cache.stats().bytes_ram == SIZE + 8
 
 
 def test_a_buffer_too_large_for_the_budget_is_not_kept_idle() -> None:
     cache = PromptCache(SIZE)
-    cache.recycle(cache.buffer(2 * SIZE))
+    buffer = cache.buffer(2 * SIZE)
+    assert buffer.nbytes == 2 * SIZE
     assert cache.stats().bytes_ram == 0
 
 

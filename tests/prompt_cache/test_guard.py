@@ -139,7 +139,6 @@ def test_half_a_change_is_never_read(caplog: pytest.LogCaptureFixture) -> None:
     FakeEngine(cache).prefill(OTHER)
     assert plan.checkpoint.snapshot.tobytes() == before
     cache.release(plan)
-    cache.recycle(lent)
     check_integrity(cache)
     del plan, lent
     serves(cache)
@@ -198,7 +197,7 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (Tree, "remove_segment", lambda c: c.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))),
     (RamStore, "is_pinned", lambda c: c.unpin(CHAT)),
     (Account, "free_all", lambda c: c.clear()),
-    (Account, "keep", lambda c: c.recycle(np.zeros(100, np.uint8))),
+    (Account, "keep", lambda c: [FakeEngine(c, state=CHAT[:70]).checkpoint() for _ in range(2)]),
 ]
 
 
@@ -350,7 +349,7 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
         seen.append(cache.ram.attention("model", ids(CHAT), 0, 10))
         cache.remember("model", ids([1, 2, 3]))
         cache.queue_writes(view)
-        cache.recycle(cache.buffer(100))
+        cache.buffer(100)
         cache.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))
         check_integrity(cache)
         with cache.ram.checkpoint_at("model", ids(CHAT)) as found:

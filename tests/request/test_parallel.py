@@ -72,8 +72,14 @@ def ask(llm, prompt, n=8):
 
 def together(*jobs):
     """Run jobs in threads of their own; what they returned."""
+    all_there = threading.Barrier(len(jobs), timeout=60)  # else one that is through takes another job
+
+    def run(job):
+        all_there.wait()
+        return job()
+
     with ThreadPoolExecutor(len(jobs)) as pool:
-        return [future.result(120) for future in [pool.submit(job) for job in jobs]]
+        return [future.result(120) for future in [pool.submit(run, job) for job in jobs]]
 
 
 def test_chats_of_several_threads(model, opened):
