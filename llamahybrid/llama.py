@@ -28,9 +28,11 @@ from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
 from llamahybrid.request.assembly import assemble, context_shape
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.finalisers import collecting
+from llamahybrid.request.handle import RequestHandle, made_with
 from llamahybrid.request.report import RequestReport
-from llamahybrid.request.requests import RequestHandle, Requests, made_with
+from llamahybrid.request.requests import Requests
 from llamahybrid.request.runner import RequestRunner
+from llamahybrid.request.salt import digest
 from llamahybrid.request.slots import Slots
 from llamahybrid.request.ticket import Ticket
 from llamahybrid.saved_state import UsefulStates, load, save
@@ -126,11 +128,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def _seed(self) -> int:
         """In a step the seed of its request; elsewhere the next one's, which upstream draws from it."""
-        return self.arrays.seed if self._gate.inside else self.requests.seed
+        return self.arrays.seed if self._gate.inside else self.requests.next_seed()
 
     @_seed.setter
     def _seed(self, seed: int) -> None:
-        self.requests.seed = seed
+        if not (self.requests.salted and self.requests.salt()):
+            self.requests.seed = seed
         if self._gate.inside:  # elsewhere this thread's last slot may be another request's
             self.arrays.seed = seed
 
@@ -207,13 +210,23 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         else:
             request.cancel()
 
-    def request(self) -> AbstractContextManager[RequestHandle]:
+    def request(self, cache_salt: str | None = None) -> AbstractContextManager[RequestHandle]:
         """A handle for the requests made inside `with llm.request() as handle:`, to cancel just them.
 
         `handle.cancel()` from any thread: where several users share a model, "the request that runs now" may
         be somebody else's. A stream made inside belongs to it wherever it is advanced.
+
+        `cache_salt`: only requests of the same salt share anything, as with vLLM's: what was asked under
+        another one shows in nothing that they are told, and in no time but that of waiting their turn. It
+        holds in RAM, in slots and on disk, beside the model's own `cache_salt`. None: that of the block
+        around this one; "": the shared default, which requests without one have. Long and random, if it has
+        to stay secret: a digest of it is stored. What was evaluated under one salt is not there under
+        another, as after `reset`; a cache of upstream's (`set_cache`) is not asked. A request with a salt and
+        no seed draws one. A thread that is started inside has to open a block of its own: none of this goes
+        along. Raises LlamaHybridError inside a request of another salt; so do requests with a salt where
+        there is no prompt cache.
         """
-        return made_with(RequestHandle(self._gate))
+        return made_with(self.requests.handle_for(None if cache_salt is None else digest(cache_salt)))
 
     def warm(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
         """Decode a prompt ahead of time, so that whatever begins with it starts there; what it took.
@@ -246,6 +259,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         lost its place and cannot go on, because an image in its prompt is gone.
         """
         if self.evaluation is None:
+            self._refuse_salt()
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = dict(_GENERATE.bind(self, tokens, *args, **kwargs).arguments)
         del options["self"], options["tokens"]
@@ -255,15 +269,22 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
         if self.evaluation is None:
+            self._refuse_salt()
             return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
         options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
         del options["self"]
         rows = options.get("logprobs") is not None and self._draft_model is not None
         ticket = self.requests.ticket(completing=True, rows=rows)
-        ticket.rests_on = self.slots.rests_on
+        ticket.rests_on = self.slots.rests_on(ticket.salt)
         return self._completion(ticket, options)
 
-    def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
+    def _refuse_salt(self) -> None:
+        if self.requests.salted and self.requests.salt():
+            raise LlamaHybridError("upstream's own reuse knows no cache_salt: leave out prompt_cache=False")
+
+    def create_completion(
+        self, *args: Any, n: int | None = 1, cache_salt: str | None = None, **kwargs: Any
+    ) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.
 
         Answer i is what `seed + i` gives alone (answer 0: what this call gives without `n`), as the choice
@@ -273,7 +294,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         `logits_all`, and where one slot cannot go on from what another one decoded (plain attention), they
         come one after the other. Cancelling one ends all; so does what one of them raises. Each is a request
         of its own to `on_request`; `last_request` tells of answer 0. Raises ValueError for an `n` below 1.
+
+        `cache_salt`: as if asked inside `with llm.request(cache_salt=...):`, see `request`.
         """
+        if cache_salt is not None:
+            with self.request(cache_salt):
+                return self.create_completion(*args, n=n, **kwargs)
         if (count := answer_count(n)) == 1:
             return super().create_completion(*args, **kwargs)
         options = _CREATE.bind(self, *args, **kwargs).arguments
@@ -284,14 +310,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """See `create_completion`."""
         return self.create_completion(*args, **kwargs)
 
-    def create_chat_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
-        """As upstream's, with `n` answers to the same messages, as `create_completion` gives them.
+    def create_chat_completion(
+        self, *args: Any, n: int | None = 1, cache_salt: str | None = None, **kwargs: Any
+    ) -> Any:
+        """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
 
         A chat handler of one's own, which decodes by itself, has the model to itself: its answers come one
         after the other, and what it decodes (an image) is decoded for each.
         """
+        if cache_salt is not None:
+            with self.request(cache_salt):
+                return self.create_chat_completion(*args, n=n, **kwargs)
         if (count := answer_count(n)) == 1:
-            return self._chat(*args, **kwargs)
+            made = self._chat(*args, **kwargs)
+            return self.requests.stream(made) if isinstance(made, Iterator) else made
         options = _CHAT.bind(self, *args, **kwargs).arguments
         del options["self"]
         return answers(self, self._chat, options, count)
@@ -311,7 +343,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         A cancelled one ends its inner `generate()`, which upstream reads as "length" and without its text
         (llama.py:1392): a stopping criterion makes it take the text, and "cancelled" is put in here.
         """
-        if self._gate.nested():
+        if self.requests.part_of_step(ticket):
             ticket = self._gate.current or ticket
         criteria = options.get("stopping_criteria")
 
@@ -368,7 +400,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         gate = self._gate
         if gate.inside and not gate.telling and self.evaluation.append(tokens):
             return
-        gate.alone(self._eval, tokens)
+        self.requests.alone(self._eval, tokens)
 
     def _eval(self, tokens: Sequence[int]) -> None:
         assert self.evaluation is not None, "else upstream decodes"
@@ -377,9 +409,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
         work = partial(super().sample, *args, **kwargs)
-        if self._parallel == 1 or self._gate.inside:
+        if (self._parallel == 1 and not self.requests.salted) or self._gate.inside or self.evaluation is None:
             return int(work())
-        return int(self._gate.alone(self._sample, work))
+        return int(self.requests.alone(self._sample, work))
 
     def _sample(self, work: Callable[[], int]) -> int:
         assert self.evaluation is not None, "else there is one slot"
@@ -428,7 +460,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         elif self._gate.closed:
             self.n_tokens = 0
         else:
-            self._gate.alone(self._reset)
+            self.requests.alone(self._reset)
 
     def _reset(self) -> None:
         assert self.evaluation is not None, "else upstream resets"
@@ -486,7 +518,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def cache(self) -> Any:
         """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
-        return None if self._parallel > 1 and self._gate.inside else self.user_cache
+        current = self._gate.current if self._gate.inside else None
+        return None if current is not None and (self._parallel > 1 or current.salt) else self.user_cache
 
     @cache.setter
     def cache(self, cache: Any) -> None:

@@ -151,6 +151,17 @@ class RequestRunner:
         # A shallow look is enough: `check` has looked, right before.
         self._carry_out(before_tip_goes(self.cache.unstored(self._view())), deep=False, after=after)
 
+    def serve(self, salt: bytes) -> None:
+        """Requests of this salt come next: what is live of another one is stored as its own, and goes."""
+        live = self.live
+        if live.n:
+            self.check()
+            if self._state.forgotten:
+                live.require_zeroing()
+            self.save_tip()
+        live.empty()
+        live.identity.serve(salt)
+
     def share(self) -> None:
         """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
         if self.live.fault() is not None:
@@ -398,9 +409,17 @@ class RequestRunner:
         if not self.live.profile.needs_checkpoints:
             request.schedule.stop()
 
-    def depth(self, prompt: Tokens) -> int:
-        """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk."""
-        return self.cache.peek(prompt, self._view(), self.meter.costs())
+    def depth(self, prompt: Tokens, salt: bytes | None = None) -> int:
+        """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk.
+
+        `salt`: that of the request; None: that of what is live.
+        """
+        view, identity = self._view(), self.live.identity
+        if salt is not None and not identity.serves(salt):
+            others = view.tokens[:0]
+            view = replace(view, namespace=identity.namespace_of(salt), tokens=others, cut_floor=0)
+            view = replace(view, tip_logits=False)
+        return self.cache.peek(prompt, view, self.meter.costs())
 
     # -- what the schedule asks for --------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from llamahybrid import tiny
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.evaluate.quiet import silence
 from llamahybrid.llama import Llama
-from llamahybrid.request.requests import RequestHandle
+from llamahybrid.request.handle import RequestHandle
 from tests.lab.differential import Mismatch
 from tests.lab.history import Ask, Chat, random_history
 from tests.lab.reference import Logits, Reference, Setting, difference, output_row
