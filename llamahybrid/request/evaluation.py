@@ -71,7 +71,6 @@ class Evaluation:
 
         Raises RequestSuperseded where it is not.
         """
-        self.claim()
         if not np.array_equal(self._live.tokens, tokens):  # image for image
             raise RequestSuperseded("another request came between the image and the answer to it")
         self.handoff = True
@@ -82,7 +81,6 @@ class Evaluation:
         `reset` False: the prompt continues the `n_tokens` that are there.
         """
         live, arrays = self._live, self.arrays
-        self.claim()
         self._notice_native()
         if not reset:
             prompt = np.concatenate([arrays.ids(), prompt])

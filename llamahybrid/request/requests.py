@@ -325,7 +325,6 @@ class Requests:
         arrays.bring_back(parked.arrays)
         evaluation.native_from = parked.native_from
         evaluation.handoff = False
-        evaluation.claim()
         evaluation.active = None
         if ticket.request is not None:
             self.last = ticket.request

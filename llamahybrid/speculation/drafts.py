@@ -144,7 +144,6 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         if self._salt != salt:
             self._salt = salt
             self.policy.chance = Chance()
-            self._longest = 0
         if isinstance(self.model, StepwiseDraft):
             self.model.salt = salt
 

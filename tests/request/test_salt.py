@@ -191,8 +191,8 @@ def test_attention_is_not_stored_for_who_shares_none_of_it(opened: Callable[...,
 def test_another_tenants_slot_is_left_alone_where_there_is_a_free_one(opened: Callable[..., Any]) -> None:
     llm = opened("llama", n_parallel=3)
     ask(llm, A, SECRET)
-    for _ in range(4):
-        ask(llm, B, OTHER)
+    for prompt in (OTHER, OTHER, SECRET, OTHER, SECRET):
+        ask(llm, B, prompt)
     ask(llm, A, [*SECRET, 5])
     assert told(llm)[2] == "live"
 
@@ -385,13 +385,28 @@ def test_a_draft_model_has_read_nothing_for_others(opened: Callable[..., Any]) -
     counter, behind, work = DecodeCounter(second), [], []
     look = draft.behind
     draft.behind = lambda ids: behind.append(look(ids)) or behind[-1]  # type: ignore[method-assign]
-    for salt in (A, B, A):
+    for salt in (A, B, B):
         behind.clear()
         llm.drafts.policy.chance = Chance()
         assert ask(llm, salt, SECRET, 12) == stock(opened, "qwen35", SECRET, 12)
         work.append((behind[0], counter.take(), llm.requests._last.drafts.accepted))
     assert work[0] == work[1], "B's draft model reads the whole prompt, as A's did"
-    assert work[2][1] < work[0][1], "A's finds its own again"
+    assert work[2][0] < work[0][0]
+    assert work[2][1] < work[0][1], "of B's own it knows the prompt"
+
+
+def test_a_draft_model_takes_back_its_own_state_only(opened: Callable[..., Any]) -> None:
+    """What it saved for another salt, of the same tokens, would not open."""
+    draft = ModelDraft(opened(), 3)
+    for salt in (A, B):
+        draft.salt = digest(salt)
+        for text in (SECRET, [*SECRET, 9, 9]):
+            draft.at_most = 3
+            guess = draft(np.array(text, np.intc))
+            if salt == B:
+                assert guess.tolist() == stock(opened, "qwen35", text, 3)
+        draft.salt = digest(salt)
+        draft(np.array(SECRET, np.intc))
 
 
 def test_how_anothers_guesses_went_is_not_known(opened: Callable[..., Any]) -> None:
@@ -474,6 +489,7 @@ def test_a_seed_is_nobody_elses(opened: Callable[..., Any]) -> None:
     with llm.request(B):
         assert len({llm._seed for _ in range(4)}) == 4
     asked = {"max_tokens": 12, "temperature": 2.0}
+    assert len({llm(OTHER, cache_salt=A, **asked)["choices"][0]["text"] for _ in range(4)}) > 1
     plain = opened(seed=7)
     assert llm(OTHER, **asked)["choices"] == plain(OTHER, **asked)["choices"]
 
