@@ -274,7 +274,6 @@ class Evaluation:
 
     def reset(self) -> None:
         """Forget the live sequence."""
-        self.claim()
         self.arrays.reset()
         self.handoff = False
         self.native_from = None

@@ -116,7 +116,7 @@ def test_pruning_by_model(folder: Path) -> None:
     assert len(keys(folder)) == 3
 
 
-def test_salts_are_listed_and_pruned(folder: Path) -> None:
+def test_each_tenant_is_listed_and_pruned(folder: Path) -> None:
     assert "salt" not in run("list", "--dir", folder).output
     store = RecordStore(folder)
     for salt in ("0aB._zzzzzzzzz", "[red]zzzzzzzzz"):

@@ -191,21 +191,31 @@ def test_attention_is_not_stored_for_who_shares_none_of_it(opened: Callable[...,
 def test_another_tenants_slot_is_left_alone_where_there_is_a_free_one(opened: Callable[..., Any]) -> None:
     llm = opened("llama", n_parallel=3)
     ask(llm, A, SECRET)
-    for prompt in (OTHER, OTHER, SECRET, OTHER, SECRET):
+    for _ in range(4):
+        ask(llm, B, OTHER)
+    ask(llm, A, [*SECRET, 5])
+    assert told(llm)[2] == "live"
+
+
+def test_a_slot_is_not_chosen_for_what_another_tenant_left_there(opened: Callable[..., Any]) -> None:
+    llm = opened("llama", n_parallel=3)
+    for prompt in (OTHER, [9, *OTHER]):
         ask(llm, B, prompt)
+    ask(llm, A, SECRET)
+    ask(llm, B, SECRET)  # where nobody was for longest
     ask(llm, A, [*SECRET, 5])
     assert told(llm)[2] == "live"
 
 
 def test_a_slot_that_was_of_another_salt_is_emptied_and_its_state_kept(opened: Callable[..., Any]) -> None:
     llm = opened()
-    ask(llm, A, SECRET, 80)
+    answer = ask(llm, A, SECRET)
     ask(llm, B, OTHER)
     live = llm.runner.live
     assert live.identity.salt == digest(B)
     assert live.tokens[: len(OTHER)].tolist() == OTHER
-    ask(llm, A, [*SECRET, 5])
-    assert told(llm)[2] == "ram"
+    ask(llm, A, [*SECRET, *answer[:7], 5])
+    assert told(llm)[1:3] == (len(SECRET) + 7, "ram"), "from its very tip"
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
@@ -224,8 +234,9 @@ def test_a_stream_goes_on_after_another_salt_had_its_place(
         answer += list(itertools.islice(stream, 10))
     assert answer == stock(opened, "qwen35", SECRET, 14)
     stream.close()
-    ask(llm, B, [*SECRET, *answer, 3])
-    assert told(llm)[0] <= len(SECRET) + 8, "what A's stream said later is A's"
+    for salt in (None, "c", B):
+        ask(llm, salt, [*SECRET, *answer, 3])
+        assert told(llm)[0] <= len(SECRET) + 8, "what A's stream said later is A's"
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped"])
@@ -300,6 +311,42 @@ def test_a_saved_state_is_of_its_salt(opened: Callable[..., Any], n_parallel: in
         with llm.request(A):
             llm.load_state(one)
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
+
+
+@pytest.mark.parametrize("deed", ["sample", "eval"])
+def test_who_goes_on_by_hand_in_a_slot_of_another_salt_does_not_go_on_from_it(
+    opened: Callable[..., Any], deed: str
+) -> None:
+    """The same tokens are live in both slots, but another's."""
+    llm = opened(n_parallel=2)
+    with llm.request(B):
+        llm.eval(SECRET)
+    with llm.request(A):
+        streams = [llm.generate(SECRET, temp=0.0) for _ in range(2)]
+    for stream in streams:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(next, stream).result(60)
+    for stream in streams:
+        stream.close()
+    assert {slot.evaluation.runner.live.identity.salt for slot in llm.slots.all} == {digest(A)}
+    with llm.request(B):
+        if deed == "sample":
+            assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
+        else:
+            llm.eval([5])
+            assert llm.sample(temp=0.0) == stock(opened, "qwen35", [*SECRET, 5], 1)[0]
+    assert llm.slots.here().evaluation.runner.live.identity.salt == digest(B)
+
+
+def test_a_slot_of_another_salt_is_not_taken_over(opened: Callable[..., Any]) -> None:
+    llm = opened(n_parallel=2)
+    ask(llm, A, SECRET)
+    other, last = sorted((slot.evaluation for slot in llm.slots.all), key=lambda e: e.runner.live.n)
+    for evaluation in (other, last):
+        evaluation.serve(digest(B))  # lent to a request of B's that has not begun
+    other.claim()
+    other.take_over(last)
+    assert other.runner.live.n == last.runner.live.n == 0
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
@@ -378,9 +425,9 @@ def test_a_folder_does_not_tell_a_salt(opened: Callable[..., Any], tmp_path: Pat
 
 
 def test_a_draft_model_has_read_nothing_for_others(opened: Callable[..., Any]) -> None:
-    second = opened()
+    second = opened("llama")
     draft = ModelDraft(second, 4)
-    llm = opened(draft_model=draft)
+    llm = opened("llama", draft_model=draft)
     llm.drafts.policy = EveryDraft(llm.runner.meter)
     counter, behind, work = DecodeCounter(second), [], []
     look = draft.behind
@@ -388,7 +435,7 @@ def test_a_draft_model_has_read_nothing_for_others(opened: Callable[..., Any]) -
     for salt in (A, B, B):
         behind.clear()
         llm.drafts.policy.chance = Chance()
-        assert ask(llm, salt, SECRET, 12) == stock(opened, "qwen35", SECRET, 12)
+        assert ask(llm, salt, SECRET, 12) == stock(opened, "llama", SECRET, 12)
         work.append((behind[0], counter.take(), llm.requests._last.drafts.accepted))
     assert work[0] == work[1], "B's draft model reads the whole prompt, as A's did"
     assert work[2][0] < work[0][0]
