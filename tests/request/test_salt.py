@@ -313,6 +313,18 @@ def test_a_saved_state_is_of_its_salt(opened: Callable[..., Any], n_parallel: in
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
 
 
+def test_the_whole_context_is_not_that_of_another_salt(opened: Callable[..., Any]) -> None:
+    """What this thread left in a second slot is not gathered for who has another salt."""
+    llm = opened(n_parallel=2)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(llm.eval, OTHER).result(60)
+    with llm.request(A):
+        llm.eval(SECRET)
+    assert llm.slots.here() is llm.slots.all[1]
+    with llm.request(B):
+        assert llm.save_state().n_tokens == 0
+
+
 @pytest.mark.parametrize("deed", ["sample", "eval"])
 def test_who_goes_on_by_hand_in_a_slot_of_another_salt_does_not_go_on_from_it(
     opened: Callable[..., Any], deed: str
