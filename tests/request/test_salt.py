@@ -347,6 +347,7 @@ def test_who_goes_on_by_hand_in_a_slot_of_another_salt_does_not_go_on_from_it(
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
         else:
             llm.eval([5])
+            assert llm.slots.here().evaluation.runner.live.identity.salt == digest(B)
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", [*SECRET, 5], 1)[0]
     assert llm.slots.here().evaluation.runner.live.identity.salt == digest(B)
 
