@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,6 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.memory.model_files import ModelFiles
-from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.answers import answer_count, answers
@@ -26,9 +24,11 @@ from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstr
 from llamahybrid.request.assembly import ContextShape, assemble
 from llamahybrid.request.completion import arguments, completion, decode_ahead, generation
 from llamahybrid.request.evaluation import Evaluation
+from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.request.report import RequestReport
-from llamahybrid.request.requests import RequestHandle, Requests, made_with
+from llamahybrid.request.requests import Requests
 from llamahybrid.request.runner import RequestRunner
+from llamahybrid.request.salt import digest
 from llamahybrid.request.slots import Slots
 from llamahybrid.saved_state import UsefulStates, load, save
 from llamahybrid.speculation.drafts import Drafts
@@ -185,13 +185,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         (request or self._gate).cancel()
 
-    def request(self) -> AbstractContextManager[RequestHandle]:
+    def request(self, cache_salt: str | None = None) -> AbstractContextManager[RequestHandle]:
         """A handle for the requests made inside `with llm.request() as handle:`, to cancel just them.
 
         `handle.cancel()` from any thread: where several users share a model, "the request that runs now" may
         be somebody else's. A stream made inside belongs to it wherever it is advanced.
+
+        `cache_salt`: only requests of the same salt share anything, as with vLLM's: in RAM, in slots, on
+        disk, beside the model's own `cache_salt`; what was evaluated under another one is not there, as after
+        `reset`. None: that of the block around this one; "": the shared default. Make it long and random if
+        it has to stay secret: a digest of it is stored. A request with a salt and no seed draws one. A thread
+        that is started inside opens a block of its own. Raises LlamaHybridError inside a request of another
+        salt; so do requests with a salt where there is no prompt cache.
         """
-        return made_with(RequestHandle(self._gate))
+        return made_with(self.requests.handle_for(None if cache_salt is None else digest(cache_salt)))
 
     def warm(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
         """Decode a prompt ahead of time, so that whatever begins with it starts there; what it took.
@@ -213,6 +220,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         lost its place and cannot go on, because an image in its prompt is gone.
         """
         if self.evaluation is None:
+            self.requests.refuse_salt()
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = _GENERATE(tokens, *args, **kwargs)
         tokens, reset = options.pop("tokens"), options.pop("reset", True)
@@ -223,13 +231,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
         if self.evaluation is None:
+            self.requests.refuse_salt()
             return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
         options = _COMPLETE(*args, **kwargs)
         rows = options.get("logprobs") is not None and self._draft_model is not None
         ticket = self.requests.ticket(completing=True, rows=rows)
-        ticket.rests_on = self.slots.rests_on
+        ticket.rests_on = self.slots.rests_on(ticket.salt)
         return completion(self.requests, ticket, super()._create_completion, options)
 
+    @takes_salt
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.
 
@@ -240,6 +250,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         `logits_all`, and where one slot cannot go on from what another one decoded (plain attention), they
         come one after the other. Cancelling one ends all; so does what one of them raises. Each is a request
         of its own to `on_request`; `last_request` tells of answer 0. Raises ValueError for an `n` below 1.
+
+        `cache_salt`: as if asked inside `with llm.request(cache_salt=...):`, see `request`.
         """
         if (count := answer_count(n)) == 1:
             return super().create_completion(*args, **kwargs)
@@ -249,14 +261,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """See `create_completion`."""
         return self.create_completion(*args, **kwargs)
 
+    @takes_salt
     def create_chat_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
-        """As upstream's, with `n` answers to the same messages, as `create_completion` gives them.
+        """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
 
         A chat handler of one's own, which decodes by itself, has the model to itself: its answers come one
         after the other, and what it decodes (an image) is decoded for each.
         """
         if (count := answer_count(n)) == 1:
-            return self._chat(*args, **kwargs)
+            made = self._chat(*args, **kwargs)
+            return self.requests.stream(made) if isinstance(made, Iterator) else made
         return answers(self, self._chat, _CHAT(*args, **kwargs), count)
 
     def _chat(self, *args: Any, **kwargs: Any) -> Any:
@@ -283,7 +297,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
         work = partial(super().sample, *args, **kwargs)
-        if self._parallel == 1 or self._gate.inside:
+        if (self._parallel == 1 and not self.requests.salted) or self._gate.inside or self.evaluation is None:
             return int(work())
         return self.requests.alone(lambda evaluation: int(evaluation.with_logits(work)))
 
@@ -345,15 +359,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None or self._gate.closed:
             self._cache_salt = salt
         else:
-            live = self.evaluation.runner.live
-            self.requests.whole(lambda: self._set_salt(salt, live))
+            self.requests.whole(partial(self._set_salt, salt))
 
-    def _set_salt(self, salt: str, live: LiveSequence) -> None:
-        self.requests.end_active()
+    def _set_salt(self, salt: str) -> None:
         self._cache_salt = salt
-        for each in live.shared.members:
-            assert each.identity.computation is not None
-            each.identity.computed_by(replace(each.identity.computation, salt=salt))
+        self.requests.computed_under(salt)
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
@@ -375,7 +385,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def cache(self) -> Any:
         """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
-        return None if self._parallel > 1 and self._gate.inside else self.user_cache
+        current = self._gate.current if self._gate.inside else None
+        return None if current is not None and (self._parallel > 1 or current.salt) else self.user_cache
 
     @cache.setter
     def cache(self, cache: Any) -> None:

@@ -18,7 +18,7 @@ from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
 
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.adoption import adopt_tokens
-from llamahybrid.memory.fingerprint import Computation
+from llamahybrid.memory.fingerprint import Computation, with_salt
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
@@ -45,9 +45,13 @@ class StateSeal:
     """Rows of the state's `scores` that are those of its tokens."""
     computation: Computation | None = field(default=None, compare=False, repr=False)
     """What it was computed by, within this process."""
+    salt: bytes = field(default=b"", compare=False, repr=False)
+    """Digest of the salt of the requests that it was computed for, within this process."""
 
     def __reduce__(self) -> tuple[type[StateSeal], tuple[Any, ...]]:
-        name = self.fingerprint if self.computation is None else self.computation.portable()
+        name = self.fingerprint
+        if self.computation is not None:
+            name = with_salt(self.computation.portable(), self.salt)
         return StateSeal, (name, self.checksum, self.tokens, self.logits, self.score_rows)
 
     def belongs_to(self, live: LiveSequence) -> bool:
@@ -56,7 +60,7 @@ class StateSeal:
             return True
         if self.computation is not None or live.identity.computation is None:
             return False
-        return self.fingerprint == live.identity.computation.portable()
+        return self.fingerprint == with_salt(live.identity.computation.portable(), live.identity.salt)
 
 
 def seal_state(state: llama_cpp.LlamaState, live: LiveSequence, score_rows: int) -> llama_cpp.LlamaState:
@@ -64,7 +68,9 @@ def seal_state(state: llama_cpp.LlamaState, live: LiveSequence, score_rows: int)
     logits, tokens = live.row.logits(), live.tokens.copy()
     kept = None if logits is None else logits.copy()
     checksum = _checksum(state.llama_state, tokens, kept)
-    seal = StateSeal(live.fingerprint, checksum, tokens, kept, score_rows, live.identity.computation)
+    identity = live.identity
+    known = identity.computation, identity.salt
+    seal = StateSeal(identity.fingerprint, checksum, tokens, kept, score_rows, *known)
     setattr(state, SEAL, seal)
     return state
 

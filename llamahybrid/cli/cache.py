@@ -40,7 +40,10 @@ def list_(
         Path | None, typer.Option(help="show the text, with the vocabulary of this GGUF file", exists=True)
     ] = None,
 ) -> None:
-    """Show what is stored: tokens, checkpoints, bytes and age, the newest last."""
+    """Show what is stored: tokens, checkpoints, bytes and age, the newest last.
+
+    Where requests had a salt, a column says which: one name for one salt, from which it cannot be told.
+    """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -50,6 +53,9 @@ def list_(
     rows = [[one] for one in found] if records else _conversations(found)
     spell = _speller(preview) if preview else None
     table = Table("model", title=str(store.folder.parent))
+    salted = any(_salt(head) for head, _ in found)
+    if salted:
+        table.add_column("salt", no_wrap=True)
     for name in ("tokens", "checkpoints" if not records else "state", "MiB", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     if spell:
@@ -60,6 +66,7 @@ def list_(
         what = f"[{deepest.start:,}, {deepest.end:,})" if deepest.kind else "snapshot"
         cells = [
             deepest.namespace[:8],
+            *([escape(_salt(deepest))] if salted else []),
             f"{deepest.end:,}",
             what if records else str(states),
             f"{sum(h.nbytes for h, _ in row) / 2**20:.1f}",
@@ -114,16 +121,20 @@ def prune(
     model: Annotated[
         str | None, typer.Option(help="remove what is of this model, as `list` names it")
     ] = None,
+    salt: Annotated[
+        str | None, typer.Option(help="remove what requests of this salt stored, as `list` names it")
+    ] = None,
 ) -> None:
-    """Remove records: by size, by age, by model; several together remove what any of them names."""
-    if max_mib is None and older_than is None and model is None:
-        raise typer.BadParameter("say what to remove: --max-mib, --older-than or --model")
+    """Remove records: by size, age, model, salt; several together remove what any of them names."""
+    if all(one is None for one in (max_mib, older_than, model, salt)):
+        raise typer.BadParameter("say what to remove: --max-mib, --older-than, --model or --salt")
     store, before, removed = _opened(folder), time.time() - 86400 * (older_than or 0), 0
     size = store.nbytes
     for key, head, _ in sorted(_heads(store), key=lambda item: item[1].written):
         old = older_than is not None and head.written < before
         of_model = model is not None and head.namespace.startswith(model)
-        if old or of_model or (max_mib is not None and size > max_mib * 2**20):
+        of_salt = bool(salt) and _salt(head) == salt
+        if old or of_model or of_salt or (max_mib is not None and size > max_mib * 2**20):
             store.delete(key)
             removed, size = removed + 1, size - head.nbytes
     typer.echo(f"{removed} records removed, {store.nbytes / 2**20:,.1f} MiB left")
@@ -152,6 +163,11 @@ def _heads(store: RecordStore) -> Iterator[tuple[str, Head, Tokens]]:
             yield (key, *store.head(key))
         except (RecordError, OSError) as error:
             typer.echo(f"{key}: {error}", err=True)
+
+
+def _salt(head: Head) -> str:
+    """What stands for the salt of the requests that a record is of; empty without one."""
+    return head.namespace.partition("+")[2]
 
 
 def _conversations(found: list[tuple[Head, Tokens]]) -> list[list[tuple[Head, Tokens]]]:

@@ -9,7 +9,9 @@ both vary within one context, too, and change the last bits only.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +26,9 @@ from llamahybrid.memory.adapters import Adapters
 from llamahybrid.memory.model_files import ModelFiles
 
 FORMAT = b"llamahybrid identity 2"
+
+TAG_LETTERS = 14
+"""Of a salt, 6 bits each: what a namespace has room for, beside a fingerprint and `HERE_ONLY`."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -115,6 +120,16 @@ class Computation:
             hasher.update(len(part).to_bytes(8, "little"))
             hasher.update(part)
         return hasher.digest()
+
+
+def with_salt(fingerprint: bytes, salt: bytes) -> bytes:
+    """16 bytes that name what a fingerprint does, for the requests of one salt (`request.salt.digest`)."""
+    return hashlib.blake2b(fingerprint, digest_size=16, key=salt).digest() if salt else fingerprint
+
+
+def salt_tag(salt: bytes) -> str:
+    """How a salt is told from others in a namespace, for any model; empty for the shared default."""
+    return b64encode(salt, altchars=b"._").decode()[:TAG_LETTERS]
 
 
 def settings(model: Any, context: Any) -> bytes:

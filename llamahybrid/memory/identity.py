@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamahybrid.memory.fingerprint import salt_tag, with_salt
 from llamahybrid.memory.paging import Pager, Splitter
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import HERE_ONLY
@@ -20,12 +21,16 @@ class Identity:
         """`fingerprint`: 16 bytes naming what stored state is valid for."""
         self.computation: Computation | None = None
         """What computes; None: what `fingerprint` names stays."""
+        self.salt = b""
+        """Digest of the salt of the requests that it computes for; empty: the shared default."""
+        self._unsalted = fingerprint
         self._state = state
         self._pager = pager
         self._rename(fingerprint)
 
-    def _rename(self, fingerprint: bytes) -> None:
-        pager = self._pager
+    def _rename(self, unsalted: bytes) -> None:
+        self._unsalted = unsalted
+        fingerprint, pager = with_salt(unsalted, self.salt), self._pager
         self.splitter = Splitter(pager.layout, fingerprint) if pager is not None else None
         """Cuts stored attention of this name in two."""
         self.fingerprint = fingerprint
@@ -34,8 +39,26 @@ class Identity:
     @property
     def namespace(self) -> str:
         """The fingerprint as the prompt cache knows it."""
+        return self.namespace_of(self.salt)
+
+    def namespace_of(self, salt: bytes) -> str:
+        """The same for requests of another salt: what computes, then the salt, each told by itself."""
         nameless = self.computation is not None and self.computation.nameless
-        return self.fingerprint.hex() + (HERE_ONLY if nameless else "")
+        name = self._unsalted.hex() + (f"+{salt_tag(salt)}" if salt else "")
+        return name + (HERE_ONLY if nameless else "")
+
+    def serves(self, salt: bytes) -> bool:
+        """What is decoded here is that of requests of this salt, and is named so."""
+        return self.salt == salt and self.fingerprint == with_salt(self._unsalted, salt)
+
+    def serve(self, salt: bytes) -> None:
+        """Requests of another salt come next. Raises ValueError where anything is live."""
+        if self._state.n:
+            raise ValueError("what is live belongs to requests of another salt")
+        self.salt = salt
+        self._rename(self._unsalted)
+        while self.computation is not None and self.computation.fingerprint != self._unsalted:
+            self._rename(self.computation.fingerprint)  # another thread has changed it meanwhile
 
     def computed_by(self, computation: Computation) -> None:
         """From now on something else computes: what is live can be gone on from, and is never stored.
@@ -43,7 +66,7 @@ class Identity:
         Safe beside a thread that decodes: whatever it stores has the old name, or an unknown first token.
         """
         self.computation = computation
-        if computation.fingerprint == self.fingerprint:
+        if computation.fingerprint == self._unsalted:
             return
         self._state.disown()
         self._rename(computation.fingerprint)

@@ -41,6 +41,7 @@ def plan_request(
         store.boundaries[view.namespace] = frozenset(boundaries)
     if view.split is not None:
         tree.splitters[view.namespace] = view.split
+    store.let_names_go(view.namespace)
     store.release_collected()
     store.live = entries
     store.eviction.learn(tree, match, entries)

@@ -7,6 +7,7 @@ so a store is then given up for a new one (`renewed`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.tree import Tree
+
+MOST_NAMES = 64
+"""Namespaces that a little is kept of although they have no path any more: there is one for each salt."""
 
 
 @dataclass
@@ -82,6 +86,14 @@ class RamStore:
     def pinned_bytes(self) -> int:
         """Bytes of the checkpoints in use."""
         return sum(e.nbytes for e in self.pins.entries())
+
+    def let_names_go(self, namespace: str) -> None:
+        """Forget what is known of namespaces without a path, but this one, where those are many."""
+        known: dict[str, Any]
+        for known in (self.tails, self.boundaries, self.tree.splitters):
+            if len(known) > MOST_NAMES:
+                for name in known.keys() - {namespace, *self.tree.namespaces()}:
+                    del known[name]
 
     def most_cuts(self, costs: Costs) -> int:
         """Cuts whose snapshots fill half the budget: the other half keeps what is known already."""

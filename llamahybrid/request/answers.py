@@ -23,7 +23,8 @@ from weakref import finalize
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.request.finalisers import in_finaliser
 from llamahybrid.request.gate import RequestGate
-from llamahybrid.request.requests import RequestHandle, belonging_to
+from llamahybrid.request.handle import RequestHandle, belonging_to
+from llamahybrid.request.salt import SHARED
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], 
     of a chunk's choice says whose it is. What one raises ends all; what ends one as cancelled does, too.
     Raises LlamaHybridError where content that was decoded natively, and is so once, would have several.
     """
-    handle = Siblings(llm.requests.gate, llm.requests.handle())
+    handle = Siblings(llm.requests.gate, llm.requests.handle(), llm.requests.salt())
     parts = _parts(llm, create, dict(options), count, handle)
-    if "prompt" in options and llm.slots.rests_on is not None:
+    if "prompt" in options and llm.slots.rests_on(handle.salt) is not None:
         raise LlamaHybridError("an image is answered once; n of create_chat_completion decodes it for each")
     return _as_one_stream(parts) if options.get("stream") else merged(dict(parts))
 
@@ -78,9 +79,9 @@ def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], 
 class Siblings(RequestHandle):
     """The requests of one call: the first is in before the others, which go on from what it leaves behind."""
 
-    def __init__(self, gate: RequestGate, part_of: RequestHandle | None) -> None:
-        super().__init__(gate, part_of)
-        self.open = True
+    def __init__(self, gate: RequestGate, part_of: RequestHandle | None, salt: bytes = SHARED) -> None:
+        super().__init__(gate, part_of, salt)
+        self.entered()
         self.began: Callable[[], object] | None = None
         """Called when there is a first one."""
         self._unwanted = False

@@ -30,6 +30,8 @@ class SetAside:
     rows: npt.NDArray[np.single] | None
     """Logits of the tokens, shape (n, n_vocab), where they are kept."""
     true_rows: int
+    salt: bytes = b""
+    """See `UpstreamArrays.salt`."""
 
 
 class UpstreamArrays:
@@ -48,6 +50,8 @@ class UpstreamArrays:
         """The logits of every token were asked for when the model was opened (`logits_all`)."""
         self.true_rows = 0
         """Rows of `scores` that are those of the live tokens."""
+        self.salt = b""
+        """Digest of the salt of the requests whose tokens these are."""
         self._n_ctx = 0
         self._n_vocab = 0
 
@@ -122,6 +126,16 @@ class UpstreamArrays:
         self.n_tokens = 0
         self.requires_eval = True
 
+    def serve(self, salt: bytes) -> bool:
+        """Requests of this salt come next: no tokens of another one are left; True if they were those."""
+        if self.salt == salt:
+            return False
+        self.reset()
+        self.sampler = self.mirostat_mu = None
+        self.true_rows = 0
+        self.salt = salt
+        return True
+
     # -- rows of logits --------------------------------------------------------------------------
 
     @property
@@ -168,6 +182,7 @@ class UpstreamArrays:
             requires_eval=self.requires_eval,
             rows=self.scores[: self.n_tokens].copy() if self.keeps_rows else None,
             true_rows=self.true_rows,
+            salt=self.salt,
         )
 
     def bring_back(self, saved: SetAside) -> None:
@@ -178,6 +193,7 @@ class UpstreamArrays:
         self.sampler, self.mirostat_mu = saved.sampler, saved.mirostat
         self.requires_eval = saved.requires_eval
         self.true_rows = 0
+        self.salt = saved.salt
 
     def bring_rows(self, saved: SetAside) -> None:
         """The rows of logits are again what they were."""
@@ -203,10 +219,11 @@ def upstream_seed() -> Any:
     """`_seed` of `Llama`: in a step its request's; elsewhere the next one's, which upstream draws from it."""
 
     def get(llm: Llama) -> int:
-        return llm.arrays.seed if llm.requests.gate.inside else llm.requests.seed
+        return llm.arrays.seed if llm.requests.gate.inside else llm.requests.next_seed()
 
     def put(llm: Llama, seed: int) -> None:
-        llm.requests.seed = seed
+        if not (llm.requests.salted and llm.requests.salt()):
+            llm.requests.seed = seed
         if llm.requests.gate.inside:  # elsewhere this thread's last slot may be another request's
             llm.arrays.seed = seed
 

@@ -190,8 +190,9 @@ class Batcher:
             self._bells.pop(ticket, None)
 
     def prompts_wait(self) -> bool:
-        """Others wait for what the prompt that is decoded leaves behind, or will."""
-        return len(self._prompts) > 1 or self._gate.running.leads
+        """Others of its salt wait for what the prompt that is decoded leaves behind, or will."""
+        ticket = self._gate.running
+        return ticket.leads or any(t.salt == ticket.salt for t in list(self._prompts)[1:])
 
     def prompt_done(self) -> None:
         """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""

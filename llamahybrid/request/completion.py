@@ -38,7 +38,7 @@ def completion(
     A cancelled one ends its inner `generate()`, which upstream reads as "length" and without its text
     (llama.py, _create_completion): a stopping criterion makes it take the text, and "cancelled" is put in.
     """
-    if requests.gate.nested():
+    if requests.part_of_step(ticket):
         ticket = requests.gate.current or ticket
     criteria = options.get("stopping_criteria")
 

@@ -43,12 +43,24 @@ class Evaluation:
         self._n_vocab = runner.live.n_vocab
         self._n_ctx = runner.live.capacity
 
-    def live_prefix(self, prompt: Tokens) -> int:
-        """Tokens of a prompt that are live."""
-        return 0 if self._live.state.is_invalid else common_prefix(self._live.tokens, prompt)
+    def live_prefix(self, prompt: Tokens, salt: bytes = b"") -> int:
+        """Tokens of a prompt of a request of this salt that are live."""
+        serves = self._live.identity.serves(salt) and not self._live.state.is_invalid
+        return common_prefix(self._live.tokens, prompt) if serves else 0
+
+    def serve(self, salt: bytes) -> None:
+        """Requests of this salt come next: upstream no longer believes in tokens of another one."""
+        if self.arrays.serve(salt):
+            self.native_from, self.handoff = None, False
+
+    def claim(self) -> None:
+        """What is live is of the salt that upstream's tokens are of, or nothing is; before it is used."""
+        if not self._live.identity.serves(self.arrays.salt):
+            self.runner.serve(self.arrays.salt)
 
     def take_over(self, other: Evaluation) -> None:
-        """What is live in another slot is live here now, and upstream's arrays with it."""
+        """What is live in another slot is live here now, and upstream's arrays with it; of one salt."""
+        other.claim()
         take_over(self._live, other.runner.live)
         saved = other.arrays.set_aside()
         self.arrays.bring_back(saved)
@@ -107,6 +119,7 @@ class Evaluation:
 
     def come_back(self, request: Request) -> None:
         """Memory is what it was when this request lost its place to another one."""
+        self.claim()
         self.runner.check()
         self.decode(self.align(), None)
         total = request.plan.total
@@ -138,6 +151,7 @@ class Evaluation:
     def eval(self, tokens: Sequence[int]) -> None:
         """Decode tokens behind the `n_tokens` that are there (see `Llama.eval`)."""
         if self.active is None:
+            self.claim()
             self._notice_native()
             self.runner.check()
         work = np.concatenate([self.align(), self.checked(tokens)])
@@ -162,6 +176,7 @@ class Evaluation:
         return work()
 
     def _bring_logits(self) -> None:
+        self.claim()
         self._notice_native()
         self.runner.check()
         self.decode(self.align(), None)

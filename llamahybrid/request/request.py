@@ -42,6 +42,8 @@ class Request:
     cancelled: bool = False
     staged: list[tuple[int, Bytes]] = field(default_factory=list)
     """Checkpoints of this prefill, (position, snapshot), kept back until its logits prove to be numbers."""
+    salt: bytes = b""
+    """See `Ticket.salt`."""
 
     def report(self, spell: Callable[[int], str] = str, *, explain: bool = False) -> RequestReport:
         """The request so far; `spell` gives a token's text, `explain` as in `report.sentence`."""

@@ -6,11 +6,10 @@ aside when another request takes the place, and brought back when the first one 
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
@@ -21,8 +20,10 @@ from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.request.arrays import SetAside
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.handle import RequestHandle, advanced_for, handle_here
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.request import Request
+from llamahybrid.request.salt import SHARED
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -46,73 +47,6 @@ class Parked:
     """Whether its tokens are forgotten meanwhile."""
 
 
-class RequestHandle:
-    """The requests that are made inside `with llm.request() as handle:`, streams among them.
-
-    A stream belongs to it wherever and whenever it is advanced later. Safe from any thread.
-    """
-
-    def __init__(self, gate: RequestGate, part_of: RequestHandle | None = None) -> None:
-        """`part_of`: its requests are also those of this one."""
-        self.open = False
-        """Its `with` block runs."""
-        self.outer: RequestHandle | None = None
-        """The handle whose block it stands in."""
-        self._gate = gate
-        self._part_of = part_of
-        self._tickets: list[Ticket] = []
-        self._cancelled = False
-
-    def cancel(self) -> None:
-        """End these requests and no others, as `Llama.cancel`: running, suspended, or still waiting."""
-        self._cancelled = True
-        for ticket in list(self._tickets):
-            self._gate.cancel(ticket)
-
-    @property
-    def reports(self) -> list[RequestReport]:
-        """What each of them decoded and reused, so far, in the order they were made."""
-        return [t.request.report() for t in self._tickets if t.request is not None]
-
-    def add(self, ticket: Ticket) -> None:
-        """One more request."""
-        self._tickets.append(ticket)
-        if self._cancelled:
-            self._gate.cancel(ticket)
-        if self._part_of is not None:
-            self._part_of.add(ticket)
-
-    def of(self, gate: RequestGate) -> bool:
-        """Its requests are made at this gate."""
-        return self._gate is gate
-
-
-_handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", default=None)
-
-
-@contextmanager
-def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
-    """Requests made in this context belong to `handle`."""
-    handle.outer, handle.open = _handle.get(), True
-    _handle.set(handle)
-    try:
-        yield handle
-    finally:
-        handle.open = False
-        if _handle.get() is handle:  # a generator may leave in another context, or after others came
-            _handle.set(handle.outer)
-
-
-@contextmanager
-def belonging_to(handle: RequestHandle) -> Generator[None, None, None]:
-    """Requests made by the body belong to a handle that is open elsewhere."""
-    token = _handle.set(handle)
-    try:
-        yield
-    finally:
-        _handle.reset(token)
-
-
 class Requests:
     """The requests of one `Llama`, as many at a time as it has slots."""
 
@@ -120,7 +54,9 @@ class Requests:
         self._of = ref(llm)  # no cycle: a model is freed when nobody uses it any more
         self.gate = RequestGate(wait, self)
         self.seed = 0
-        """Upstream's, which goes on from request to request."""
+        """Upstream's, which goes on from request to request; not by way of those that have a salt."""
+        self.salted = False
+        """Some request had a salt."""
         self._last: Request | None = None
         self._thread = threading.local()
 
@@ -143,9 +79,15 @@ class Requests:
 
     @property
     def last(self) -> Request | None:
-        """What `last_request` tells of: the calling thread's, or the last of all if it made none."""
+        """What `last_request` tells of: the calling thread's, or the last of all if it made none.
+
+        Only of the salt that requests made here have; the thread's own outside of any, too.
+        """
         own: Request | None = getattr(self._thread, "request", None)
-        return own or self._last
+        salt = self.salt() if self.salted else SHARED
+        if own is not None and salt in (SHARED, own.salt):
+            return own
+        return self._last if self._last is not None and self._last.salt == salt else None
 
     @last.setter
     def last(self, request: Request) -> None:
@@ -160,22 +102,64 @@ class Requests:
     def ticket(self, completing: bool = False, rows: bool = False) -> Ticket:
         """A ticket for a request that is made here and now, known to the handle of this context."""
         ticket = Ticket(completing, rows)
+        ticket.salt = self.salt()
         if (handle := self.handle()) is not None:
             handle.add(ticket)
         return ticket
 
     def handle(self) -> RequestHandle | None:
         """What requests that are made here and now belong to."""
-        handle = _handle.get()
-        while handle is not None and not handle.open:
-            handle = handle.outer
-        return handle if handle is not None and handle.of(self.gate) else None
+        return handle_here(self.gate)
+
+    def salt(self) -> bytes:
+        """Digest of the salt of requests that are made here and now: inside a step that of its request."""
+        gate = self.gate
+        if gate.inside and not gate.telling and gate.nested() and gate.current is not None:
+            return gate.current.salt
+        handle = self.handle()
+        return SHARED if handle is None else handle.salt
+
+    def next_seed(self) -> int:
+        """What upstream draws the next request's seed from; one with a salt learns nothing of others'."""
+        return secrets.randbits(32) if self.salted and self.salt() else self.seed
+
+    def handle_for(self, salt: bytes | None) -> RequestHandle:
+        """A handle for requests with a salt, given by its digest; None: that of those made here and now.
+
+        Raises LlamaHybridError inside a request of another one.
+        """
+        here = self.salt()
+        salt = here if salt is None else salt
+        if salt != here and self.gate.inside and self.gate.nested():
+            raise LlamaHybridError("a request inside another one has that one's salt")
+        self.salted |= salt != SHARED
+        return RequestHandle(self.gate, salt=salt)
+
+    def stream(self, made: Iterator[Any]) -> Iterator[Any]:
+        """A stream that was made here and now: whatever it asks for later, it does with this salt."""
+        handle, salt = self.handle(), self.salt()
+        if handle is None and not salt:
+            return made
+        return advanced_for(RequestHandle(self.gate, handle, salt).entered(), made)
+
+    def refuse_salt(self) -> None:
+        """There is no prompt cache. Raises LlamaHybridError for what is asked under a salt all the same."""
+        if self.salted and self.salt():
+            raise LlamaHybridError("upstream's own reuse knows no cache_salt: leave out prompt_cache=False")
+
+    def part_of_step(self, ticket: Ticket) -> bool:
+        """A request is part of the step that runs. Raises LlamaHybridError where that has another salt."""
+        if not self.gate.nested():
+            return False
+        if self.gate.current is not None and self.gate.current.salt != ticket.salt:
+            raise LlamaHybridError("a request of one salt cannot be part of one that has another")
+        return True
 
     def drive(
         self, ticket: Ticket, start: Callable[[], Generator[Any, Any, None]]
     ) -> Generator[Any, Any, None]:
         """Run a generator as a request, each step at the gate; as part of the running one where inside it."""
-        if self.gate.nested():
+        if self.part_of_step(ticket):
             yield from start()
             return
         inner = start()
@@ -199,9 +183,14 @@ class Requests:
             self.gate.finish(ticket)
             raise
 
-    def alone(self, work: Callable[[Evaluation], Result]) -> Result:
-        """A single operation where this thread decodes: part of the step it is called in, or its own."""
-        return self.gate.alone(lambda: work(self._evaluation))
+    def alone(self, work: Callable[[Evaluation], Result], salt: bytes | None = None) -> Result:
+        """A single operation where this thread decodes: part of the step it is called in, or its own.
+
+        `salt`: that of whom it is for, if not of what is asked here and now.
+        """
+        ticket = Ticket()
+        ticket.salt = self.salt() if salt is None else salt
+        return self.gate.alone(lambda: work(self._evaluation), ticket=ticket)
 
     def whole(self, work: Callable[[], Result], completing: bool = False, rows: bool = False) -> Result:
         """A single operation on the whole context, while no other request is in."""
@@ -223,15 +212,18 @@ class Requests:
             if reset and not evaluation.handoff and ticket.rests_on is None:
                 self.slots.move(ticket, prompt)
                 evaluation = self._show(ticket)
+                evaluation.serve(ticket.salt)
+            evaluation.claim()
             evaluation.require_fit(len(prompt))
             evaluation.runner.wait_for_room(len(prompt) + 1)
         if ticket is not None and ticket.rests_on is not None:
             evaluation.go_on_from(ticket.rests_on)
             ticket.rests_on = None
         request, rest = evaluation.begin(prompt, reset)
-        self.last = request
         if ticket is not None:
+            request.salt = ticket.salt
             ticket.request = request
+        self.last = request
         return request, rest
 
     def end_active(self) -> None:
@@ -244,6 +236,13 @@ class Requests:
             evaluation.active = None
         else:
             self._tell(evaluation.end())
+
+    def computed_under(self, salt: str) -> None:
+        """The model's own salt is another one: what is live is known by it from now on."""
+        self.end_active()
+        for each in self._evaluation.runner.live.shared.members:
+            assert each.identity.computation is not None
+            each.identity.computed_by(replace(each.identity.computation, salt=salt))
 
     def report(self, request: Request) -> RequestReport:
         """What a request did, as its user is told."""
@@ -305,8 +304,11 @@ class Requests:
         """See `Tenant.begin`."""
         evaluation = self._evaluation_of(ticket)
         evaluation.active = None  # an interrupt in `park` may have left it
+        evaluation.serve(ticket.salt)
+        if self.slots.batcher is None or ticket.whole:  # else once the slot is chosen in which it begins
+            evaluation.claim()
         evaluation.arrays.keep_rows(ticket.rows)
-        evaluation.arrays.seed = self.seed
+        evaluation.arrays.seed = secrets.randbits(32) if ticket.salt else self.seed
 
     def park(self, ticket: Ticket) -> None:
         """See `Tenant.park`; what the caller has not seen yet of a draft goes."""

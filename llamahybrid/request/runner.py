@@ -132,6 +132,17 @@ class RequestRunner:
         unstored = self.cache.unstored(self.checkpoints.view())
         self.checkpoints.carry_out(before_tip_goes(unstored), deep=False, after=after)
 
+    def serve(self, salt: bytes) -> None:
+        """Requests of this salt come next: what is live of another one is stored as its own, and goes."""
+        live = self.live
+        if live.n:
+            self.check()
+            if self.checkpoints.known.forgotten:
+                live.require_zeroing()
+            self.save_tip()
+        live.empty()
+        live.identity.serve(salt)
+
     def share(self) -> None:
         """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
         if self.live.fault() is not None:
@@ -340,9 +351,17 @@ class RequestRunner:
         if not self.live.profile.needs_checkpoints:
             request.schedule.stop()
 
-    def depth(self, prompt: Tokens) -> int:
-        """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk."""
-        return self.cache.peek(prompt, self.checkpoints.view(), self.meter.costs())
+    def depth(self, prompt: Tokens, salt: bytes | None = None) -> int:
+        """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk.
+
+        `salt`: that of the request; None: that of what is live.
+        """
+        view, identity = self.checkpoints.view(), self.live.identity
+        if salt is not None and not identity.serves(salt):
+            others = view.tokens[:0]
+            view = replace(view, namespace=identity.namespace_of(salt), tokens=others, cut_floor=0)
+            view = replace(view, tip_logits=False)
+        return self.cache.peek(prompt, view, self.meter.costs())
 
     def _reject(self, request: Request, cause: str) -> None:
         """Store nothing of what this request decoded, nor what it rested on."""

@@ -58,13 +58,13 @@ class Slot:
         rests_on = evaluation.runner.live.tokens.copy() if evaluation.handoff else None
         return Slot(self.arrays, native_from=evaluation.native_from, rests_on=rests_on)
 
-    def resumable(self, prompt: Tokens) -> int:
-        """Tokens of a prompt that would not have to be decoded here."""
-        return 0 if self.evaluation is None else self.evaluation.runner.depth(prompt)
+    def resumable(self, prompt: Tokens, salt: bytes = b"") -> int:
+        """Tokens of a prompt of a request of this salt that would not have to be decoded here."""
+        return 0 if self.evaluation is None else self.evaluation.runner.depth(prompt, salt)
 
-    def live_prefix(self, prompt: Tokens) -> int:
-        """Tokens of a prompt that are live here."""
-        return 0 if self.evaluation is None else self.evaluation.live_prefix(prompt)
+    def live_prefix(self, prompt: Tokens, salt: bytes = b"") -> int:
+        """Tokens of a prompt of a request of this salt that are live here."""
+        return 0 if self.evaluation is None else self.evaluation.live_prefix(prompt, salt)
 
 
 class Slots:
@@ -107,10 +107,14 @@ class Slots:
             self._homes[mark] = Slot(self.all[0].arrays.blank())
         return self._homes[mark].arrays
 
-    @property
-    def rests_on(self) -> Tokens | None:
-        """What a chat handler of the calling thread has decoded natively, for what is asked next."""
+    def rests_on(self, salt: bytes = b"") -> Tokens | None:
+        """What a chat handler of the calling thread has decoded natively, for what is asked next.
+
+        `salt`: of who asks; what was decoded for another one is not for it.
+        """
         home = self.current if self._certain else self._homes.get(this_thread())
+        if home is not None and home.arrays.salt != salt:
+            return None
         if home is None or home.evaluation is None:
             return None if home is None else home.rests_on
         return home.evaluation.runner.live.tokens.copy() if home.evaluation.handoff else None
@@ -143,7 +147,7 @@ class Slots:
                 self._came_from = home or self.all[0]
                 best = self.all[0]
             elif prompt is not None:
-                best = max(free, key=lambda slot: (slot.live_prefix(prompt), -slot.used))
+                best = max(free, key=lambda slot: (slot.live_prefix(prompt, ticket.salt), -slot.used))
             else:
                 best = home if home in free else min(free, key=lambda slot: slot.used)
             self._give(best, ticket)
@@ -161,6 +165,8 @@ class Slots:
         """For a request that has the whole context: its thread's tokens as sequence 0, and no others."""
         first, last = self.all[0], self._came_from
         assert first.evaluation is not None, "without one nobody gets a ticket"
+        if last.arrays.salt != first.arrays.salt:
+            last = first  # its thread's tokens are of another salt
         for slot in self.all[1:]:
             if slot.evaluation is not None and slot is not last:
                 slot.evaluation.runner.save_tip()
@@ -175,14 +181,14 @@ class Slots:
         """A ticket is about to begin with a prompt: give it the free slot from which most can be resumed."""
         old = ticket.slot
         assert old is not None, "it is seated"
-        mine = [old, *self._free()]
-        best = max(mine, key=lambda slot: (slot.resumable(prompt), slot.live_prefix(prompt), -slot.used))
+        mine, salt = [old, *self._free()], ticket.salt
+        best = max(mine, key=lambda s: (s.resumable(prompt, salt), s.live_prefix(prompt, salt), -s.used))
         if best is not old:
             self._give(best, ticket, anew=True)
             best.arrays.take_settings(old.arrays)
-        there = max(self.all, key=lambda slot: slot.live_prefix(prompt))
-        holds = 0 if there is best else there.live_prefix(prompt)
-        if holds and there.evaluation is not None and holds >= best.resumable(prompt) + MIN_SPACING:
+        there = max(self.all, key=lambda slot: slot.live_prefix(prompt, salt))
+        holds = 0 if there is best else there.live_prefix(prompt, salt)
+        if holds and there.evaluation is not None and holds >= best.resumable(prompt, salt) + MIN_SPACING:
             there.evaluation.runner.share()
         return self._enter(ticket)
 

@@ -35,6 +35,7 @@ class Ticket:
         "request",
         "rests_on",
         "rows",
+        "salt",
         "slot",
         "thread",
         "unwanted",
@@ -50,6 +51,8 @@ class Ticket:
         """Its tokens go to a completion, which a cancelled `generate` ends instead of raising."""
         self.rows = rows
         """It needs the logits of every token."""
+        self.salt = b""
+        """Digest of its salt: it shares nothing with requests of another one (see `salt.digest`)."""
         self.thread: ThreadMark | None = None
         """The thread that made its last step (see `this_thread`); None: it has made none."""
         self.inside = 0

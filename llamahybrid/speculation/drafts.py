@@ -19,7 +19,7 @@ from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.restore import restore
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Tokens
-from llamahybrid.speculation.draft_length import DraftLengthPolicy
+from llamahybrid.speculation.draft_length import Chance, DraftLengthPolicy
 
 Rollback: TypeAlias = Literal["cut", "planes", "snapshot"]
 """How tokens were taken back: attention was cut, a rollback plane became the state, or a snapshot was loaded
@@ -49,6 +49,9 @@ class StepwiseDraft(LlamaDraftModel):  # type: ignore[misc]
 
     at_most: int
     """Set before each call: more tokens than these are thrown away."""
+    salt: bytes = b""
+    """Set before each request: the digest of its salt. Nothing that was read for another one is to show, in
+    what is guessed or in how long that takes."""
 
     @abstractmethod
     def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
@@ -62,11 +65,14 @@ class Undo:
         self._live = live
         self._record: Bytes = np.empty(0, dtype=np.uint8)
         self._tokens: Tokens | None = None
+        self._named = b""
 
     @property
     def position(self) -> int | None:
         """Tokens of the state that is saved, where it is one of this history; else None."""
         if self._tokens is None or not self._live.state.starts_with(self._tokens):
+            return None
+        if self._named != self._live.fingerprint:  # it was for requests of another salt
             return None
         return len(self._tokens)
 
@@ -77,6 +83,7 @@ class Undo:
             return
         self._tokens = None  # what is saved next is not theirs, even if we are interrupted on the way
         if live.snapshot(self._buffer) is not None:
+            self._named = live.fingerprint
             self._tokens = live.tokens.copy()
 
     def drop(self) -> None:
@@ -120,6 +127,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self._guess = NOTHING
         self._guessed_at = 0
         """Tokens there were when the first of `_guess` was the next."""
+        self._salt = live.identity.salt
 
     def begin(self, prompt: int) -> DraftCounts:
         """A request starts, with a prompt of so many tokens; what will be counted of its drafts."""
@@ -128,8 +136,17 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self._guess = NOTHING
         self.undo.drop()
         self._start = self._known = self._guessed_at = prompt
+        self._serve(self._live.identity.salt)
         self.policy.begin()
         return self.counts
+
+    def _serve(self, salt: bytes) -> None:
+        """The request has this salt: what guesses came to under another one is not for it to see."""
+        if self._salt != salt:
+            self._salt = salt
+            self.policy.chance = Chance()
+        if isinstance(self.model, StepwiseDraft):
+            self.model.salt = salt
 
     def resume(self, counts: DraftCounts, prompt: int, known: int) -> None:
         """A request goes on after another one had its place: `known` tokens are certain."""

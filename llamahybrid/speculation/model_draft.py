@@ -48,11 +48,14 @@ class ModelDraft(StepwiseDraft):
         count = min(self.num_pred_tokens, self.at_most, self._runner.live.capacity - len(ids))
         if count < 1 or ids.max() >= self._runner.live.n_vocab:
             return np.empty(0, dtype=np.intc)
-        return self.llm.requests.gate.alone(self._guess, ids, count)
+        return self.llm.requests.alone(lambda _: self._guess(ids, count), self.salt)
 
     def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
         """How many of `input_ids` the second model has to decode first; more where its cache knows them."""
-        return len(input_ids) - common_prefix(self._runner.live.tokens, np.asarray(input_ids, dtype=np.int32))
+        live = self._runner.live
+        if not live.identity.serves(self.salt):
+            return len(input_ids)
+        return len(input_ids) - common_prefix(live.tokens, np.asarray(input_ids, dtype=np.int32))
 
     def _guess(self, ids: Tokens, count: int) -> npt.NDArray[np.intc]:
         self._follow(ids)

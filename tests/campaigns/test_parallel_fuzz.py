@@ -54,6 +54,15 @@ def test_upstreams_ids_of_another_request_are_noticed(
         run(tiny_model("mamba", window=16), 3, 1)
 
 
+def test_what_another_salt_has_asked_is_noticed(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All salts are taken for one."""
+    monkeypatch.setattr("llamahybrid.llama.digest", lambda salt: bytes(16))
+    with pytest.raises(Mismatch, match="were ever asked"):
+        run(tiny_model("llama", window=16), 3, 20)
+
+
 def test_what_is_left_behind_is_noticed(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Batcher, "leave", lambda self, ticket: None)
     with pytest.raises(Mismatch, match="left behind"):

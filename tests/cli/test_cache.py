@@ -116,6 +116,22 @@ def test_pruning_by_model(folder: Path) -> None:
     assert len(keys(folder)) == 3
 
 
+def test_each_tenant_is_listed_and_pruned(folder: Path) -> None:
+    assert "salt" not in run("list", "--dir", folder).output
+    store = RecordStore(folder)
+    for salt in ("0aB._zzzzzzzzz", "[red]zzzzzzzzz"):
+        name, payload = f"aaaa+{salt}", np.zeros(100, np.uint8)
+        key = key_of(name, SNAPSHOT, len(TEXT), TEXT)
+        store.write(key, pack(name, SNAPSHOT, len(TEXT), TEXT, None, payload))
+    output = run("list", "--dir", folder).output
+    assert "salt" in output
+    assert output.count("0aB._zzzzzzzzz") == output.count("[red]zzzzzzzzz") == 1
+    assert "0 records removed" in run("prune", "--salt", "0aB", "--dir", folder).output
+    assert "1 records removed" in run("prune", "--salt", "0aB._zzzzzzzzz", "--dir", folder).output
+    assert "7 records removed" in run("prune", "--model", "aaaa", "--dir", folder).output
+    assert len(keys(folder)) == 3
+
+
 def test_what_cannot_be_read_just_now_is_not_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(116, "Stale file handle")

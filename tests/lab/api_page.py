@@ -21,8 +21,8 @@ from typing import Any
 import llamahybrid
 from llamahybrid import errors
 from llamahybrid.prompt_cache import CacheStats
+from llamahybrid.request.handle import RequestHandle
 from llamahybrid.request.report import RequestReport
-from llamahybrid.request.requests import RequestHandle
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 

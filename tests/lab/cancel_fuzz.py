@@ -29,7 +29,7 @@ from rich.table import Table
 from llamahybrid import tiny
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
-from llamahybrid.request.requests import RequestHandle
+from llamahybrid.request.handle import RequestHandle
 from tests.lab.differential import Mismatch
 from tests.lab.history import Ask, Chat, random_history
 from tests.lab.quiet import silence

@@ -4,7 +4,8 @@
 
 Each history plays two to four conversations, in threads of their own, by turns in one thread, or both, with
 more requests than slots and contexts that run out of cells; requests are cancelled, dropped, left to the
-collector, and refused. What every sampler saw is held against a fresh stock context, within the tolerance of
+collector, and refused; some have salts, and none knows more of its prompt than was asked under its own. What
+every sampler saw is held against a fresh stock context, within the tolerance of
 its setting: batches of several sequences of a bare llama_decode loop differ from batches of one by 3.2e-4 of
 the range at most (``tests.lab.merged_batches``), other cuts of a prompt by more with flash attention. At the
 end nothing may be left: no slot taken, nobody in line, no thread, and no state that serves a `Llama` of
@@ -47,6 +48,8 @@ OPERATIONS = 7
 
 STUCK_SECONDS = 60
 
+SALTS = (("",), ("", "a"), ("a", "b"), ("", "a", "b"))
+
 
 @dataclass
 class Outcome:
@@ -72,9 +75,11 @@ class Plan:
     longest: int
     """Tokens of a prompt: some have room for one such alone."""
     paging: bool
+    salts: tuple[str, ...] = ("",)
+    """Of the conversations, in turn: only those of one salt share anything."""
 
     @classmethod
-    def draw(cls, rng: random.Random) -> Plan:
+    def draw(cls, rng: random.Random, seed: int) -> Plan:
         """One at random."""
         talks, n_ctx = rng.randint(2, 4), rng.choice(CONTEXTS)
         return cls(
@@ -87,6 +92,7 @@ class Plan:
             disk=rng.random() < 0.25,
             longest=rng.choice((LONGEST, LONGEST, min(2 * LONGEST, n_ctx))),
             paging=rng.random() < 0.8,
+            salts=random.Random(f"salts {seed}").choice(SALTS),
         )
 
 
@@ -98,7 +104,7 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
         Exception: whatever a conversation died of.
     """
     rng = random.Random(f"parallel {seed}")
-    plan = Plan.draw(rng)
+    plan = Plan.draw(rng, seed)
     arguments = {"n_ctx": plan.n_ctx, **setting.arguments}
     setting = Setting(setting.name, arguments, setting.tolerance, setting.batch_sensitive)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -134,8 +140,10 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
 def _played(llm: Any, plan: Plan, rng: random.Random, reference: Reference, seed: int) -> Common:
     llm.requests.gate.seats.patience = plan.patience
     shared = reference.vocabulary.text(plan.longest // 2, seed)
-    common = Common(llm, reference.vocabulary, llm.n_ctx(), shared, min(plan.longest, reference.n_ctx - 40))
-    talks = [Talk(common, f"{seed} {i}", OPERATIONS).play() for i in range(plan.talks)]
+    longest = min(plan.longest, reference.n_ctx - 40)
+    common = Common(llm, reference.vocabulary, llm.n_ctx(), shared, longest, plan.salts)
+    salts = [plan.salts[i % len(plan.salts)] for i in range(plan.talks)]
+    talks = [Talk(common, f"{seed} {i}", OPERATIONS, salts[i]).play() for i in range(plan.talks)]
     errors: list[BaseException] = []
 
     def run(talk: Any) -> None:
@@ -184,8 +192,10 @@ def _nothing_is_left(llm: Any, common: Common) -> None:
 def _serves_nobody_alone(model: Path, setting: Setting, cache: PromptCache, common: Common) -> None:
     """What was decoded in batches of several is never used where bits are promised."""
     with closing(setting.open(Llama, model, prompt_cache=cache)) as alone:
-        longest = max((said.prompt for said in common.said), key=len)
-        with closing(alone.generate(list(longest), temp=0.0)) as stream:
+        longest = max(common.said, key=lambda said: len(said.prompt))
+        with alone.request(longest.salt):
+            stream = alone.generate(list(longest.prompt), temp=0.0)
+        with closing(stream):
             next(stream)
         if alone.last_request.cached:
             raise Mismatch(f"merged state served a Llama of one slot: {alone.last_request}")

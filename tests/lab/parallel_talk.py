@@ -10,7 +10,7 @@ import gc
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from llama_cpp import LogitsProcessorList, StoppingCriteriaList
 
 from llamahybrid.errors import Busy, ContextOverflow, RequestCancelled
+from llamahybrid.request.report import RequestReport
 from tests.lab.differential import Mismatch, Verdict, compare
 from tests.lab.history import Again, Append, Chat, Cut, Edit, Prompt, Strip, Unrelated, Vocabulary
 from tests.lab.reference import Logits, Reference, Setting
@@ -34,6 +35,7 @@ class Said:
 
     what: str
     prompt: list[int]
+    salt: str = ""
     answer: list[int] = field(default_factory=list)
     seen: list[Logits] = field(default_factory=list)
 
@@ -62,6 +64,17 @@ class Said:
 
     wrong: Mismatch | None = None
 
+    def require_own(self, reports: Sequence[RequestReport], known: Sequence[Said]) -> None:
+        """Raises Mismatch where a request knew more of its prompt than all those of its salt have asked."""
+        own = [said for said in known if said.salt == self.salt and said is not self]
+        most = max((_common(self.prompt, said.prompt + said.answer) for said in own), default=0)
+        for report in reports:
+            if report.matched > most or report.cached > report.matched:
+                raise Mismatch(
+                    f"{self.what}, salt {self.salt!r}: {report.matched} of {len(self.prompt)} tokens matched "
+                    f"({report.reason}), {most} were ever asked"
+                )
+
     def judge(self, reference: Reference, setting: Setting, verdict: Verdict) -> None:
         """Raises Mismatch where a fresh stock context says something else."""
         if self.wrong is not None:
@@ -86,9 +99,12 @@ class Common:
     shared: list[int]
     """Text that prompts may begin with."""
     longest: int
+    salts: tuple[str, ...] = ("",)
     cancels: int = 0
     """How often all that ran was cancelled."""
     said: list[Said] = field(default_factory=list)
+    evaluated: list[Said] = field(default_factory=list)
+    """What else was decoded."""
     left: list[Any] = field(default_factory=list)
     """Streams that others give up, sooner or later."""
     count: Counter[str] = field(default_factory=Counter)
@@ -97,8 +113,9 @@ class Common:
 class Talk:
     """One conversation: `play` is a generator that stops wherever another one may go on."""
 
-    def __init__(self, common: Common, seed: str, operations: int) -> None:
+    def __init__(self, common: Common, seed: str, operations: int, salt: str = "") -> None:
         self._common, self._llm = common, common.llm
+        self._salt, self._choice = salt, random.Random(f"salts {seed}")
         self._rng = random.Random(seed)
         self._chat = Chat()
         self._operations = operations
@@ -126,6 +143,14 @@ class Talk:
     # -- requests ----------------------------------------------------------------------------------
 
     def _prompt(self, take: int) -> list[int]:
+        common = self._common
+        prompt = self._drawn()
+        others = [said.prompt for said in list(common.said)] if len(common.salts) > 1 else []
+        if others and self._choice.random() < 0.2:
+            prompt = self._choice.choice(others)  # of whatever salt
+        return prompt[-max(1, min(common.longest, common.n_ctx - take - 2)) :]
+
+    def _drawn(self) -> list[int]:
         common, rng = self._common, self._rng
         seed, new = (
             rng.randrange(10**6),
@@ -146,7 +171,11 @@ class Talk:
         if not prompt or rng.random() < 0.1:
             prompt = common.shared[: rng.randint(1, len(common.shared))]
             prompt = prompt + common.vocabulary.text(rng.choice((0, new)), seed)
-        return prompt[-max(1, min(common.longest, common.n_ctx - take - 2)) :]
+        return prompt
+
+    def _any_salt(self) -> str:
+        """Mostly that of this conversation."""
+        return self._choice.choice((self._salt, self._salt, self._salt, *self._common.salts))
 
     def _ask(self) -> Iterator[None]:
         rng, llm, common = self._rng, self._llm, self._common
@@ -155,7 +184,7 @@ class Talk:
             ("close", "stop", "interrupt", "handle", "handle later", "all", "drop", "thread"),
             (50, 8, 4, 8, 8, 2, 14, 6),
         )[0]
-        said = self._begin(f"generate, {end}", self._prompt(take))
+        said = self._begin(f"generate, {end}", self._prompt(take), self._any_salt())
         cancels, mine = common.cancels, False
 
         def criterion(ids: npt.NDArray[np.intc], scores: Logits) -> bool:
@@ -163,7 +192,7 @@ class Talk:
                 raise KeyboardInterrupt
             return len(said.answer) == take and end == "stop"
 
-        with llm.request() as handle:
+        with llm.request(said.salt) as handle:
             stream = llm.generate(
                 list(said.prompt),
                 temp=0.0,
@@ -205,6 +234,7 @@ class Talk:
             if later is not None:
                 later.join()
                 common.count["cancels"] += 1
+            said.require_own(handle.reports, [*common.said, *common.evaluated])
         self._chat.asked(said.prompt, said.answer)
         if end == "drop":
             self._drop(stream)
@@ -235,9 +265,9 @@ class Talk:
 
     def _completion(self) -> Iterator[None]:
         take = self._rng.randint(1, 16)
-        said = self._begin("completion", self._prompt(take))
+        said = self._begin("completion", self._prompt(take), self._any_salt())
         cancels, mine = self._common.cancels, self._rng.random() < 0.3
-        with self._llm.request() as handle:
+        with self._llm.request(said.salt) as handle:
             made = self._llm.create_completion(
                 list(said.prompt), max_tokens=take, temperature=0.0, stream=True, **_Growing(said).options()
             )
@@ -251,6 +281,7 @@ class Talk:
                 yield
         except Busy:
             self._common.count["refused"] += 1
+        said.require_own(handle.reports, [*self._common.said, *self._common.evaluated])
         if ended == "cancelled":
             self._common.count["cancelled"] += 1
             if not mine and self._common.cancels == cancels:
@@ -260,13 +291,14 @@ class Talk:
     def _by_hand(self) -> Iterator[None]:
         """reset, eval, sample, eval, ... without a stop: what a thread did last is its own."""
         llm, take = self._llm, self._rng.randint(1, 8)
-        said = self._begin("by hand", self._prompt(take))
+        said = self._begin("by hand", self._prompt(take), self._any_salt())
         try:
-            llm.reset()
-            llm.eval(list(said.prompt))
-            for _ in range(take):
-                said.answer.append(int(llm.sample(temp=0.0, **said.options())))
-                llm.eval(said.answer[-1:])
+            with llm.request(said.salt):
+                llm.reset()
+                llm.eval(list(said.prompt))
+                for _ in range(take):
+                    said.answer.append(int(llm.sample(temp=0.0, **said.options())))
+                    llm.eval(said.answer[-1:])
         except (Busy, RequestCancelled):
             self._common.count["by hand, ended"] += 1
         self._chat.asked(said.prompt, said.answer)
@@ -284,8 +316,8 @@ class Talk:
                 raise Mismatch("a prompt longer than the context was taken")
         yield
 
-    def _begin(self, what: str, prompt: list[int]) -> Said:
-        said = Said(what, prompt)
+    def _begin(self, what: str, prompt: list[int], salt: str) -> Said:
+        said = Said(what, prompt, salt)
         self._common.said.append(said)
         self._common.count["requests"] += 1
         return said
@@ -325,7 +357,8 @@ class Talk:
     def _save(self) -> Iterator[None]:
         """A prompt is decoded by hand and saved."""
         prompt = self._prompt(0)
-        with suppress(Busy, RequestCancelled):
+        self._common.evaluated.append(Said("saved", prompt, self._salt))
+        with suppress(Busy, RequestCancelled), self._llm.request(self._salt):
             self._llm.reset()
             self._llm.eval(list(prompt))
             state = self._llm.save_state()
@@ -339,8 +372,8 @@ class Talk:
     def _load(self) -> Iterator[None]:
         """What was saved is loaded, and sampled from."""
         if self._saved is not None:
-            said = self._begin("loaded", list(self._saved[1]))
-            with suppress(Busy, RequestCancelled):
+            said = self._begin("loaded", list(self._saved[1]), self._salt)
+            with suppress(Busy, RequestCancelled), self._llm.request(self._salt):
                 self._llm.load_state(self._saved[0])
                 said.answer.append(int(self._llm.sample(temp=0.0, **said.options())))
                 self._common.count["loaded"] += 1
@@ -348,7 +381,7 @@ class Talk:
         yield
 
     def _reset(self) -> Iterator[None]:
-        with suppress(Busy, RequestCancelled):
+        with suppress(Busy, RequestCancelled), self._llm.request(self._any_salt()):
             self._llm.reset()
         yield
 
@@ -380,6 +413,13 @@ class _Growing:
         said = self._said
         said.answer[:] = [int(token) for token in ids[len(said.prompt) :]]
         return said._watch_safely(ids, scores)
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """Tokens that both begin with."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 def advance(talks: list[Iterator[None]], rng: random.Random) -> None:

@@ -20,7 +20,11 @@ from llamahybrid.engine.content import Nameless
 from llamahybrid.memory import fingerprint
 from llamahybrid.memory.adapters import Adapters
 from llamahybrid.memory.fingerprint import Computation, settings
+from llamahybrid.memory.identity import Identity
 from llamahybrid.memory.model_files import ModelFiles
+from llamahybrid.memory.state import SequenceState
+from llamahybrid.prompt_cache.base import HERE_ONLY
+from llamahybrid.prompt_cache.records import NAMESPACE_BYTES
 from tests.conftest import SETTINGS, take
 
 from .conftest import PROMPT, named, stock
@@ -175,3 +179,23 @@ def test_an_engine_that_was_replaced_has_no_name(tiny_model, monkeypatch):
     with pytest.raises(OSError, match="replaced"):
         loaded.libraries()
     assert named(tiny_model("llama")) != named(tiny_model("llama"))
+
+
+def test_a_requests_salt_counts_and_none_changes_nothing(computation: Computation) -> None:
+    name = computation.fingerprint
+    salts = [b"a" * 16, b"b" * 16]
+    made = [fingerprint.with_salt(of, salt) for of in (name, name[::-1]) for salt in (b"", *salts)]
+    assert len(set(made)) == len(made)
+    assert {len(one) for one in made} == {16}
+    assert made[0] is name
+    tags = [fingerprint.salt_tag(salt) for salt in (b"", *salts)]
+    assert [len(tag) for tag in tags] == [0, 14, 14]
+    assert tags[1] != tags[2]
+
+
+def test_the_longest_namespace_fits_a_record(computation: Computation) -> None:
+    identity = Identity(computation.fingerprint, SequenceState.empty(8), None)
+    identity.computation = replace(computation, settings=Nameless())
+    identity.serve(b"\xff" * 16)
+    assert identity.namespace.endswith(HERE_ONLY)
+    assert len(identity.namespace.encode()) == NAMESPACE_BYTES

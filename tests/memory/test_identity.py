@@ -3,11 +3,16 @@
 import os
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.engine import loaded
+from llamahybrid.memory.fingerprint import Computation, with_salt
+from llamahybrid.memory.identity import Identity
+from llamahybrid.memory.model_files import ModelFiles
+from llamahybrid.memory.state import SequenceState
 from tests.conftest import SETTINGS, take
 
 from .conftest import LONGER, PROMPT, overwritten, replaced, stock
@@ -108,3 +113,77 @@ def test_an_engine_without_a_name_stays_in_ram(tiny_model, tmp_path, monkeypatch
     llm.prompt_cache.flush()
     assert llm.prompt_cache.stats().extra["disk_records"] == 0
     llm.prompt_cache.close()
+
+
+def bare(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+    computation = Computation(ModelFiles(file, by_content=False), b"settings")
+    identity = Identity(computation.fingerprint, SequenceState.empty(8), None)
+    identity.computation = computation
+    return identity
+
+
+def test_a_salt_names_what_is_decoded_until_there_is_another(tmp_path):
+    identity = bare(tmp_path)
+    names = {salt: identity.namespace_of(salt) for salt in (b"", b"a" * 16, b"b" * 16)}
+    assert len(set(names.values())) == 3
+    found = []
+    for salt in (b"a" * 16, b"b" * 16, b"", b"a" * 16):
+        assert not identity.serves(salt)
+        identity.serve(salt)
+        assert identity.serves(salt)
+        assert identity.namespace == names[salt]
+        found.append(identity.fingerprint)
+    assert found[0] == found[3]
+    assert len(set(found)) == 3
+    assert found[2] == identity.computation.fingerprint
+
+
+def test_what_is_live_cannot_be_given_to_another_salt(tmp_path):
+    identity = bare(tmp_path)
+    identity._state.n = 1
+    with pytest.raises(ValueError, match="another salt"):
+        identity.serve(b"a" * 16)
+    assert identity.serves(b"")
+
+
+def test_another_computation_keeps_the_salt(tmp_path):
+    identity = bare(tmp_path)
+    identity.serve(b"a" * 16)
+    before = identity.namespace, identity.fingerprint
+    identity.computed_by(replace(identity.computation, salt="steered"))
+    assert identity.serves(b"a" * 16)
+    assert identity.namespace != before[0]
+    assert identity.fingerprint != before[1]
+    identity.computed_by(replace(identity.computation, salt=""))
+    assert (identity.namespace, identity.fingerprint) == before
+
+
+def test_an_interrupt_on_the_way_to_another_salt_is_made_up_for(tmp_path, monkeypatch):
+    identity = bare(tmp_path)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "_rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            identity.serve(b"a" * 16)
+    assert not identity.serves(b"a" * 16)
+    identity.serve(b"a" * 16)
+    assert identity.serves(b"a" * 16)
+
+
+def test_what_another_thread_changes_meanwhile_is_not_lost(tmp_path, monkeypatch):
+    identity = bare(tmp_path)
+    rename, steered = identity._rename, replace(identity.computation, salt="steered")
+
+    def meanwhile(name):
+        monkeypatch.undo()
+        identity.computed_by(steered)
+        rename(name)
+
+    monkeypatch.setattr(identity, "_rename", meanwhile)
+    identity.serve(b"a" * 16)
+    assert identity.fingerprint == with_salt(steered.fingerprint, b"a" * 16)

@@ -15,7 +15,7 @@ from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.request import answers as answers_module
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request.answers import RANDOM_SEED, Siblings, answer_count, seeds
-from llamahybrid.request.requests import RequestHandle
+from llamahybrid.request.handle import RequestHandle
 from llamahybrid.request.ticket import Ticket
 
 OPTIONS = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}

@@ -301,12 +301,12 @@ def fill(llm, prompt=WORDS[100:120]):
 def test_what_a_chat_handler_decoded_is_told_when_its_slot_was_given_away(llm):
     llm.eval(WORDS[:20])
     evaluation = llm.slots.here().evaluation
-    assert llm.slots.rests_on is None
+    assert llm.slots.rests_on() is None
     evaluation.handoff, evaluation.native_from = True, 5
-    assert llm.slots.rests_on.tolist() == WORDS[:20]
+    assert llm.slots.rests_on().tolist() == WORDS[:20]
     fill(llm)
     assert not any(slot.evaluation.handoff or slot.evaluation.native_from for slot in llm.slots.all)
-    assert llm.slots.rests_on.tolist() == WORDS[:20]
+    assert llm.slots.rests_on().tolist() == WORDS[:20]
     with pytest.raises(RequestSuperseded):
         llm.create_completion(WORDS[:20], max_tokens=2)
     assert llm.create_completion(WORDS[:20], max_tokens=2)

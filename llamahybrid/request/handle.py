@@ -1,0 +1,128 @@
+"""Handles: which requests belong together, to be cancelled and told of; and the salt that they have.
+
+A context variable says so where a request is made. What was made keeps it, wherever it is advanced later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.report import RequestReport
+from llamahybrid.request.salt import SHARED
+from llamahybrid.request.ticket import Ticket
+
+if TYPE_CHECKING:
+    from llamahybrid.llama import Llama
+
+
+class RequestHandle:
+    """The requests that are made inside `with llm.request() as handle:`, streams among them.
+
+    A stream belongs to it wherever and whenever it is advanced later. Safe from any thread.
+    """
+
+    def __init__(self, gate: RequestGate, part_of: RequestHandle | None = None, salt: bytes = SHARED) -> None:
+        """`part_of`: its requests are also those of this one; `salt`: theirs (see `salt.digest`)."""
+        self.salt = salt
+        """Digest of the salt that its requests have."""
+        self.open = False
+        """Its `with` block runs."""
+        self.outer: RequestHandle | None = None
+        """The handle whose block it stands in."""
+        self._gate = gate
+        self._part_of = part_of
+        self._tickets: list[Ticket] = []
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """End these requests and no others, as `Llama.cancel`: running, suspended, or still waiting."""
+        self._cancelled = True
+        for ticket in list(self._tickets):
+            self._gate.cancel(ticket)
+
+    @property
+    def reports(self) -> list[RequestReport]:
+        """What each of them decoded and reused, so far, in the order they were made."""
+        return [t.request.report() for t in self._tickets if t.request is not None]
+
+    def add(self, ticket: Ticket) -> None:
+        """One more request."""
+        self._tickets.append(ticket)
+        if self._cancelled:
+            self._gate.cancel(ticket)
+        if self._part_of is not None:
+            self._part_of.add(ticket)
+
+    def entered(self) -> RequestHandle:
+        """Itself, as if its block ran from here on."""
+        self.outer, self.open = _handle.get(), True
+        return self
+
+    def of(self, gate: RequestGate) -> bool:
+        """Its requests are made at this gate."""
+        return self._gate is gate
+
+
+_handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", default=None)
+
+
+def handle_here(gate: RequestGate) -> RequestHandle | None:
+    """What requests that are made at a gate, here and now, belong to: the innermost of its own."""
+    handle = _handle.get()
+    while handle is not None and not (handle.open and handle.of(gate)):
+        handle = handle.outer
+    return handle
+
+
+@contextmanager
+def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
+    """Requests made in this context belong to `handle`."""
+    _handle.set(handle.entered())
+    try:
+        yield handle
+    finally:
+        handle.open = False
+        if _handle.get() is handle:  # a generator may leave in another context, or after others came
+            _handle.set(handle.outer)
+
+
+@contextmanager
+def belonging_to(handle: RequestHandle) -> Generator[None, None, None]:
+    """Requests made by the body belong to a handle that is open elsewhere."""
+    token = _handle.set(handle)
+    try:
+        yield
+    finally:
+        _handle.reset(token)
+
+
+def advanced_for(handle: RequestHandle, made: Iterator[Any]) -> Generator[Any, None, None]:
+    """A stream; requests that are made only while it is advanced belong to a handle, too."""
+    try:
+        while True:
+            with belonging_to(handle):
+                chunk = next(made, handle)
+            if chunk is handle:
+                return
+            yield chunk
+    finally:
+        if isinstance(made, Generator):
+            made.close()
+
+
+def takes_salt(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `Llama` that makes a request, with `cache_salt`: as if asked inside `request(cache_salt)`."""
+
+    @wraps(method)
+    def salted(llm: Llama, *args: Any, cache_salt: str | None = None, **kwargs: Any) -> Any:
+        if cache_salt is None:
+            return method(llm, *args, **kwargs)
+        with llm.request(cache_salt):
+            return method(llm, *args, **kwargs)
+
+    return salted
