@@ -51,7 +51,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     find theirs again. It costs one more recurrent state of memory; False saves that.
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
-    CPU, where a snapshot costs less. The patched engine makes them when they pay, and gives them back.
+    CPU. The patched engine makes them when they pay, and gives them back.
     `n_parallel`: requests that may run at once, in threads or as open generators; each is a sequence of its
     own in the one context of `n_ctx` tokens, and their answers are decoded together. It costs one more
     recurrent state of memory for each. Upstream's attributes (`input_ids`, `n_tokens`, ...) are then those of
@@ -180,8 +180,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """End all requests that run now, or those of a handle; from any thread, or a signal handler.
 
         A completion ends with the text so far and `finish_reason` "cancelled"; `generate` and `eval` raise
-        RequestCancelled. On a CPU a prompt stops inside a batch, elsewhere between batches; an answer stops
-        between two tokens. What was decoded is kept. Needs the prompt cache (`prompt_cache` not False).
+        RequestCancelled. A prompt stops inside a batch (between two where it is not a CPU's), an answer
+        between two tokens. What was decoded is kept. Needs the prompt cache.
         """
         (request or self._gate).cancel()
 
@@ -245,13 +245,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
         Answer i is what `seed + i` gives alone (answer 0: what this call gives without `n`), as the choice
         of that index; usage counts the prompt once. In a stream each chunk has one choice, whose index says
-        whose it is. With `n_parallel` slots as many answers are decoded together, and a `logits_processor`
-        or `stopping_criteria` is called in threads of their own, one at a time. With one slot, with
-        `logits_all`, and where one slot cannot go on from what another one decoded (plain attention), they
-        come one after the other. Cancelling one ends all; so does what one of them raises. Each is a request
-        of its own to `on_request`; `last_request` tells of answer 0. Raises ValueError for an `n` below 1.
-
-        `cache_salt`: as if asked inside `with llm.request(cache_salt=...):`, see `request`.
+        whose it is. With `n_parallel` slots as many are decoded together, a `logits_processor` or
+        `stopping_criteria` called in threads of their own, one at a time; with one slot, `logits_all` or
+        plain attention one after the other. Cancelling one ends all; so does what one raises. `last_request`
+        tells of answer 0. `cache_salt`: see `request`. Raises ValueError for an `n` below 1.
         """
         if (count := answer_count(n)) == 1:
             return super().create_completion(*args, **kwargs)
@@ -265,8 +262,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def create_chat_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
 
-        A chat handler of one's own, which decodes by itself, has the model to itself: its answers come one
-        after the other, and what it decodes (an image) is decoded for each.
+        A chat handler that decodes by itself has the model to itself: its answers come one by one.
         """
         if (count := answer_count(n)) == 1:
             made = self._chat(*args, **kwargs)
@@ -348,9 +344,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def cache_salt(self) -> str:
         """Names what computes, beside what is seen of it: states of one salt are never used under another.
 
-        Seen are the model's content, its parameters and the engine, and adapters, control vectors and modes
-        set with llama_cpp's functions. Set another salt when numbers change in any other way (a C call of
-        your own, weights changed in memory); set it back, and what was kept under the old one serves again.
+        Seen are the model's content, its parameters, the engine, and what llama_cpp's functions set. Set
+        another one when numbers change in any other way (a C call of your own, weights changed in memory).
         """
         return self._cache_salt
 

@@ -9,15 +9,12 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.salt import SHARED
 from llamahybrid.request.ticket import Ticket
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 
 class RequestHandle:
@@ -116,10 +113,10 @@ def advanced_for(handle: RequestHandle, made: Iterator[Any]) -> Generator[Any, N
 
 
 def takes_salt(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `Llama` that makes a request, with `cache_salt`: as if asked inside `request(cache_salt)`."""
+    """A method of `Llama` that makes a request, and `cache_salt`, as in `request(cache_salt)`."""
 
     @wraps(method)
-    def salted(llm: Llama, *args: Any, cache_salt: str | None = None, **kwargs: Any) -> Any:
+    def salted(llm: Any, *args: Any, cache_salt: str | None = None, **kwargs: Any) -> Any:
         if cache_salt is None:
             return method(llm, *args, **kwargs)
         with llm.request(cache_salt):
