@@ -188,22 +188,21 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def request(self, cache_salt: str | None = None) -> AbstractContextManager[RequestHandle]:
         """A handle for the requests made inside `with llm.request() as handle:`, to cancel just them.
 
-        `handle.cancel()` from any thread: where several users share a model, "the request that runs now" may
-        be somebody else's. A stream made inside belongs to it wherever it is advanced.
+        `handle.cancel()` from any thread; a stream made inside belongs to it wherever it is advanced.
 
         `cache_salt`: only requests of the same salt share anything, as with vLLM's: in RAM, in slots, on
         disk, beside the model's own `cache_salt`; what was evaluated under another one is not there, as after
         `reset`. None: that of the block around this one; "": the shared default. Make it long and random if
         it has to stay secret: a digest of it is stored. A request with a salt and no seed draws one. A thread
-        that is started inside opens a block of its own. Raises LlamaHybridError inside a request of another
-        salt; so do requests with a salt where there is no prompt cache.
+        started inside opens its own block. Raises LlamaHybridError inside a request of another salt; so do
+        requests with one where there is no prompt cache.
         """
         return made_with(self.requests.handle_for(None if cache_salt is None else digest(cache_salt)))
 
     def warm(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
         """Decode a prompt ahead of time, so that whatever begins with it starts there; what it took.
 
-        `prompt`: text, token ids, or chat messages (the model's chat format is applied to them).
+        `prompt`: text, token ids, or chat messages.
         """
         return decode_ahead(self, prompt)
 
@@ -344,8 +343,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def cache_salt(self) -> str:
         """Names what computes, beside what is seen of it: states of one salt are never used under another.
 
-        Seen are the model's content, its parameters, the engine, and what llama_cpp's functions set. Set
-        another one when numbers change in any other way (a C call of your own, weights changed in memory).
+        Seen are the model's content and parameters, the engine, and what llama_cpp's functions set; set one
+        when numbers change in any other way.
         """
         return self._cache_salt
 

@@ -21,6 +21,7 @@ from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.salt import SALT_BYTES, SHARED, digest
+from llamahybrid.request.ticket import Ticket
 from llamahybrid.speculation.draft_length import Chance
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.integrity import check_integrity
@@ -177,7 +178,7 @@ def test_attention_is_not_stored_for_who_shares_none_of_it(opened: Callable[...,
     """A prompt's end is paged out at once for those that wait behind it, of its salt alone."""
     llm = opened(n_parallel=3)
     batcher, gate = llm.slots.batcher, llm._gate
-    mine, other = gate.ticket(), gate.ticket()
+    mine, other = Ticket(), Ticket()
     mine.salt, other.salt = digest(A), digest(B)
     gate._current = mine
     batcher._prompts.extend((mine, other))
