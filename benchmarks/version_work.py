@@ -107,15 +107,19 @@ def saves(what: str) -> Callable[[Path], Work]:
 
 
 def switch(folder: Path) -> Work:
-    """Go from one chat of 2,000 tokens to the other, by the request's report: plan and restore."""
+    """Go from one chat of 2,000 tokens to the other, by the request's report: plan and restore.
+
+    Answers are long enough for a checkpoint at their end where that takes a few tokens' time: the end of a
+    shorter one is stored when it is left, which would count here.
+    """
     with closing(opened(folder, 4096, flash_attn=True, prompt_cache=PromptCache(2 << 30))) as llm:
         text = Texts(llm)
         chats = [text(2000) for _ in range(2)]
         for turn in range(sys.maxsize):
             chat = chats[turn % 2]
             chat += text(4)
-            chat += take(llm, chat, 2)
-            if turn > 3:
+            chat += take(llm, chat, 24)
+            if turn > 5:
                 report = llm.last_request
                 assert report is not None
                 assert report.left < 32, report
