@@ -85,7 +85,7 @@ ORDER = (
 FOR_TYPES_ONLY = {
     ("llamahybrid.capi.calls", "llamahybrid.prompt_cache.base"),
     ("llamahybrid.capi.sampling", "llamahybrid.prompt_cache.base"),
-    ("llamahybrid.hazards.probe", "llamahybrid.hazards.bench"),
+    ("llamahybrid.hazards.context", "llamahybrid.hazards.bench"),
     ("llamahybrid.memory.adapters", "llamahybrid.memory.context"),
     ("llamahybrid.memory.shared", "llamahybrid.memory.sequence"),
     ("llamahybrid.request.answers", "llamahybrid.llama"),

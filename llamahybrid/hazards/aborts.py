@@ -7,23 +7,15 @@ from functools import partial
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import ABORTED, PARTIAL, THREE, TWO, Bench, Context, three
-from llamahybrid.hazards.probe import (
-    LLAMA,
-    Model,
-    NotApplicable,
-    Outcome,
-    Verdict,
-    all_sound,
-    on,
-    probe,
-    probes_in,
-    went_on,
-    wrong,
-)
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import ABORTED, PARTIAL, THREE, TWO, Context
+from llamahybrid.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, went_on, wrong
+from llamahybrid.hazards.probe import CONTROL, LLAMA, MENDED, Model, on, probe, probes_in
+from llamahybrid.hazards.steps import all_go_on, next_prompt, stop
 
 _SITE = "llama-context.cpp: llama_context::decode"
 _PARTS = (0.1, 0.5, 0.97)
+_EIGHT = {0: 8, 1: 8, 2: 8}
 _Evaluate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
@@ -39,9 +31,7 @@ def _stop(context: Context, fed: int, part: float) -> None:
     polls = twin.polls_of(lambda: twin.feed(held, held + fed))
     if not polls:
         raise NotApplicable("the backend does not poll the abort callback")
-    status = context.stopped(max(1, int(polls * part)), lambda: context.feed(held, held + fed))
-    if status != ABORTED:
-        raise RuntimeError(f"the decode was not stopped: it returned {status}")
+    stop(context, polls, part, lambda: context.feed(held, held + fed))
 
 
 def _after(context: Context, said: str) -> Outcome:
@@ -62,7 +52,7 @@ def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **
     if outcome.verdict is not Verdict.REFUSED:
         return outcome
     context.rm(0, -1, -1)
-    again = went_on(context.feed(0, 8, text=1) or context.goes_on(8, text=1), "after the removal of all")
+    again = next_prompt(context, 8, "after the removal of all")
     return outcome if again.verdict is Verdict.EXACT else wrong(f"{outcome.detail}; {again.detail}")
 
 
@@ -107,7 +97,7 @@ def abort_second_ubatch(bench: Bench) -> Outcome:
 @_abort(
     "A decode stopped when its second ubatch is due",
     sound="keeps the first ubatch exactly, and leaves no logits",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="the decode returned 2, 16 tokens left",
     also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
 )
@@ -126,7 +116,7 @@ def abort_between_ubatches(bench: Bench) -> Outcome:
 @_abort(
     "A stop that is there before the decode begins",
     sound="leaves the state as it was",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="the decode returned 2, 12 tokens left",
 )
 def abort_at_once(bench: Bench) -> Outcome:
@@ -147,11 +137,9 @@ def abort_bystander(bench: Bench) -> Outcome:
     bench.need_recurrent()
 
     def stopped(part: float) -> Outcome:
-        twin, context = bench.context(), three(bench.context(**THREE))
+        twin, context = bench.context(), bench.context(**THREE).filled(_EIGHT)
         polls = twin.polls_of(lambda: twin.feed(0, 1))
-        status = context.stopped(max(1, int(polls * part)), lambda: _decode_around(context))
-        if status != ABORTED:
-            raise RuntimeError(f"the decode was not stopped: it returned {status}")
+        stop(context, polls, part, lambda: _decode_around(context))
         end = context.last(1) + 1
         return went_on(context.goes_on(8, 1, text=1), f"stopped after {part:.0%}, {end} tokens left")
 
@@ -161,7 +149,7 @@ def abort_bystander(bench: Bench) -> Outcome:
 @_abort(
     "A stopped decode of tokens that two sequences share",
     sound="leaves both sequences alike, and what starts afresh is exact",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="the decode returned 2, the sequences end at [-1, -1]",
     model=LLAMA,
 )
@@ -174,7 +162,7 @@ def abort_shared_tokens(bench: Bench) -> Outcome:
     status = context.stopped(max(1, polls // 2), lambda: context.decode(both))
     if status != ABORTED:
         raise NotApplicable("the backend does not poll the abort callback")
-    ends = [context.last(seq) for seq in (0, 1)]
+    ends = context.last_of()
     said = f"the decode returned {status}, the sequences end at {ends}"
     if ends != [-1, -1]:
         return wrong(said)
@@ -184,7 +172,7 @@ def abort_shared_tokens(bench: Bench) -> Outcome:
 @_abort(
     "A decode stopped in the very first ubatch (control)",
     sound="leaves nothing; the prompt starts again, exactly",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="the decode returned 2, 0 tokens left",
     patches=(),
 )
@@ -196,7 +184,7 @@ def abort_first_ubatch(bench: Bench) -> Outcome:
 @_abort(
     "A snapshot restored after a stopped decode (control)",
     sound="exact",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="n_rs_seq = 4: the snapshot was restored",
     also=on(Verdict.EXACT, "jamba", "lfm2", "mamba"),
     patches=(),
@@ -212,7 +200,7 @@ def abort_restored(bench: Bench) -> Outcome:
         context = bench.context(n_rs_seq=planes).grown(12)
         snapshot = context.save(flags=PARTIAL)
         _stop(context, 1, 0.5)
-        if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
+        if not context.goes_back(snapshot, 12):
             return wrong(f"n_rs_seq = {planes}: the snapshot or the cut was refused")
         return went_on(context.goes_on(12), f"n_rs_seq = {planes}: the snapshot was restored")
 
@@ -223,7 +211,7 @@ def abort_restored(bench: Bench) -> Outcome:
     "The eval callback returns false in the middle of a graph",
     site="ggml-backend.cpp: ggml_backend_sched_compute_splits",
     sound="reports an abort and drops what it spoiled",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="the decode returned 2, the snapshot was restored",
     patches=("0011",),
     also=on(Verdict.WRONG, "jamba", LLAMA),
@@ -253,8 +241,7 @@ def eval_callback_stop(bench: Bench) -> Outcome:
     outcome = _after(context, said)
     if not outcome.verdict.sound:
         return outcome
-    context.load(snapshot, flags=PARTIAL)
-    context.rm(0, 12, -1)
+    context.goes_back(snapshot, 12)
     return went_on(context.goes_on(12), f"{said}, the snapshot was restored")
 
 
@@ -262,7 +249,7 @@ def eval_callback_stop(bench: Bench) -> Outcome:
     "A decode of two sequences stopped where a third was removed",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::find_slot",
     sound="keeps what is exact or drops it; what starts afresh is exact",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="stopped 9 times",
     patches=("0026",),
     also={**on(Verdict.WRONG, "jamba", "lfm2"), **on(Verdict.EXACT, "mamba", "rwkv7")},
@@ -283,10 +270,9 @@ def abort_beside_free_cells(bench: Bench) -> Outcome:
         stopped += 1
         for seq in (0, 2):
             context.rm(seq, -1, -1)
-        for seq in (0, 2, 1):
-            context.grown(8, seq, text=seq)
+        context.filled({0: 8, 2: 8, 1: 8})
         said = f"stopped {stopped} times"
-        outcome = all_sound(went_on(context.goes_on(8, seq, text=seq), said) for seq in (1, 0, 2))
+        outcome = all_go_on(went_on, context, said, {1: 8, 0: 8, 2: 8})
         if outcome.verdict is not Verdict.EXACT:
             return Outcome(outcome.verdict, f"{said}, last after {part}0 %", outcome.difference)
     return outcome
@@ -294,7 +280,7 @@ def abort_beside_free_cells(bench: Bench) -> Outcome:
 
 def _hole(bench: Bench) -> Context:
     """Two sequences of eight tokens, and room between them for another."""
-    context = three(bench.context(**THREE))
+    context = bench.context(**THREE).filled(_EIGHT)
     context.rm(1, -1, -1)
     return context
 

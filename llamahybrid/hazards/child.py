@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid.engine import installed
-from llamahybrid.hazards.probe import NotApplicable, Outcome, Verdict
+from llamahybrid.hazards.outcome import NotApplicable, Outcome, Refused, Verdict
 
 
 def _load() -> None:
@@ -40,6 +40,8 @@ def outcome(name: str, model: str, gpu_layers: int) -> dict[str, Any]:
         return find(name).run(Bench(model, gpu_layers)).as_json()
     except NotApplicable as error:
         return Outcome(Verdict.NOT_APPLICABLE, str(error)).as_json()
+    except Refused as error:
+        return Outcome(Verdict.REFUSED, str(error)).as_json()
 
 
 def _no_core_file() -> None:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import PARTIAL, SPLIT, TWO, Bench, gap
-from llamahybrid.hazards.probe import (
-    LFM2,
-    LLAMA,
-    Outcome,
-    Verdict,
-    all_sound,
-    on,
-    probe,
-    probes_in,
-    refused,
-    went_on,
-    wrong,
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import BOTH, PARTIAL, SPLIT, TWO
+from llamahybrid.hazards.outcome import Outcome, Verdict, gap, granted, refused, went_on, wrong
+from llamahybrid.hazards.probe import LFM2, LLAMA, MENDED, on, probe, probes_in
+from llamahybrid.hazards.steps import all_go_on, next_prompt
+
+_pending = partial(probe, sound="carries the copy out first", verdicts=MENDED, patches=("0010",))
+"""What stands for a copy or shift that is not carried out yet where its probe says nothing else."""
+
+_ignored = partial(
+    probe, sound="changes nothing", verdicts=(Verdict.DIED, Verdict.REFUSED), patches=("0007",)
 )
+"""What stands for a request that cannot be met where its probe says nothing else."""
 
 
-@probe(
+@_pending(
     "Saving a sequence whose stream copy is pending",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
-    sound="carries the copy out first",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="saved and restored",
-    patches=("0010",),
     also=on(Verdict.WRONG, LLAMA),
 )
 def pending_copy_saved(bench: Bench) -> Outcome:
@@ -35,18 +33,14 @@ def pending_copy_saved(bench: Bench) -> Outcome:
     context = bench.context(**SPLIT).grown(12)
     context.cp(0, 1)
     other = bench.context(**SPLIT)
-    if not other.load(context.save(1), 1):
-        return Outcome(Verdict.REFUSED, "the copy was not saved and restored")
+    granted(other.load(context.save(1), 1), "the copy was not saved and restored")
     return went_on(other.goes_on(12, 1), "saved and restored")
 
 
-@probe(
+@_pending(
     "Restoring into a sequence whose stream copy is pending",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
-    sound="carries the copy out first",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="restored",
-    patches=("0010",),
     also=on(Verdict.WRONG, LLAMA),
 )
 def pending_copy_restored_into(bench: Bench) -> Outcome:
@@ -56,18 +50,15 @@ def pending_copy_restored_into(bench: Bench) -> Outcome:
     context = bench.context(**SPLIT).grown(12)
     context.cp(0, 1)
     context.rm(1, -1, -1)
-    if not context.load(blob, 1):
-        return Outcome(Verdict.REFUSED, "the state was not restored")
+    granted(context.load(blob, 1), "the state was not restored")
     return went_on(context.goes_on(12, 1, text=1), "restored")
 
 
-@probe(
+@_pending(
     "Saving while a K-shift is pending",
     site="llama-kv-cache.cpp: llama_kv_cache::update",
     sound="carries the shift out first",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="saved and restored",
-    patches=("0010",),
     model=LLAMA,
     also=on(Verdict.WRONG, "qwen3"),
 )
@@ -76,24 +67,19 @@ def pending_shift_saved(bench: Bench) -> Outcome:
     bench.need_attention()
     bench.need_multi_rope(False)
     context = bench.context().grown(12)
-    if not lib.llama_memory_can_shift(context.memory):
-        return Outcome(Verdict.REFUSED, "llama_memory_can_shift says no")
+    granted(lib.llama_memory_can_shift(context.memory), "llama_memory_can_shift says no")
     lib.llama_memory_seq_add(context.memory, 0, 0, -1, 5)
     other = bench.context()
-    if not other.load(context.save()):
-        return Outcome(Verdict.REFUSED, "the shifted sequence was not saved and restored")
+    granted(other.load(context.save()), "the shifted sequence was not saved and restored")
     if status := context.feed(17, 18) or other.feed(17, 18):
         return went_on(status, "saved and restored")
     return went_on(gap(other.logits(), context.logits()), "saved and restored")
 
 
-@probe(
+@_ignored(
     "seq_add and seq_div on a model with M-RoPE",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_add",
-    sound="changes nothing",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the sequence ends at position 11",
-    patches=("0007",),
 )
 def shift_under_m_rope(bench: Bench) -> Outcome:
     """Shift twelve tokens by five and halve their positions, which have several dimensions; go on at 12."""
@@ -105,13 +91,10 @@ def shift_under_m_rope(bench: Bench) -> Outcome:
     return refused(context.goes_on(12), said)
 
 
-@probe(
+@_ignored(
     "Copying a range between streams",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
-    sound="changes nothing",
-    verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="the copy ends at position -1",
-    patches=("0007",),
     also=on(Verdict.DIED, LLAMA),
 )
 def partial_stream_copy(bench: Bench) -> Outcome:
@@ -137,14 +120,12 @@ def remove_all_sequences(bench: Bench) -> Outcome:
 
     Where that was refused, go on with both.
     """
-    context = bench.context(**TWO).grown(12).grown(12, 1, text=1)
+    context = bench.context(**TWO).filled(BOTH)
     if context.rm(-1, -1, -1):
-        ends = [context.last(seq) for seq in (0, 1)]
+        ends = context.last_of()
         said = f"seq_rm returned true, the sequences end at {ends}"
-        if ends != [-1, -1]:
-            return wrong(said)
-        return went_on(context.feed(0, 12, 1) or context.goes_on(12, 1), said)
-    return all_sound(refused(context.goes_on(12, seq, text=seq), "seq_rm returned false") for seq in (0, 1))
+        return went_on(context.starts_over(12, 1), said) if ends == [-1, -1] else wrong(said)
+    return all_go_on(refused, context, "seq_rm returned false")
 
 
 @probe(
@@ -159,13 +140,11 @@ def remove_all_sequences(bench: Bench) -> Outcome:
 def remove_part_of_all(bench: Bench) -> Outcome:
     """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
     bench.need_recurrent()
-    context = bench.context(**TWO).grown(12).grown(12, 1, text=1)
+    context = bench.context(**TWO).filled(BOTH)
     parts = ((12, -1), (5, 5), (6, -1), (0, 6))
     answers = [int(context.rm(-1, *part)) for part in parts]
     said = f"seq_rm returned {answers}"
-    if any(answers[2:]):
-        return wrong(said)
-    return all_sound(refused(context.goes_on(12, seq, text=seq), said) for seq in (0, 1))
+    return wrong(said) if any(answers[2:]) else all_go_on(refused, context, said)
 
 
 @probe(
@@ -184,7 +163,7 @@ def remove_negative_sequence(bench: Bench) -> Outcome:
     if not context.rm(-7, -1, -1):
         return refused(context.goes_on(12), "seq_rm returned false")
     said = f"seq_rm returned true, the sequence ends at position {context.last()}"
-    return went_on(context.feed(0, 8, text=1) or context.goes_on(8, text=1), said)
+    return next_prompt(context, 8, said)
 
 
 @probe(
@@ -222,7 +201,7 @@ def remove_inner_range(bench: Bench) -> Outcome:
     "Attention appended to a sequence before its old tail is cut",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="refuses the copy, the restore or the decode: every position would be there twice",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="all calls succeeded, the state is 0 bytes longer than a clean one",
     patches=("0017",),
     also=on(Verdict.WRONG, "jamba", "lfm2", LLAMA),
@@ -251,13 +230,12 @@ def append_before_cut(bench: Bench) -> Outcome:
     feed(20, 21)
 
     context = bench.context(**TWO).grown(24)
-    if not context.load(segment, 1):
-        return Outcome(Verdict.REFUSED, "the segment was not restored")
+    granted(context.load(segment, 1), "the segment was not restored")
     context.cp(1, 0)
     context.rm(1, -1, -1)
     apart = lib.llama_model_is_hybrid(bench.model) or lib.llama_model_n_swa(bench.model)
-    if (apart and not context.load(snapshot, flags=PARTIAL)) or not context.rm(0, 20, -1):
-        return Outcome(Verdict.REFUSED, "the snapshot or the cut was refused")
+    back = context.goes_back(snapshot, 20) if apart else context.rm(0, 20, -1)
+    granted(back, "the snapshot or the cut was refused")
     more = len(context.save()) - size
     said = f"all calls succeeded, the state is {more} bytes longer than a clean one"
     if status := context.decode([(wanted(20), 20, (0,))]):

@@ -7,19 +7,12 @@ from functools import partial
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import ON_DEVICE, PARTIAL, Bench, Context, memory_left
-from llamahybrid.hazards.probe import (
-    LLAMA,
-    NotApplicable,
-    Outcome,
-    Verdict,
-    on,
-    probe,
-    probes_in,
-    refused,
-    went_on,
-    wrong,
-)
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import ON_DEVICE, PARTIAL, THREE, TWO, Context
+from llamahybrid.hazards.outcome import NotApplicable, Outcome, Verdict, refused, went_on, wrong
+from llamahybrid.hazards.probe import LLAMA, on, probe, probes_in
+from llamahybrid.hazards.process import memory_left
+from llamahybrid.hazards.steps import after_failure
 
 _DEVICE = PARTIAL | ON_DEVICE
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
@@ -28,9 +21,8 @@ _HEADER = struct.calcsize("<Ii")  # magic, sequence
 def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -> Outcome:
     """Offer a blob that no sound library takes, then go on at `length`, the live state's end."""
     if context.load(blob, seq, flags):
-        return Outcome(Verdict.WRONG, "the restore returned success")
-    said = f"the restore returned 0, {context.last() + 1} tokens left"
-    return refused(context.goes_on_after_refusal(length), said)
+        return wrong("the restore returned success")
+    return after_failure(context, length)
 
 
 _ends = partial(
@@ -99,9 +91,7 @@ def on_device_trailing(bench: Bench) -> Outcome:
 def on_device_all(bench: Bench) -> Outcome:
     """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
     bench.need_recurrent()
-    context = bench.context(n_seq_max=3, kv_unified=True)
-    for seq in range(3):
-        context.grown(8, seq)
+    context = bench.context(**THREE).filled({0: 8, 1: 8, 2: 8})
     context.rm(1, -1, -1)
     size = len(context.save(-1, _DEVICE))
     return refused(context.goes_on(8), f"{size} bytes were saved")
@@ -147,7 +137,7 @@ def two_recurrent_cells(bench: Bench) -> Outcome:
 )
 def empty_state_far_sequence(bench: Bench) -> Outcome:
     """Two sequences, planes; restore the snapshot of an empty one into sequence 5; then decode."""
-    context = bench.with_planes(2, n_seq_max=2, kv_unified=True)
+    context = bench.with_planes(2, **TWO)
     return _offered(context, context.save(flags=PARTIAL), 5, PARTIAL, 0)
 
 

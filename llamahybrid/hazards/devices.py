@@ -14,21 +14,11 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import FULL, ON_DEVICE, PARTIAL, Bench, Context, load_range, save_range
-from llamahybrid.hazards.probe import (
-    GEMMA3,
-    LLAMA,
-    Model,
-    NotApplicable,
-    Outcome,
-    Verdict,
-    all_sound,
-    on,
-    probe,
-    probes_in,
-    refused,
-    wrong,
-)
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import FULL, ON_DEVICE, PARTIAL, Context, load_range, save_range
+from llamahybrid.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, wrong
+from llamahybrid.hazards.probe import CONTROL, GEMMA3, LLAMA, Model, on, probe, probes_in
+from llamahybrid.hazards.steps import still_there
 
 _TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _WRITE = "llama-context.cpp: llama_context::state_seq_get_data"
@@ -127,9 +117,8 @@ def pieces_ended(bench: Bench) -> Outcome:
     written = [_Pieces(context, most).state() for most in (0, 4, len(before) // 2, len(before) - 1)]
     written += [_Pieces(context).state(seq=seq) for seq in (-7, 300)]
     written += [_Pieces(context).state(ON_DEVICE), _Pieces(context).range(30, 10)]
-    same = "with the same bytes" if context.save() == before else "with other bytes"
-    said = f"the calls returned {written}, {context.last() + 1} tokens left {same}"
-    return refused(context.goes_on(40), said) if not any(written) else wrong(said)
+    said = f"the calls returned {written}"
+    return wrong(said) if any(written) else still_there(context, before, 40, said)
 
 
 def _split(bench: Bench, length: int, **params: Any) -> tuple[Context, bytes]:
@@ -164,7 +153,7 @@ def split_tensors_in_pieces(bench: Bench) -> Outcome:
     "States and ranges of split tensors (control)",
     site=_READ,
     sound="restores what was saved, byte for byte",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="the bytes are those that were restored",
     also=on(Verdict.EXACT, LLAMA, GEMMA3),
 )

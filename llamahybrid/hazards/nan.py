@@ -7,8 +7,19 @@ from functools import partial
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import PARTIAL, Bench, Context
-from llamahybrid.hazards.probe import LLAMA, NotApplicable, Outcome, Verdict, on, probe, probes_in, went_on
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import PARTIAL, Context
+from llamahybrid.hazards.outcome import NotApplicable, Outcome, Verdict, granted
+from llamahybrid.hazards.probe import CONTROL, LLAMA, MENDED, on, probe, probes_in
+from llamahybrid.hazards.steps import next_prompt
+
+
+def _shown(context: Context, otherwise: str) -> Context:
+    """This context, whose next logits must show NaN for anything to be learned."""
+    context.feed(12, 13)
+    if np.isfinite(context.logits()).all():
+        raise NotApplicable(otherwise)
+    return context
 
 
 def _poisoned(bench: Bench, flash: int = 1) -> Context:
@@ -19,16 +30,13 @@ def _poisoned(bench: Bench, flash: int = 1) -> Context:
     snapshot[-4000:] = np.full(1000, np.nan, np.float32).tobytes()
     if not context.load(bytes(snapshot), flags=PARTIAL):
         raise NotApplicable("the library refuses a state that holds NaN")
-    context.feed(12, 13)
-    if np.isfinite(context.logits()).all():
-        raise NotApplicable("NaN in the last rows of the state does not reach the logits")
-    return context
+    return _shown(context, "NaN in the last rows of the state does not reach the logits")
 
 
 _NAN = "llama-graph.cpp: llm_graph_context::build_rs"
 
 
-_nan = partial(probe, sound="starts the next prompt clean", verdicts=(Verdict.WRONG, Verdict.EXACT))
+_nan = partial(probe, sound="starts the next prompt clean", verdicts=MENDED)
 """What stands for each probe but the control."""
 
 
@@ -42,10 +50,8 @@ _nan = partial(probe, sound="starts the next prompt clean", verdicts=(Verdict.WR
 def nan_after_removal(bench: Bench) -> Outcome:
     """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on."""
     context = _poisoned(bench)
-    if not context.rm(0, -1, -1):
-        return Outcome(Verdict.REFUSED, "seq_rm returned false")
-    context.feed(0, 12)
-    return went_on(context.goes_on(12), "seq_rm returned true")
+    granted(context.rm(0, -1, -1), "seq_rm returned false")
+    return next_prompt(context, 12, "seq_rm returned true", text=0)
 
 
 @_nan(
@@ -59,22 +65,20 @@ def nan_after_clear(bench: Bench) -> Outcome:
     """Poison the state with NaN, llama_memory_clear(false), decode a fresh prompt of twelve and go on."""
     context = _poisoned(bench)
     lib.llama_memory_clear(context.memory, False)
-    context.feed(0, 12)
-    return went_on(context.goes_on(12), "cleared")
+    return next_prompt(context, 12, "cleared", text=0)
 
 
 @_nan(
     "NaN in a recurrent row after clear with data (control)",
     site=_NAN,
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="cleared with data",
 )
 def nan_after_clear_data(bench: Bench) -> Outcome:
     """Poison the state with NaN, llama_memory_clear(true), decode a fresh prompt of twelve and go on."""
     context = _poisoned(bench)
     lib.llama_memory_clear(context.memory, True)
-    context.feed(0, 12)
-    return went_on(context.goes_on(12), "cleared with data")
+    return next_prompt(context, 12, "cleared with data", text=0)
 
 
 def _poisoned_attention(bench: Bench) -> Context:
@@ -87,10 +91,7 @@ def _poisoned_attention(bench: Bench) -> Context:
         state = context.save()
         if not context.load(state[:-64] + b"\xff" * 64):
             raise NotApplicable("the library refuses a state that holds NaN")
-        context.feed(12, 13)
-        if np.isfinite(context.logits()).all():
-            raise NotApplicable("NaN in the last values of the state does not reach the logits")
-        return context
+        return _shown(context, "NaN in the last values of the state does not reach the logits")
     bench.need_attention()
     return _poisoned(bench, flash=0)
 
@@ -105,10 +106,8 @@ def _poisoned_attention(bench: Bench) -> Context:
 def nan_in_attention(bench: Bench) -> Outcome:
     """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on."""
     context = _poisoned_attention(bench)
-    if not context.rm(0, -1, -1):
-        return Outcome(Verdict.REFUSED, "seq_rm returned false")
-    context.feed(0, 8, text=1)
-    return went_on(context.goes_on(8, text=1), "seq_rm returned true")
+    granted(context.rm(0, -1, -1), "seq_rm returned false")
+    return next_prompt(context, 8, "seq_rm returned true")
 
 
 @_nan(
@@ -122,8 +121,7 @@ def nan_in_attention_cleared(bench: Bench) -> Outcome:
     """No flash attention; decode a token on poisoned state, clear without data, another prompt; go on."""
     context = _poisoned_attention(bench)
     lib.llama_memory_clear(context.memory, False)
-    context.feed(0, 8, text=1)
-    return went_on(context.goes_on(8, text=1), "cleared")
+    return next_prompt(context, 8, "cleared")
 
 
 PROBES = probes_in(vars())

@@ -1,101 +1,15 @@
-"""What a probe is, and what it can find."""
+"""What a probe is: a situation, what is known of it, and the model it is brought about on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from llamahybrid.hazards.outcome import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from llamahybrid.hazards.bench import Bench, Gap
-
-
-class Verdict(str, Enum):
-    """What a library made of a situation."""
-
-    EXACT = "exact"
-    REFUSED = "refused cleanly"
-    WRONG = "silently wrong"
-    DIED = "process died"
-    NOT_APPLICABLE = "not applicable"
-    FAILED = "probe failed"
-    """The probe could not set its situation up, so nothing is known."""
-
-    @property
-    def sound(self) -> bool:
-        """Whether a user of the library is safe here."""
-        return self in (Verdict.EXACT, Verdict.REFUSED, Verdict.NOT_APPLICABLE)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One probe's finding."""
-
-    verdict: Verdict
-    detail: str = ""
-    difference: float | None = None
-    """Largest difference of a logit to a clean run; None: not compared, or not a finite number."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads back."""
-        return {"verdict": self.verdict.value, "detail": self.detail, "difference": self.difference}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Outcome:
-        """The outcome that `as_json` wrote."""
-        return cls(Verdict(data["verdict"]), data["detail"], data["difference"])
-
-
-class NotApplicable(Exception):
-    """The situation cannot arise with this model or library; the message says why."""
-
-
-def went_on(gap: Gap | int, said: str) -> Outcome:
-    """The library said yes (`said` is what it said) and went on with logits `gap` off a clean run's.
-
-    A status that llama_decode returned instead: it refused to go on, so the damage was noticed.
-    """
-    if isinstance(gap, int):
-        return Outcome(Verdict.REFUSED, f"{said}; the next decode returned {gap}")
-    verdict = Verdict.EXACT if gap.exact else Verdict.WRONG
-    return Outcome(verdict, said if gap.finite else f"{said}; logits are not finite", gap.reported)
-
-
-def refused(gap: Gap | int, said: str) -> Outcome:
-    """The library said no; `gap` is how far off it goes on from where it was before it was asked.
-
-    A status that llama_decode returned instead: it does not go on at all. That is clean, but the live state
-    is lost.
-    """
-    if isinstance(gap, int):
-        return Outcome(Verdict.REFUSED, f"{said}; the live state was lost, the next decode returned {gap}")
-    if gap.exact:
-        return Outcome(Verdict.REFUSED, said, gap.reported)
-    return Outcome(Verdict.WRONG, f"{said}, but the live state was damaged", gap.reported)
-
-
-def wrong(said: str) -> Outcome:
-    """The library said `said`, which no sound one says."""
-    return Outcome(Verdict.WRONG, said)
-
-
-def all_sound(outcomes: Iterable[Outcome]) -> Outcome:
-    """The first outcome that is not sound, else the last; what comes after the first is not done.
-
-    A last outcome without a difference to a clean run shows the largest one before it.
-    """
-    done: list[Outcome] = []
-    for outcome in outcomes:
-        done.append(outcome)
-        if not outcome.verdict.sound:
-            break
-    if not done:
-        raise ValueError("nothing was tried")
-    if done[-1].verdict.sound and done[-1].difference is None:
-        known = [outcome.difference for outcome in done if outcome.difference is not None]
-        return replace(done[-1], difference=max(known, default=None))
-    return done[-1]
+    from llamahybrid.hazards.bench import Bench
 
 
 Run: TypeAlias = "Callable[[Bench], Outcome]"
@@ -125,6 +39,11 @@ GEMMA3 = Model("gemma3", 16)
 """Attention with and without a sliding window."""
 LFM2 = Model("lfm2", 16)
 """A hybrid whose attention has a sliding window."""
+
+CONTROL = (Verdict.EXACT, Verdict.EXACT)
+"""Verdicts of a probe that shows what works: stock's, and the patched library's."""
+MENDED = (Verdict.WRONG, Verdict.EXACT)
+"""Stock goes on wrong, the patched library right."""
 
 
 @dataclass(frozen=True)

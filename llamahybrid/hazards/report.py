@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from llamahybrid.hazards.catalogue import PROBES, find
-from llamahybrid.hazards.probe import Verdict
+from llamahybrid.hazards.outcome import Verdict
 from llamahybrid.hazards.runner import Library, Result, library, run
 
 _COLOURS = {

@@ -8,31 +8,35 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import FULL, PARTIAL, TWO, Bench, Context, memory_left
-from llamahybrid.hazards.probe import (
-    GEMMA3,
-    LLAMA,
-    Model,
-    NotApplicable,
-    Outcome,
-    Verdict,
-    all_sound,
-    on,
-    probe,
-    probes_in,
-    refused,
-    went_on,
-    wrong,
-)
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import FULL, PARTIAL, TWO, Context
+from llamahybrid.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, refused, went_on, wrong
+from llamahybrid.hazards.probe import CONTROL, GEMMA3, LLAMA, Model, on, probe, probes_in
+from llamahybrid.hazards.process import memory_left
+from llamahybrid.hazards.steps import after_failure, failed_restore, still_there
 
 _FILE = "llama-context.cpp: llama_context::state_seq_load_file"
 _READ = "llama-kv-cache.cpp: llama_kv_cache::state_read"
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_shrinks = partial(
+    probe,
+    sound="drops what is half replaced",
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
+    patches=("0009",),
+    model=GEMMA3,
+    also=on(Verdict.REFUSED, LLAMA, "qwen35"),
+)
+"""What stands for a file that is cut while it is read."""
+_beside_copy = partial(
+    probe, site=_READ, verdicts=CONTROL, also=on(Verdict.EXACT, LLAMA, "jamba", "lfm2", "mamba")
+)
+"""What stands for a restore over a sequence whose cells a copy shares."""
 
 
 class _File:
@@ -66,10 +70,9 @@ def _file(whole: bool) -> Iterator[_File]:
         yield _File(Path(folder) / "state", whole)
 
 
-@probe(
+@failed_restore(
     "A damaged state file over a live sequence",
     site=_FILE,
-    sound="refuses, and the live state stays (or is dropped whole)",
     verdicts=(Verdict.DIED, Verdict.REFUSED),
     says="8 restores returned 0, 20 tokens left with the same bytes",
     patches=("0009", "0029"),
@@ -94,9 +97,7 @@ def failed_file_restore(bench: Bench) -> Outcome:
                 file.path.write_bytes(damaged)
                 if file.load(context):
                     return wrong(f"{len(damaged)} of {len(good)} bytes were accepted")
-    same = "with the same bytes" if context.save() == before else "with other bytes"
-    said = f"8 restores returned 0, {context.last() + 1} tokens left {same}"
-    return refused(context.goes_on_after_refusal(20), said)
+    return still_there(context, before, 20, "8 restores returned 0")
 
 
 def _shrinking(bench: Bench, whole: bool) -> Outcome:
@@ -107,7 +108,7 @@ def _shrinking(bench: Bench, whole: bool) -> Outcome:
     if sys.platform == "win32":
         raise NotApplicable("a file that is open cannot be cut here")
     donor = bench.context(**TWO).grown(200, text=3)
-    context = bench.context(**TWO).grown(20).grown(15, 1, text=1)
+    context = bench.context(**TWO).filled({0: 20, 1: 15})
     beside = context.save(1)
     with _file(whole) as file:
         file.save(donor)
@@ -125,39 +126,30 @@ def _shrinking(bench: Bench, whole: bool) -> Outcome:
             raise NotApplicable("the library does not say when it has parsed a file")
     if read:
         return wrong("a file that lost its end was accepted")
-    ends = [context.last(seq) for seq in (0, 1)]
+    ends = context.last_of()
     said = f"the restore returned 0, the sequences end at {ends}"
     if not whole and context.save(1) != beside:
         return wrong(f"{said}, the second one with other bytes")
     if ends[0] >= 0:
         return refused(context.goes_on(ends[0] + 1), said)
-    return refused(context.feed(0, 20, text=2) or context.goes_on(20, text=2), said)
+    return refused(context.starts_over(20, text=2), said)
 
 
-@probe(
+@_shrinks(
     "A state file that loses its end while its data is read",
     site=_FILE,
     sound="drops what is half replaced, and leaves other sequences alone",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, the sequences end at [-1, 14]",
-    patches=("0009",),
-    model=GEMMA3,
-    also=on(Verdict.REFUSED, LLAMA, "qwen35"),
 )
 def file_shrinks(bench: Bench) -> Outcome:
     """Two sequences; restore a file over the first, cut it before its last tensor is read; start again."""
     return _shrinking(bench, whole=False)
 
 
-@probe(
+@_shrinks(
     "A whole-context state file that loses its end while its data is read",
     site="llama-context.cpp: llama_context::state_load_file",
-    sound="drops what is half replaced",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, the sequences end at [-1, -1]",
-    patches=("0009",),
-    model=GEMMA3,
-    also=on(Verdict.REFUSED, LLAMA, "qwen35"),
 )
 def file_shrinks_whole(bench: Bench) -> Outcome:
     """Two sequences; restore a whole file, cut it before its last tensor is read; start again."""
@@ -169,18 +161,13 @@ def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) ->
     before = context.save()
     if context.load(blob, seq, flags):
         return went_on(context.goes_on(20), f"{what} was accepted")
-    same = "with the same bytes" if context.save() == before else "with other bytes"
-    said = f"{what} was refused, {context.last() + 1} tokens left {same}"
-    return refused(context.goes_on_after_refusal(20), said)
+    return still_there(context, before, 20, f"{what} was refused")
 
 
-@probe(
+@failed_restore(
     "A state with more cells than the context has",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_meta",
-    sound="refuses, and the live state stays (or is dropped whole)",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="a state of 400 tokens was refused, 20 tokens left with the same bytes",
-    patches=("0009",),
     also={**on(Verdict.REFUSED, LLAMA), **on(Verdict.WRONG, "jamba")},
 )
 def restore_too_long(bench: Bench) -> Outcome:
@@ -190,13 +177,10 @@ def restore_too_long(bench: Bench) -> Outcome:
     return _over(bench.context(n_ctx=256).grown(20), blob, FULL, "a state of 400 tokens")
 
 
-@probe(
+@failed_restore(
     "A state whose attention has another number type",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_data",
-    sound="refuses, and the live state stays (or is dropped whole)",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="a state in F32 was refused, 20 tokens left with the same bytes",
-    patches=("0009",),
     also={**on(Verdict.REFUSED, LLAMA), **on(Verdict.WRONG, "jamba")},
 )
 def restore_other_type(bench: Bench) -> Outcome:
@@ -206,13 +190,10 @@ def restore_other_type(bench: Bench) -> Outcome:
     return _over(bench.context().grown(20), blob, FULL, "a state in F32")
 
 
-@probe(
+@failed_restore(
     "A full state restored as PARTIAL, and the other way round",
     site="llama-context.cpp: llama_context::state_seq_set_data",
-    sound="refuses, and the live state stays (or is dropped whole)",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="PARTIAL as full was refused, 20 tokens left with the same bytes",
-    patches=("0009",),
     also=on(Verdict.WRONG, "jamba"),
 )
 def restore_other_flags(bench: Bench) -> Outcome:
@@ -239,27 +220,21 @@ def _beside(bench: Bench, cut: int | None) -> Outcome:
     return all_sound((copied, went_on(restored, f"{said}, both go on")))
 
 
-@probe(
+@_beside_copy(
     "A state restored over a sequence that shares its cells",
-    site=_READ,
     sound="leaves the other sequence as it was",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the restore returned success, both go on",
-    also=on(Verdict.EXACT, LLAMA, "jamba", "lfm2", "mamba"),
 )
 def restore_beside_copy(bench: Bench) -> Outcome:
     """Twenty tokens, copied to a second sequence; restore thirty others over the first; go on with both."""
     return _beside(bench, None)
 
 
-@probe(
+@_beside_copy(
     "A truncated state over a sequence that shares its cells",
-    site=_READ,
     sound="refuses, and leaves the other sequence as it was",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
     says="the restore returned 0, both go on",
     patches=("0009",),
-    also=on(Verdict.EXACT, LLAMA, "jamba", "lfm2", "mamba"),
 )
 def failed_restore_beside_copy(bench: Bench) -> Outcome:
     """Twenty tokens, copied to a second sequence; restore a state without its last eight bytes; go on."""
@@ -270,7 +245,7 @@ def failed_restore_beside_copy(bench: Bench) -> Outcome:
     "A state restored over a pending rollback",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read",
     sound="goes on from what was restored",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="the restore returned success",
     also=on(Verdict.EXACT, "lfm2"),
 )
@@ -288,7 +263,7 @@ def restore_over_rollback(bench: Bench) -> Outcome:
     "No memory for a restore",
     site=_READ,
     sound="restores, or refuses and the live state stays (or is dropped whole)",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="each restore succeeded, or was refused without damage",
     also=on(Verdict.EXACT, LLAMA),
 )
@@ -304,8 +279,7 @@ def restore_no_memory(bench: Bench) -> Outcome:
             read = lib.llama_state_seq_set_data_ext(context.ctx, buffer, len(blob), 0, FULL)
         if read:
             return went_on(context.goes_on(2000, text=1), f"{left >> 10} KiB: the restore returned success")
-        found = context.goes_on_after_refusal(2000)
-        return refused(found, f"{left >> 10} KiB: the restore returned 0, {context.last()} tokens left")
+        return after_failure(context, 2000)
 
     outcome = all_sound(restored(left) for left in (0, 1 << 18))
     if not outcome.verdict.sound:

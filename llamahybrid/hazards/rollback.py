@@ -7,29 +7,13 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import PARTIAL, THREE, TWO, Bench, Context, gap, three
-from llamahybrid.hazards.probe import (
-    Outcome,
-    Verdict,
-    all_sound,
-    on,
-    probe,
-    probes_in,
-    refused,
-    went_on,
-    wrong,
-)
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import PARTIAL, THREE, TWO, Context
+from llamahybrid.hazards.outcome import Outcome, Verdict, all_sound, gap, granted, refused, went_on, wrong
+from llamahybrid.hazards.probe import CONTROL, MENDED, on, probe, probes_in
+from llamahybrid.hazards.steps import cut
 
 _SITE = "llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm"
-
-
-def _rolled_back(context: Context, to: int, length: int, seq: int = 0) -> Outcome:
-    """Cut `seq`, which holds the text of its number, from `length` to `to` tokens and go on from there."""
-    if context.rm(seq, to, -1):
-        said = f"seq_rm to {to} of {length} tokens returned true"
-        return went_on(context.goes_on(to, seq, text=seq), said)
-    said = f"seq_rm to {to} of {length} tokens returned false"
-    return refused(context.goes_on(length, seq, text=seq), said)
 
 
 def _pending(bench: Bench, **params: Any) -> Context:
@@ -40,14 +24,24 @@ def _pending(bench: Bench, **params: Any) -> Context:
     return context
 
 
+def _pending_copied(bench: Bench) -> Context:
+    """The same, copied to a second sequence while that rollback is pending."""
+    context = _pending(bench, **TWO)
+    context.cp(0, 1)
+    return context
+
+
 _rollback = partial(probe, site=_SITE, verdicts=(Verdict.WRONG, Verdict.REFUSED), patches=("0001",))
 """What stands for a cut where its probe says nothing else: stock grants what cannot be right."""
+
+_stale = partial(probe, sound="starts the next prompt clean", verdicts=MENDED, patches=("0001",))
+"""What stands for a rollback that is pending when it ought to be gone, or to be carried out."""
 
 
 @_rollback(
     "Rollback within one batch (control)",
     sound="grants it, exactly",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="seq_rm to 8 of 12 tokens returned true",
     also=on(Verdict.EXACT, "lfm2", "nemotron_h"),
     patches=(),
@@ -57,7 +51,7 @@ def rollback_one_batch(bench: Bench) -> Outcome:
     context = bench.with_planes().grown(12)
     if context.rm(0, 7, -1):
         return wrong("seq_rm to 7 of 12 tokens returned true")
-    return _rolled_back(context, 8, 12)
+    return cut(context, 8, 12)
 
 
 @_rollback(
@@ -68,7 +62,7 @@ def rollback_one_batch(bench: Bench) -> Outcome:
 )
 def rollback_single_tokens(bench: Bench) -> Outcome:
     """Four planes; twelve one-token decodes; roll back four."""
-    return _rolled_back(bench.with_planes().grown(12, chunk=1), 8, 12)
+    return cut(bench.with_planes().grown(12, chunk=1), 8, 12)
 
 
 @_rollback(
@@ -80,7 +74,7 @@ def rollback_last_token(bench: Bench) -> Outcome:
     """Four planes; eleven tokens in one batch, then one; roll back that one."""
     context = bench.with_planes().grown(11)
     context.feed(11, 12)
-    return _rolled_back(context, 11, 12)
+    return cut(context, 11, 12)
 
 
 @_rollback(
@@ -92,7 +86,7 @@ def rollback_twice(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, decode one, roll back two."""
     context = _pending(bench)
     context.feed(10, 11)
-    return _rolled_back(context, 9, 11)
+    return cut(context, 9, 11)
 
 
 @_rollback(
@@ -107,7 +101,7 @@ def rollback_after_restore(bench: Bench) -> Outcome:
     context = bench.with_planes().grown(20, text=1)
     if not context.load(blob):
         raise RuntimeError("a sound state was refused")
-    return _rolled_back(context, 10, 12)
+    return cut(context, 10, 12)
 
 
 @_rollback(
@@ -117,11 +111,7 @@ def rollback_after_restore(bench: Bench) -> Outcome:
 )
 def rollback_embeddings(bench: Bench) -> Outcome:
     """embeddings=True, ubatches of eight; ten tokens in one batch; roll back three."""
-    return _rolled_back(
-        bench.with_planes(n_ubatch=8, embeddings=True, pooling_type=0).grown(10),
-        7,
-        10,
-    )
+    return cut(bench.with_planes(n_ubatch=8, embeddings=True, pooling_type=0).grown(10), 7, 10)
 
 
 @_rollback(
@@ -131,9 +121,9 @@ def rollback_embeddings(bench: Bench) -> Outcome:
 )
 def rollback_bystander(bench: Bench) -> Outcome:
     """Three unified sequences of eight tokens; decode one more of the outer two; roll the middle one back."""
-    context = three(bench.with_planes(**THREE))
+    context = bench.with_planes(**THREE).filled({0: 8, 1: 8, 2: 8})
     context.decode([(5, 8, (0,)), (6, 8, (2,))])
-    return _rolled_back(context, 6, 8, 1)
+    return cut(context, 6, 8, 1)
 
 
 @_rollback(
@@ -158,7 +148,7 @@ def rollback_shared(bench: Bench) -> Outcome:
 @_rollback(
     "A draft rejected whole: rollback to before its batch",
     sound="refuses, and goes on from the snapshot that was taken before the draft",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="the rollback was refused, snapshot and cut were granted",
     patches=("0001", "0020"),
 )
@@ -173,7 +163,7 @@ def rollback_to_batch_start(bench: Bench) -> Outcome:
     context.feed(12, 16)
     if context.rm(0, 12, -1):
         return went_on(context.goes_on(12), "seq_rm to 12 of 16 tokens returned true")
-    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
+    if not context.goes_back(snapshot, 12):
         return wrong("the rollback was refused, and so were the snapshot or its cut")
     return went_on(context.goes_on(12), "the rollback was refused, snapshot and cut were granted")
 
@@ -181,7 +171,7 @@ def rollback_to_batch_start(bench: Bench) -> Outcome:
 @_rollback(
     "A draft rejected in part by a memory without planes",
     sound="refuses the cut, and goes on from the snapshot that was taken before the draft",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="the cut was refused, 17 tokens left, snapshot and cut were granted",
     also=on(Verdict.EXACT, "jamba", "mamba", "rwkv7"),
     patches=(),
@@ -198,18 +188,16 @@ def draft_rejected_recurrent(bench: Bench) -> Outcome:
     if context.rm(0, 14, -1):
         return went_on(context.goes_on(14), "seq_rm to 14 of 17 tokens returned true")
     left = context.last() + 1
-    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 12, -1)):
+    if not context.goes_back(snapshot, 12):
         return wrong("the cut was refused, and so were the snapshot or its cut")
     status = context.feed(12, 14)
     said = f"the cut was refused, {left} tokens left, snapshot and cut were granted"
     return went_on(status or context.goes_on(14), said)
 
 
-@_rollback(
+@_stale(
     "A pending rollback outlives seq_rm with a finite end",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
-    sound="starts the next prompt clean",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_rm(0, 0, 100) returned true",
 )
 def stale_rollback_finite_removal(bench: Bench) -> Outcome:
@@ -219,52 +207,45 @@ def stale_rollback_finite_removal(bench: Bench) -> Outcome:
     return went_on(context.goes_on(0), said)
 
 
-@_rollback(
+@_stale(
     "A pending rollback outlives seq_keep of another sequence",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_keep",
-    sound="starts the next prompt clean",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_keep, 3 tokens decoded",
 )
 def stale_rollback_keep(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, keep only the empty second sequence, decode a fresh prompt."""
     context = _pending(bench, **TWO)
     lib.llama_memory_seq_keep(context.memory, 1)
-    status = context.feed(0, 2)
-    return went_on(status or context.goes_on(2), f"seq_keep, {context.last() + 1} tokens decoded")
+    found = context.starts_over(2)
+    return went_on(found, f"seq_keep, {context.last() + 1} tokens decoded")
 
 
-@_rollback(
+@_stale(
     "Copying a sequence while its rollback is pending",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
     sound="copies the rolled-back state",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="seq_cp, sequence 0 from position 10",
 )
 def stale_rollback_copy(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, go on with the copy, then with the original."""
-    context = _pending(bench, **TWO)
-    context.cp(0, 1)
+    context = _pending_copied(bench)
     return all_sound(
         went_on(context.goes_on(10, seq), f"seq_cp, sequence {seq} from position 10") for seq in (1, 0)
     )
 
 
-@_rollback(
+@_stale(
     "Saving a copy made while a rollback was pending",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
     sound="saves what the original would save",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
     says="the copy saved other bytes than the original",
 )
 def stale_rollback_copy_saved(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the copy, restore it elsewhere, go on."""
-    context = _pending(bench, **TWO)
-    context.cp(0, 1)
+    context = _pending_copied(bench)
     blob = context.save(1)
     other = bench.context()
-    if not other.load(blob):
-        return Outcome(Verdict.REFUSED, "the copy could not be saved and restored")
+    granted(other.load(blob), "the copy could not be saved and restored")
     same = "the same bytes" if blob == context.save(0) else "other bytes than the original"
     return went_on(other.goes_on(10), f"the copy saved {same}")
 
@@ -278,14 +259,12 @@ def stale_rollback_copy_saved(bench: Bench) -> Outcome:
 )
 def stale_rollback_whole_state(bench: Bench) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the whole state, restore it, go on."""
-    context = _pending(bench, **TWO)
-    context.cp(0, 1)
+    context = _pending_copied(bench)
     blob = context.save_whole()
     if not blob:
         return refused(context.goes_on(10), "the whole state was not saved")
     other = bench.with_planes(**TWO)
-    if not other.load_whole(blob):
-        return Outcome(Verdict.REFUSED, "the whole state was not restored")
+    granted(other.load_whole(blob), "the whole state was not restored")
     if status := other.feed(10, 11):
         return went_on(status, "saved and restored")
     return all_sound(

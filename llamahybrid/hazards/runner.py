@@ -18,7 +18,8 @@ from typing import Any
 from llamahybrid import tiny
 from llamahybrid.engine import installed
 from llamahybrid.errors import EngineError
-from llamahybrid.hazards.probe import Model, Outcome, Probe, Verdict
+from llamahybrid.hazards.outcome import Outcome, Verdict
+from llamahybrid.hazards.probe import Model, Probe
 
 _CHILD = (sys.executable, "-m", "llamahybrid.hazards.child")
 
@@ -100,6 +101,14 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: f
         return Outcome(Verdict.FAILED, "the child ended without an outcome")
 
 
+def run_on(
+    file: Path, probe: Probe, under_test: Library, *, gpu_layers: int = 0, seconds: float = 60.0
+) -> Outcome:
+    """Run a probe on a model file, in a process of its own."""
+    command = (*_CHILD, probe.id, str(file), str(gpu_layers))
+    return supervise(command, under_test.environment, seconds)
+
+
 def run(
     probes: Iterable[Probe],
     under_test: Library,
@@ -125,15 +134,12 @@ def run(
             for probe in probes
             for model in (probe.known if known else (probe.model,))
         ]
-        files = {
-            model: str(_make(model, Path(folder))) for model in dict.fromkeys(model for _, model in chosen)
-        }
+        files = {model: _make(model, Path(folder)) for model in dict.fromkeys(model for _, model in chosen)}
 
         def run_one(pair: tuple[Probe, Model]) -> Result:
             probe, model = pair
             start = time.perf_counter()
-            command = (*_CHILD, probe.id, files[model], str(gpu_layers))
-            outcome = supervise(command, under_test.environment, seconds)
+            outcome = run_on(files[model], probe, under_test, gpu_layers=gpu_layers, seconds=seconds)
             result = Result(probe, model, outcome, time.perf_counter() - start)
             done(result)
             return result

@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.hazards.bench import FULL, ON_DEVICE, PARTIAL, Bench, Context, memory_left, peak_memory
-from llamahybrid.hazards.probe import (
-    LFM2,
-    LLAMA,
-    Outcome,
-    Verdict,
-    all_sound,
-    on,
-    probe,
-    probes_in,
-    refused,
-    went_on,
-    wrong,
-)
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import BOTH, FULL, ON_DEVICE, PARTIAL, SPLIT, TWO
+from llamahybrid.hazards.outcome import Outcome, Verdict, all_sound, granted, refused, went_on, wrong
+from llamahybrid.hazards.probe import CONTROL, LFM2, LLAMA, MENDED, on, probe, probes_in
+from llamahybrid.hazards.process import memory_left, peak_memory
+from llamahybrid.hazards.steps import after_failure, all_go_on, failed_restore, next_prompt, still_there
 
 _CUTS = (4, 8, 12, 16, 40, 200, -2000, -100, -8, -1)
 """Where a blob ends, counted from its beginning or its end."""
-_SPLIT = {"n_seq_max": 2, "kv_unified": False}
-_SHARED = {"n_seq_max": 2, "kv_unified": True}
 _EMPTIED = ("gemma3", "qwen35", "lfm2", "qwen4exp", "deepseek4")
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
 _MIB = 1 << 20
 
 
-def _after_failure(context: Context, length: int, read: bool) -> Outcome:
-    """Go on at `length`, the live state's end before the restore."""
-    if read:
-        return went_on(context.goes_on(length), "the restore returned success")
-    said = f"the restore returned 0, {context.last() + 1} tokens left"
-    return refused(context.goes_on_after_refusal(length), said)
+_next = partial(
+    failed_restore,
+    sound="leaves no attention of the old prompt behind",
+    says="the restore returned 0, the next prompt -1 until the sequence was removed",
+    patches=("0003", "0009"),
+)
+"""What stands for another prompt after a failed restore."""
+
+_refuses = partial(failed_restore, sound="refuses", patches=("0006",))
+"""What stands for a damaged or outdated state where its probe says nothing else."""
+
+_empty = partial(
+    probe,
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
+    sound="leaves that sequence empty, and others as they are",
+    verdicts=MENDED,
+    says="the restore returned success, the sequence ends at position -1",
+    patches=("0027",),
+    model=LLAMA,
+    also=on(Verdict.WRONG, *_EMPTIED),
+)
+"""What stands for the state of an empty sequence over a live one."""
 
 
 def _truncated(bench: Bench, flags: int) -> Outcome:
@@ -48,9 +55,7 @@ def _truncated(bench: Bench, flags: int) -> Outcome:
     for cut in cuts:
         if context.read(blob[:cut], flags=flags):
             return wrong(f"a state cut at byte {cut} was accepted")
-    same = "with the same bytes" if context.save() == before else "with other bytes"
-    said = f"{len(cuts)} restores returned 0, {context.last() + 1} tokens left {same}"
-    return refused(context.goes_on_after_refusal(20), said)
+    return still_there(context, before, 20, f"{len(cuts)} restores returned 0")
 
 
 def _next_prompt(bench: Bench, flags: int) -> Outcome:
@@ -62,17 +67,15 @@ def _next_prompt(bench: Bench, flags: int) -> Outcome:
     if status := context.feed(0, 12, text=1):
         context.rm(0, -1, -1)
         said = f"the restore returned 0, the next prompt {status} until the sequence was removed"
-        return refused(context.feed(0, 12, text=1) or context.goes_on(12, text=1), said)
+        return refused(context.starts_over(12, text=1), said)
     return went_on(context.goes_on(12, text=1), "the next prompt was accepted after a failed restore")
 
 
-@probe(
+@failed_restore(
     "A truncated state over a live sequence",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_meta",
-    sound="refuses, and the live state stays (or is dropped whole)",
     verdicts=(Verdict.REFUSED, Verdict.REFUSED),
     says="10 restores returned 0, 20 tokens left with the same bytes",
-    patches=("0009",),
     also={**on(Verdict.REFUSED, "jamba", "mamba", LLAMA), **on(Verdict.WRONG, "gemma3", LFM2)},
 )
 def failed_full_restore(bench: Bench) -> Outcome:
@@ -80,13 +83,10 @@ def failed_full_restore(bench: Bench) -> Outcome:
     return _truncated(bench, FULL)
 
 
-@probe(
+@failed_restore(
     "A truncated PARTIAL snapshot over a live hybrid",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
-    sound="refuses, and the live state stays (or is dropped whole)",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="10 restores returned 0, 20 tokens left with the same bytes",
-    patches=("0009",),
     also=on(Verdict.WRONG, "jamba", LFM2),
 )
 def failed_partial_restore(bench: Bench) -> Outcome:
@@ -94,13 +94,9 @@ def failed_partial_restore(bench: Bench) -> Outcome:
     return _truncated(bench, PARTIAL)
 
 
-@probe(
+@_next(
     "The next prompt after a failed restore with a window",
     site="llama-memory-hybrid-iswa.cpp: llama_memory_hybrid_iswa::state_read",
-    sound="leaves no attention of the old prompt behind",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
-    says="the restore returned 0, the next prompt -1 until the sequence was removed",
-    patches=("0003", "0009"),
     model=LFM2,
 )
 def failed_restore_next_prompt(bench: Bench) -> Outcome:
@@ -108,13 +104,9 @@ def failed_restore_next_prompt(bench: Bench) -> Outcome:
     return _next_prompt(bench, FULL)
 
 
-@probe(
+@_next(
     "The next prompt after a failed PARTIAL restore",
     site="llama-memory-hybrid.cpp: llama_memory_hybrid::state_read",
-    sound="leaves no attention of the old prompt behind",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
-    says="the restore returned 0, the next prompt -1 until the sequence was removed",
-    patches=("0003", "0009"),
     also=on(Verdict.WRONG, LFM2),
 )
 def failed_partial_next_prompt(bench: Bench) -> Outcome:
@@ -122,29 +114,27 @@ def failed_partial_next_prompt(bench: Bench) -> Outcome:
     return _next_prompt(bench, PARTIAL)
 
 
-@probe(
+@failed_restore(
     "A truncated whole-context state over a live one",
     site="llama-context.cpp: llama_context::state_set_data",
-    sound="refuses, and the live state stays (or is dropped whole)",
     verdicts=(Verdict.REFUSED, Verdict.REFUSED),
     says="10 restores returned 0, the sequences end at [19, 14] with the same bytes",
-    patches=("0009",),
     also=on(Verdict.REFUSED, LLAMA),
 )
 def failed_whole_restore(bench: Bench) -> Outcome:
     """Two sequences; restore a whole state of others that ends early, in ten places; go on with both."""
-    blob = bench.context(**_SHARED).grown(30, text=3).save_whole()
-    context = bench.context(**_SHARED).grown(20).grown(15, 1, text=1)
+    blob = bench.context(**TWO).grown(30, text=3).save_whole()
+    context = bench.context(**TWO).filled({0: 20, 1: 15})
     before = context.save(0), context.save(1)
     for cut in _CUTS:
         if context.load_whole(blob[:cut]):
             return wrong(f"a state cut at byte {cut} was accepted")
     same = "with the same bytes" if (context.save(0), context.save(1)) == before else "with other bytes"
-    ends = [context.last(seq) for seq in (0, 1)]
+    ends = context.last_of()
     said = f"{len(_CUTS)} restores returned 0, the sequences end at {ends} {same}"
     if ends != [19, 14]:
         return refused(context.goes_on_after_refusal(20), said)
-    return all_sound(refused(context.goes_on(end, seq, text=seq), said) for end, seq in ((20, 0), (15, 1)))
+    return all_go_on(refused, context, said, {0: 20, 1: 15})
 
 
 @probe(
@@ -160,8 +150,7 @@ def snapshot_without_attention(bench: Bench) -> Outcome:
     bench.need_hybrid()
     blob = bench.context().grown(12).save(flags=PARTIAL)
     context = bench.context()
-    if not context.load(blob, flags=PARTIAL):
-        return Outcome(Verdict.REFUSED, "the restore returned 0")
+    granted(context.load(blob, flags=PARTIAL), "the restore returned 0")
     return went_on(context.goes_on(12), "the snapshot was accepted")
 
 
@@ -169,7 +158,7 @@ def snapshot_without_attention(bench: Bench) -> Outcome:
     "The PARTIAL state of an empty sequence restored over a live hybrid",
     site="llama-memory-hybrid.cpp: llama_memory_hybrid::init_batch",
     sound="refuses to decode with attention alone until the sequence is removed",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="the next prompt returned -2 until the sequence was removed",
     patches=("0003",),
     also=on(Verdict.WRONG, "jamba", "falcon-h1", "lfm2"),
@@ -184,21 +173,19 @@ def state_lost(bench: Bench) -> Outcome:
     nothing = context.save(flags=PARTIAL)
     context.grown(12)
     if not context.load(nothing, flags=PARTIAL):
-        return _after_failure(context, 12, False)
+        return after_failure(context, 12)
     if status := context.feed(0, 12, text=1):
         context.rm(0, -1, -1)
         said = f"the next prompt returned {status} until the sequence was removed"
-        return went_on(context.feed(0, 12, text=1) or context.goes_on(12, text=1), said)
+        return next_prompt(context, 12, said)
     return went_on(context.goes_on(12, text=1), "the next prompt was decoded beside the old attention")
 
 
-@probe(
+@_refuses(
     "An ON_DEVICE blob older than the sequence's last save",
     site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="refuses: the device buffer holds newer data",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, 20 tokens left",
-    patches=("0006",),
 )
 def on_device_older_blob(bench: Bench) -> Outcome:
     """Save on the device at twelve and at twenty tokens; restore the first blob, cut at twelve, go on."""
@@ -208,7 +195,7 @@ def on_device_older_blob(bench: Bench) -> Outcome:
     context.feed(12, 20)
     context.save(flags=PARTIAL | ON_DEVICE)
     if not context.load(blob, flags=PARTIAL | ON_DEVICE):
-        return _after_failure(context, 20, False)
+        return after_failure(context, 20)
     context.rm(0, 12, -1)
     return went_on(context.goes_on(12), "the restore of the older blob returned success")
 
@@ -217,7 +204,7 @@ def on_device_older_blob(bench: Bench) -> Outcome:
     "The newest ON_DEVICE blob (control)",
     site="llama-context.cpp: llama_context::state_seq_set_data",
     sound="exact",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="the restore returned success",
     also=on(Verdict.EXACT, "mamba"),
 )
@@ -227,18 +214,15 @@ def on_device_restore(bench: Bench) -> Outcome:
     context = bench.context().grown(12)
     blob = context.save(flags=PARTIAL | ON_DEVICE)
     context.feed(12, 20)
-    if not (context.load(blob, flags=PARTIAL | ON_DEVICE) and context.rm(0, 12, -1)):
-        return Outcome(Verdict.REFUSED, "the restore or the cut was refused")
+    back = context.load(blob, flags=PARTIAL | ON_DEVICE) and context.rm(0, 12, -1)
+    granted(back, "the restore or the cut was refused")
     return went_on(context.goes_on(12), "the restore returned success")
 
 
-@probe(
+@_refuses(
     "A recurrent cell with a negative position in a blob",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
-    sound="refuses",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
-    patches=("0006",),
 )
 def negative_position(bench: Bench) -> Outcome:
     """Twelve live tokens; restore their PARTIAL state with the first cell's position set to -7.
@@ -252,10 +236,9 @@ def negative_position(bench: Bench) -> Outcome:
         blob = bytearray(context.save(flags=flags))
         struct.pack_into("<i", blob, place, -7)
         if not context.load(bytes(blob), flags=flags):
-            return _after_failure(context, 12, False)
+            return after_failure(context, 12)
         context.rm(0, -1, -1)
-        status = context.feed(0, 12, text=1)
-        return went_on(status or context.goes_on(12, text=1), "the restore returned success")
+        return next_prompt(context, 12, "the restore returned success")
 
     # a hybrid's attention comes first, and a number of streams before it
     hybrid = lib.llama_model_is_hybrid(bench.model)
@@ -263,13 +246,11 @@ def negative_position(bench: Bench) -> Outcome:
     return all_sound(offered(*blob) for blob in blobs)
 
 
-@probe(
+@_refuses(
     "A damaged length in a whole-context state",
     site="llama-io.cpp: llama_io_read_i::read_string",
     sound="refuses without allocating what the length says",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the restore returned 0, 12 tokens left",
-    patches=("0006",),
 )
 def damaged_length(bench: Bench) -> Outcome:
     """Twelve live tokens; restore 68 bytes whose first length says 256 MiB, then 4 GiB with 1 GiB left."""
@@ -280,54 +261,37 @@ def damaged_length(bench: Bench) -> Outcome:
     with memory_left(1024 * _MIB):
         read |= context.load_whole(struct.pack("<I", 0xFFFFFFF0) + b"x" * 64)
     if grown > 64 * _MIB:
-        return Outcome(Verdict.WRONG, f"allocated {grown // _MIB} MiB on the word of a damaged length")
-    return _after_failure(context, 12, read)
+        return wrong(f"allocated {grown // _MIB} MiB on the word of a damaged length")
+    if read:
+        return went_on(context.goes_on(12), "the restore returned success")
+    return after_failure(context, 12)
 
 
 def _emptied(bench: Bench, shape: dict[str, Any]) -> Outcome:
     """Restore an empty sequence's state over one of two; decode another prompt in it; go on with both."""
     context = bench.context(**shape)
     nothing = context.save(1)
-    context.grown(12).grown(12, 1, text=1)
+    context.filled(BOTH)
     if not context.load(nothing):
-        return _after_failure(context, 12, False)
+        return after_failure(context, 12)
     said = f"the restore returned success, the sequence ends at position {context.last()}"
     if context.last() >= 0:
         return wrong(said)
-    status = context.feed(0, 12, text=2)
     return all_sound(
-        went_on(gap, said) for gap in (status or context.goes_on(12, text=2), context.goes_on(12, 1, text=1))
+        went_on(gap, said) for gap in (context.starts_over(12, text=2), context.goes_on(12, 1, text=1))
     )
 
 
-@probe(
-    "The state of an empty sequence restored over a live one",
-    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
-    sound="leaves that sequence empty, and others as they are",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
-    says="the restore returned success, the sequence ends at position -1",
-    patches=("0027",),
-    model=LLAMA,
-    also=on(Verdict.WRONG, *_EMPTIED),
-)
+@_empty("The state of an empty sequence restored over a live one")
 def empty_state(bench: Bench) -> Outcome:
     """Two sequences, unified; restore an empty one's state over the first; go on with both."""
-    return _emptied(bench, _SHARED)
+    return _emptied(bench, TWO)
 
 
-@probe(
-    "The state of an empty sequence restored, with a stream per sequence",
-    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
-    sound="leaves that sequence empty, and others as they are",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
-    says="the restore returned success, the sequence ends at position -1",
-    patches=("0027",),
-    model=LLAMA,
-    also=on(Verdict.WRONG, *_EMPTIED),
-)
+@_empty("The state of an empty sequence restored, with a stream per sequence")
 def empty_state_stream(bench: Bench) -> Outcome:
     """Two sequences, not unified; restore an empty one's state over the first; go on with both."""
-    return _emptied(bench, _SPLIT)
+    return _emptied(bench, SPLIT)
 
 
 PROBES = probes_in(vars())

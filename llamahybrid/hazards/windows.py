@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from llamahybrid.hazards.bench import PARTIAL, Bench, Context, load_range, save_range
-from llamahybrid.hazards.probe import (
-    GEMMA3,
-    Model,
+from functools import partial
+
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import PARTIAL, TWO, Context, load_range, save_range
+from llamahybrid.hazards.outcome import (
     NotApplicable,
     Outcome,
     Verdict,
     all_sound,
-    on,
-    probe,
-    probes_in,
+    granted,
     refused,
     went_on,
     wrong,
 )
+from llamahybrid.hazards.probe import CONTROL, GEMMA3, MENDED, Model, on, probe, probes_in
+from llamahybrid.hazards.steps import cut, next_prompt
 
 _SITE = "llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_rm"
 _DECODE = "llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::init_batch"
@@ -30,51 +31,48 @@ def _grown(bench: Bench) -> Context:
     return bench.context(**_SMALL).grown(400, chunk=32)
 
 
-def _cut(context: Context, to: int) -> Outcome:
-    """Cut 400 tokens to `to` and go on from where the context then is."""
-    if context.rm(0, to, -1):
-        return went_on(context.goes_on(to), f"seq_rm to {to} of 400 tokens returned true")
-    return refused(context.goes_on(400), f"seq_rm to {to} of 400 tokens returned false")
+_window = partial(
+    probe, site=_DECODE, verdicts=(Verdict.WRONG, Verdict.REFUSED), patches=("0025",), model=GEMMA3
+)
+"""What stands for a window where its probe says nothing else: stock decodes without what it needs."""
 
 
-@probe(
+@_window(
     "A cut behind the sliding window",
     site=_SITE,
     sound="refuses: the window before the cut is gone",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="seq_rm to 100 of 400 tokens returned false",
     patches=("0012",),
-    model=GEMMA3,
 )
 def cut_behind_window(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 100, of all sequences and of the first; go on."""
     context = _grown(bench)
     if context.rm(-1, 100, -1):
         return went_on(context.goes_on(100), "seq_rm of all to 100 of 400 tokens returned true")
-    return _cut(context, 100)
+    return cut(context, 100, 400)
 
 
-@probe(
+@_window(
     "A cut inside the sliding window (control)",
     site=_SITE,
     sound="grants it, exactly (a hybrid: refuses)",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="seq_rm to 398 of 400 tokens returned true",
-    model=GEMMA3,
+    patches=(),
     also=on(Verdict.EXACT, _GEMMA2),
 )
 def cut_inside_window(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 398; go on."""
-    return _cut(_grown(bench), 398)
+    return cut(_grown(bench), 398, 400)
 
 
-@probe(
+@_window(
     "A window restored from a snapshot (control)",
     site=_SITE,
     sound="exact",
-    verdicts=(Verdict.EXACT, Verdict.EXACT),
+    verdicts=CONTROL,
     says="snapshot and cut were granted",
-    model=GEMMA3,
+    patches=(),
     also=on(Verdict.EXACT, _GEMMA2),
 )
 def window_restored(bench: Bench) -> Outcome:
@@ -83,8 +81,7 @@ def window_restored(bench: Bench) -> Outcome:
     context = bench.context(**_SMALL).grown(100, chunk=32)
     snapshot = context.save(flags=PARTIAL)
     context.feed(100, 400, chunk=32)
-    if not (context.load(snapshot, flags=PARTIAL) and context.rm(0, 100, -1)):
-        return Outcome(Verdict.REFUSED, "the snapshot or the cut was refused")
+    granted(context.goes_back(snapshot, 100), "the snapshot or the cut was refused")
     return went_on(context.goes_on(100), "snapshot and cut were granted")
 
 
@@ -93,47 +90,36 @@ def _window_onto(bench: Bench, held: int) -> Outcome:
     bench.need_window()
     snapshot = bench.context(**_SMALL).grown(100, chunk=32).save(flags=PARTIAL)
     context = bench.context(**_SMALL).grown(held, chunk=32)
-    if not context.load(snapshot, flags=PARTIAL):
-        return Outcome(Verdict.REFUSED, "the snapshot was refused")
+    granted(context.load(snapshot, flags=PARTIAL), "the snapshot was refused")
     return went_on(context.goes_on(100), f"the snapshot was restored beside {held} tokens of attention")
 
 
-@probe(
+@_window(
     "A window restored into empty attention",
-    site=_DECODE,
     sound="refuses to decode: the layers without a window have nothing",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the snapshot was restored beside 0 tokens of attention; the next decode returned -2",
-    patches=("0025",),
-    model=GEMMA3,
 )
 def window_without_attention(bench: Bench) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100."""
     return _window_onto(bench, 0)
 
 
-@probe(
+@_window(
     "A window restored beside attention that ends earlier",
-    site=_DECODE,
     sound="refuses to decode: the layers without a window lack tokens",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="the snapshot was restored beside 50 tokens of attention; the next decode returned -2",
-    patches=("0025",),
-    model=GEMMA3,
 )
 def window_ahead_of_attention(bench: Bench) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens where 50 are live; go on at 100."""
     return _window_onto(bench, 50)
 
 
-@probe(
+@_window(
     "Attention of a range restored without its window",
-    site=_DECODE,
     sound="refuses to decode until the window is restored, then exact",
     verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
     says="the range was restored, decodes returned [-2, -2] before its window was; removed, it starts again",
     patches=("0015", "0025"),
-    model=GEMMA3,
     also=on(Verdict.NOT_APPLICABLE, _GEMMA2),
 )
 def range_without_window(bench: Bench) -> Outcome:
@@ -145,8 +131,7 @@ def range_without_window(bench: Bench) -> Outcome:
     donor = bench.context(**_SMALL).grown(100, chunk=32)
     part, snapshot = save_range(donor, 0, 100), donor.save(flags=PARTIAL)
     context = bench.context(**_SMALL)
-    if not load_range(context, part, 0, 100):
-        return Outcome(Verdict.REFUSED, "the range was refused")
+    granted(load_range(context, part, 0, 100), "the range was refused")
     statuses = []
     for begin, text in ((100, 0), (0, 1)):
         statuses.append(context.feed(begin, begin + 8, text=text))
@@ -157,18 +142,14 @@ def range_without_window(bench: Bench) -> Outcome:
         return wrong(f"{said}; the window of the range was refused")
     restored = went_on(context.goes_on(100), said)
     context.rm(0, -1, -1)
-    again = context.feed(0, 8, text=1) or context.goes_on(8, text=1)
-    return all_sound((restored, went_on(again, f"{said}; removed, it starts again")))
+    return all_sound((restored, next_prompt(context, 8, f"{said}; removed, it starts again")))
 
 
-@probe(
+@_window(
     "A copy that ends behind the sliding window",
     site="llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_cp",
     sound="refuses to decode: the window before the copy's end is gone",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
     says="both copies were refused, the original goes on",
-    patches=("0025",),
-    model=GEMMA3,
 )
 def copy_behind_window(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; copy their first 100 to another sequence; go on there.
@@ -176,7 +157,7 @@ def copy_behind_window(bench: Bench) -> Outcome:
     Then the same with 150; then go on with the original. The window cache holds the last 256.
     """
     bench.need_window()
-    context = bench.context(**_SMALL, n_seq_max=2, kv_unified=True).grown(400, chunk=32)
+    context = bench.context(**_SMALL, **TWO).grown(400, chunk=32)
 
     def copied(end: int) -> Outcome:
         context.cp(0, 1, 0, end)
@@ -189,14 +170,13 @@ def copy_behind_window(bench: Bench) -> Outcome:
     return outcome if outcome.verdict is not Verdict.REFUSED else refused(context.goes_on(400), said)
 
 
-@probe(
+@_window(
     "The PARTIAL state of an empty sequence restored over a window",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="drops the window: a cut is granted, and nothing is decoded before a snapshot is restored",
-    verdicts=(Verdict.WRONG, Verdict.EXACT),
+    verdicts=MENDED,
     says="empty state and cut were granted, the decode returned -2 before the snapshot was restored",
     patches=("0027",),
-    model=GEMMA3,
     also=on(Verdict.WRONG, _GEMMA2, Model("deepseek4", 16)),
 )
 def empty_window_restored(bench: Bench) -> Outcome:
@@ -212,8 +192,7 @@ def empty_window_restored(bench: Bench) -> Outcome:
     if len(snapshot) == len(context.save()):
         raise NotApplicable("a PARTIAL state is the whole state: the sequence is empty then, and says so")
     context.feed(100, 400, chunk=32)
-    if not context.load(nothing, flags=PARTIAL):
-        return Outcome(Verdict.REFUSED, "the empty state was refused")
+    granted(context.load(nothing, flags=PARTIAL), "the empty state was refused")
     if not context.rm(0, 100, -1):
         return wrong("the empty state was restored, but the window is still there")
     found = context.goes_on(100)

@@ -206,7 +206,7 @@ def upstream_attribute(name: str) -> Any:
     """An attribute of `Llama` that is the one of this name of the slot that is meant."""
 
     def get(llm: Llama) -> Any:
-        return getattr(llm.arrays, name)
+        return getattr(llm.slots.seen, name)
 
     def put(llm: Llama, value: Any) -> None:
         setattr(llm.slots.own, name, value)

@@ -77,6 +77,8 @@ class Slots:
         self.batcher: Batcher | None = None
         """What decodes for several; None with one slot."""
         self._came_from = self.all[0]
+        self._one = True
+        """There is one slot: asked seven times a token, so it is no comparison of lengths."""
         self._gate = gate
         self._uses = itertools.count(1)
         self._homes: weakref.WeakKeyDictionary[ThreadMark, Slot] = weakref.WeakKeyDictionary()
@@ -84,7 +86,7 @@ class Slots:
 
     def here(self) -> Slot:
         """The slot that is meant: in a step its own, elsewhere what the calling thread used last."""
-        if self._certain:
+        if self._one or self._gate.inside:
             return self.current
         home = self._home(this_thread())
         return self.all[0] if home is None else home
@@ -92,7 +94,7 @@ class Slots:
     @property
     def seen(self) -> UpstreamArrays:
         """What upstream believes, to the calling thread; to one that has made no request, the last of all."""
-        if self._certain:
+        if self._one or self._gate.inside:
             return self.current.arrays
         home = self._homes.get(this_thread()) or max(self.all, key=lambda slot: slot.used)
         return home.arrays
@@ -122,7 +124,7 @@ class Slots:
     @property
     def _certain(self) -> bool:
         """There is one, or the caller is in a step."""
-        return len(self.all) == 1 or self._gate.inside
+        return self._one or self._gate.inside
 
     def _home(self, mark: ThreadMark | None) -> Slot | None:
         """The slot in which lies what a thread left, if it still does."""
@@ -132,6 +134,7 @@ class Slots:
     def add(self, slot: Slot) -> None:
         """One more."""
         self.all.append(slot)
+        self._one = False
         self._gate.seats.slots = len(self.all)
 
     def seat(self, ticket: Ticket, prompt: Tokens | None = None) -> Slot:

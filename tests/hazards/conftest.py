@@ -1,16 +1,55 @@
-"""Runs the probes that the selected tests are about, all of them in one go."""
+"""Benches on tiny models; and the probes that the selected tests are about, run all of them in one go."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llamahybrid.capi.gguf import quiet
 from llamahybrid.engine.bindings import stock
 from llamahybrid.hazards import runner
+from llamahybrid.hazards.bench import Bench, lib
 from llamahybrid.hazards.catalogue import PROBES
+from llamahybrid.hazards.context import Context
 from tests.hazards.verdicts import Results
+
+
+class FreedBench(Bench):
+    """A bench whose contexts can be freed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.made: list[Context] = []
+
+    def context(self, **params: Any) -> Context:
+        """A fresh context, remembered."""
+        self.made.append(super().context(**params))
+        return self.made[-1]
+
+    def free(self) -> None:
+        """Free the model and its contexts."""
+        for context in self.made:
+            lib.llama_free(context.ctx)
+        lib.llama_model_free(self.model)
+
+
+@pytest.fixture
+def bench(tiny_model: Callable[..., Path]) -> Iterator[Callable[[str], Bench]]:
+    """`bench(arch)`: a bench for a tiny model, gone after the test, as is its way with the library's log."""
+    made: list[FreedBench] = []
+
+    def make(arch: str) -> Bench:
+        made.append(FreedBench(str(tiny_model(arch))))
+        return made[-1]
+
+    with quiet():
+        yield make
+        for each in made:
+            each.free()
 
 
 @pytest.fixture(scope="session")

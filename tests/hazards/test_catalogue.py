@@ -9,7 +9,7 @@ import pytest
 
 from llamahybrid.hazards import catalogue
 from llamahybrid.hazards.catalogue import PROBES, find
-from llamahybrid.hazards.probe import Outcome, Verdict
+from llamahybrid.hazards.outcome import Outcome, Verdict
 from llamahybrid.hazards.runner import Result
 from tests.hazards.verdicts import surprise
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llamahybrid.engine.bindings import stock
-from llamahybrid.hazards.probe import Verdict
+from llamahybrid.hazards.outcome import Verdict
 
 COMMAND = (sys.executable, "-m", "llamahybrid.hazards.child")
 

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from llamahybrid.hazards import report, runner
 from llamahybrid.hazards.catalogue import find
-from llamahybrid.hazards.probe import QWEN35, Outcome, Probe, Verdict
+from llamahybrid.hazards.outcome import Outcome, Verdict
+from llamahybrid.hazards.probe import QWEN35, Probe
 
 MENDED = find("rollback-to-batch-start")
 LIBRARY = runner.Library("/some/libllama.so", "CPU", {})

@@ -12,7 +12,8 @@ import pytest
 from llamahybrid.errors import EngineError, UnknownArchitecture
 from llamahybrid.hazards import runner
 from llamahybrid.hazards.catalogue import PROBES, find
-from llamahybrid.hazards.probe import QWEN35, Model, Outcome, Verdict
+from llamahybrid.hazards.outcome import Outcome, Verdict
+from llamahybrid.hazards.probe import QWEN35, Model
 
 
 def child(code: str, seconds: float = 20.0) -> Outcome:

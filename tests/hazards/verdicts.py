@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 import pytest
 
-from llamahybrid.hazards.probe import Model, Probe, Verdict
+from llamahybrid.hazards.outcome import Verdict
+from llamahybrid.hazards.probe import Model, Probe
 from llamahybrid.hazards.runner import Result
 
 Results: TypeAlias = Mapping[tuple[str, Model], Result]

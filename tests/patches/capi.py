@@ -11,8 +11,10 @@ import json
 import sys
 from typing import Any
 
-from llamahybrid.hazards import bench
-from llamahybrid.hazards.bench import FULL, ON_DEVICE, PARTIAL, Bench, Logits, gap, lib
+from llamahybrid.hazards import context
+from llamahybrid.hazards.bench import Bench
+from llamahybrid.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
+from llamahybrid.hazards.outcome import Logits, gap
 
 __all__ = ["EXACT", "FULL", "ON_DEVICE", "PARTIAL", "Context", "continued", "difference", "fresh", "lib"]
 
@@ -25,7 +27,7 @@ def difference(got: Logits, wanted: Logits) -> float:
     return apart.largest / apart.span
 
 
-class Context(bench.Context):
+class Context(context.Context):
     """One native context on the model at `path`; keywords are fields of `llama_context_params`."""
 
     def __init__(self, path: str, **params: Any) -> None:

@@ -5,8 +5,9 @@ names. One run is about one of them: stock without the variable, which proves th
 
 The catalogue (`llamahybrid.hazards`, tests/hazards) has what users meet, one situation a probe. Here is what
 it cannot show: functions that only the patches have (0014 to 0016), what an operation allocates (heap.py:
-0009, 0015, 0017), models that `tiny` does not make (more_models.py: 0025, 0027, 0028), and one architecture's
-own rules (0019, 0023, 0024). tests/server has what takes a server: 0020 to 0022.
+0009, 0015, 0017), models that `tiny` does not make (more_models.py: 0025, 0028, and the catalogue's probes
+in test_more_models.py), and one architecture's own rules (0019, 0023, 0024). tests/server has what takes a
+server: 0020 to 0022.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from typing import Any, TypeAlias
 
 import more_models
 import pytest
+
+from llamahybrid.engine.bindings import stock
+from llamahybrid.hazards import runner
+from llamahybrid.hazards.catalogue import find
+from llamahybrid.hazards.outcome import Outcome
 
 HERE = Path(__file__).parent
 PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
@@ -78,6 +84,13 @@ def run(request: pytest.FixtureRequest) -> Run:
     """`run(probe, model)`: what the probe returns in a process of its own with this library."""
 
     return lambda probe, model: _run(request.param, probe, model)
+
+
+@pytest.fixture(params=[pytest.param(PATCHED, id=_ENGINE, marks=() if PATCHED else _FAILS)])
+def catalogued(request: pytest.FixtureRequest) -> Callable[[str, Path], Outcome]:
+    """`catalogued(id, model)`: what comes of the catalogue's probe of this id with this library."""
+    library = runner.library(Path(request.param) if request.param else stock())
+    return lambda name, model: runner.run_on(model, find(name), library, seconds=120)
 
 
 @pytest.fixture(params=[pytest.param(PATCHED, id=_ENGINE)])

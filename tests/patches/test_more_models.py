@@ -1,0 +1,20 @@
+"""The hazard catalogue's probes on models that `tiny` does not make: an indexer, cells that are shared."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamahybrid.hazards.catalogue import find
+
+WINDOWS = ("window-without-attention", "window-ahead-of-attention", "cut-behind-window", "copy-behind-window")
+EMPTY = ("empty-state", "empty-state-stream")
+CASES = [
+    *((name, arch) for arch in ("dots3note", "gemma4") for name in (*WINDOWS, *EMPTY, "nan-in-attention")),
+    *((name, arch) for arch in ("deepseek32", "minimax-m3") for name in EMPTY),
+]
+
+
+@pytest.mark.parametrize(("name", "arch"), CASES)
+def test_a_probe_finds_what_it_finds_on_other_models(catalogued, more_model, name, arch):
+    probe, outcome = find(name), catalogued(name, more_model(arch))
+    assert (outcome.verdict, outcome.detail) == (probe.patched, probe.says)
