@@ -18,6 +18,7 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.sampling import RowSampler
+from llamahybrid.configuration import cache_for, current
 from llamahybrid.errors import LlamaHybridError, RequestCancelled
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
@@ -25,7 +26,7 @@ from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
-from llamahybrid.request.assembly import assemble, context_shape
+from llamahybrid.request.assembly import Wish, assemble, attainable_slots, context_shape
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.finalisers import collecting
 from llamahybrid.request.report import RequestReport
@@ -49,7 +50,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     `prompt_cache`: True keeps checkpoints in RAM within the default budget, a `PromptCache` uses that one,
     False is upstream's behaviour. One with a folder names states by the model's content: its files are read
-    in full once, while the model is loaded, and again only after they have changed.
+    in full once, while the model is loaded, and again only after they have changed. None, for this and for
+    `n_parallel`: what `llamahybrid.configure` or the environment says, else True, and 1.
     `paging`: attention passes through a second sequence into the cache and back, so that other conversations
     find theirs again. It costs one more recurrent state of memory; False saves that.
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
@@ -74,11 +76,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self,
         model_path: str,
         *,
-        prompt_cache: bool | PromptCache = True,
+        prompt_cache: bool | PromptCache | None = None,
         wait: bool | float = True,
         paging: bool = True,
         draft_planes: int | None = None,
-        n_parallel: int = 1,
+        n_parallel: int | None = None,
         cache_salt: str = "",
         explain: bool = False,
         **kwargs: Any,
@@ -89,20 +91,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._prompt_cache_argument = prompt_cache
         self._explain = explain
         self._paging = paging
-        caching = not (prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"))
+        reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
+        cache = cache_for(prompt_cache) if reusing else None
+        if n_parallel is None:
+            n_parallel = Wish(current().parallel or 1)
+        if isinstance(n_parallel, Wish):
+            n_parallel = attainable_slots(n_parallel, model_path, cache is not None, kwargs)
         self._parallel = n_parallel
-        if n_parallel > 1 and not caching:
+        if n_parallel > 1 and cache is None:
             raise ValueError("n_parallel: requests run at once with the prompt cache only")
-        shape = context_shape(prompt_cache is not False, paging, draft_planes, n_parallel, kwargs)
+        shape = context_shape(cache is not None, paging, draft_planes, n_parallel, kwargs)
         self._sequences, self._planes = shape
         self._draft_model: LlamaDraftModel | None = None
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
-        if not caching:
+        if cache is None:
             super().__init__(model_path, **kwargs)
             return
-        cache = prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache()
         self._prompt_cache = cache
         files = ModelFiles(model_path, by_content=cache.leaves_process)
         try:
