@@ -84,8 +84,7 @@ def configure(
     An argument that is left out stays as it was; None takes back what was configured, so that the environment
     counts again: `LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK` and `LLAMAHYBRID_PARALLEL` take the same words.
 
-    Raises:
-        ConfigurationError: a value means nothing; nothing was changed.
+    Raises ConfigurationError, with nothing changed, where a value means nothing.
     """
     global _configured
     changes: dict[str, Any] = {}

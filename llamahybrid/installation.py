@@ -91,7 +91,7 @@ _adapted[STOCK] = Installed
 
 
 def install(**defaults: Any) -> list[Any]:
-    """Let every `llama_cpp.Llama` that is made from now on be ours; those there are, which stay as they are.
+    """Let every `llama_cpp.Llama` made from now on be ours; a list of those there are, which stay as they are.
 
     Wherever the class is bound already, by `from llama_cpp import Llama` in another package, as a base class,
     in `isinstance`: it is the same class. `defaults`: arguments for our constructor, upstream's among them
@@ -103,9 +103,7 @@ def install(**defaults: Any) -> list[Any]:
     `Llama.generate(self, ...)` by name, in place of `super()`, gets upstream's loop on ours: right answers,
     from what is live alone. An `Llama` in a child process is ours only if that was forked.
 
-    Raises:
-        TypeError: a default that no constructor takes.
-        ValueError: `n_parallel` below 1.
+    Raises TypeError for a default that no constructor takes, ValueError for an `n_parallel` below 1.
     """
     global _defaults
     _check(defaults)
