@@ -91,7 +91,7 @@ _adapted[STOCK] = Installed
 
 
 def install(**defaults: Any) -> list[Any]:
-    """Let every `llama_cpp.Llama` made from now on be ours; a list of those there are, which stay as they are.
+    """Let every `llama_cpp.Llama` made from now on be ours; a list of those there are, which stay stock.
 
     Wherever the class is bound already, by `from llama_cpp import Llama` in another package, as a base class,
     in `isinstance`: it is the same class. `defaults`: arguments for our constructor, upstream's among them
@@ -199,10 +199,6 @@ def _evaluating(llm: Llama) -> bool:
     return llm.evaluation is not None
 
 
-def _outside(llm: Llama) -> bool:
-    return llm.evaluation is not None and not llm.requests.gate.inside
-
-
 def _beside_others(llm: Llama) -> bool:
     return len(llm.slots.all) > 1 and not llm.requests.gate.inside
 
@@ -210,7 +206,6 @@ def _beside_others(llm: Llama) -> bool:
 _BY_NAME: Mapping[str, Callable[[Llama], bool]] = {
     "eval": _evaluating,  # would decode behind the back of what knows the live tokens
     "reset": _evaluating,
-    "load_state": _outside,  # may put as many other tokens there, which nobody would notice
     "sample": _beside_others,  # would read another request's logits
 }
 _REPLACEMENTS: Mapping[str, Callable[[Any], Any]] = {

@@ -128,9 +128,32 @@ def test_methods_called_by_the_classs_name_are_right(
     BoundEarly.eval(llm, one)
     assert BoundEarly.sample(llm, temp=0.0) == fresh(one)[0]
     assert BoundEarly.create_completion(llm, PROMPT, max_tokens=4)["usage"]["prompt_tokens_details"]
+    BoundEarly.reset(llm)
+    BoundEarly.eval(llm, other)
+    state = BoundEarly.save_state(llm)
+    BoundEarly.reset(llm)
+    BoundEarly.eval(llm, one)
+    BoundEarly.load_state(llm, state)  # as many tokens, others
+    assert take(llm, [*other, 9]) == fresh([*other, 9])
     BoundEarly.close(llm)
     with pytest.raises(Exception):  # noqa: B017, PT011 (stock: TypeError)
         take(llm, one)
+
+
+def test_sampling_by_the_classs_name_beside_others(
+    open_model: Opener, fresh: Callable[..., list[int]]
+) -> None:
+    """More threads than slots: what this one decoded lies in none when it samples."""
+    llamahybrid.install(n_parallel=2)
+    llm = open_model(cls=BoundEarly)
+    mine = list(range(40, 80))
+    llm.reset()
+    llm.eval(mine)
+    for first in (5, 6, 7):
+        other = threading.Thread(target=lambda first=first: (llm.reset(), llm.eval([first] * 30)))
+        other.start()
+        other.join()
+    assert BoundEarly.sample(llm, temp=0.0) == fresh(mine)[0]
 
 
 def test_what_there_is_stays_stock_works_and_is_reported(

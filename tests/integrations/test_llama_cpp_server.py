@@ -65,7 +65,7 @@ def test_chats(tiny_model: TinyModel, tmp_path: Path) -> None:
         "made = llama_cpp.Llama.__init__\n"
         "def __init__(self, *args, **options):\n"
         "    made(self, *args, **options)\n"
-        "    self.on_request = lambda r: print('reused', r.cached, 'of', r.total, file=sys.stderr, flush=True)\n"
+        "    self.on_request = lambda r: print('reused', r.cached, file=sys.stderr, flush=True)\n"
         "llama_cpp.Llama.__init__ = __init__\n"
         "import runpy\n"
         "runpy.run_module('llama_cpp.server', run_name='__main__', alter_sys=True)\n"
