@@ -10,7 +10,7 @@ BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-stock llama-server lint fuzz soak bench clean
+.PHONY: help venv demo test test-stock llama-server lint integrations fuzz soak bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -35,6 +35,9 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+integrations: venv ## LangChain, llama-index, outlines, ... each in an environment of its own (ONLY="guidance llm": these)
+	$(BIN)/python -m tests.integrations.environments $(ONLY)
 
 fuzz: venv ## random histories, alone and several at once, threads, streams, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from llamahybrid.engine.activation import activate
 from llamahybrid.errors import (
     Busy,
+    ConfigurationError,
     ContextOverflow,
     DecodeError,
     EngineError,
@@ -25,6 +26,8 @@ from llamahybrid.errors import (
 )
 
 if TYPE_CHECKING:
+    from llamahybrid.configuration import configure
+    from llamahybrid.installation import install, uninstall
     from llamahybrid.llama import Llama
     from llamahybrid.prompt_cache import PromptCache
     from llamahybrid.speculation.model_draft import ModelDraft
@@ -33,6 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Busy",
+    "ConfigurationError",
     "ContextOverflow",
     "DecodeError",
     "EngineError",
@@ -46,6 +50,9 @@ __all__ = [
     "SnapshotError",
     "UnknownArchitecture",
     "__version__",
+    "configure",
+    "install",
+    "uninstall",
 ]
 
 activate()
@@ -54,6 +61,9 @@ _HOMES = {
     "Llama": "llamahybrid.llama",
     "ModelDraft": "llamahybrid.speculation.model_draft",
     "PromptCache": "llamahybrid.prompt_cache",
+    "configure": "llamahybrid.configuration",
+    "install": "llamahybrid.installation",
+    "uninstall": "llamahybrid.installation",
 }
 
 

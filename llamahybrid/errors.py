@@ -60,3 +60,7 @@ class EngineError(LlamaHybridError, RuntimeError):
 
 class FolderRefused(LlamaHybridError, OSError):
     """A folder is not fit for a disk cache: not yours alone to write to, or another program's."""
+
+
+class ConfigurationError(LlamaHybridError, ValueError):
+    """What `configure` or the environment says of the cache means nothing; the message says what would."""

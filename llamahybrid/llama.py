@@ -16,12 +16,13 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.sampling import RowSampler
+from llamahybrid.configuration import cache_for
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
-from llamahybrid.request.assembly import ContextShape, assemble
+from llamahybrid.request.assembly import ContextShape, assemble, slots_for
 from llamahybrid.request.completion import arguments, completion, decode_ahead, generation
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
@@ -46,7 +47,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     `prompt_cache`: True keeps checkpoints in RAM within the default budget, a `PromptCache` uses that one,
     False is upstream's behaviour. One with a folder names states by the model's content: its files are read
-    in full once, while the model is loaded, and again only after they have changed.
+    in full once, while the model is loaded, and again only after they have changed. None, for this and for
+    `n_parallel`: what `llamahybrid.configure` or the environment says, else True, and 1.
     `paging`: attention passes through a second sequence into the cache and back, so that other conversations
     find theirs again. It costs one more recurrent state of memory; False saves that.
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
@@ -71,11 +73,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self,
         model_path: str,
         *,
-        prompt_cache: bool | PromptCache = True,
+        prompt_cache: bool | PromptCache | None = None,
         wait: bool | float = True,
         paging: bool = True,
         draft_planes: int | None = None,
-        n_parallel: int = 1,
+        n_parallel: int | None = None,
         cache_salt: str = "",
         explain: bool = False,
         **kwargs: Any,
@@ -83,21 +85,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.requests = Requests(self, wait)
         self._gate = self.requests.gate
         self.slots = Slots(self._gate)
-        self._made_with = {"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel}
         self._explain = explain
-        caching = not (prompt_cache is False or kwargs.get("vocab_only") or kwargs.get("embedding"))
+        reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
+        cache = cache_for(prompt_cache) if reusing else None
+        n_parallel = slots_for(n_parallel, model_path, cache is not None, kwargs)
+        self._made_with = {"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel}
         self._parallel = n_parallel
-        if n_parallel > 1 and not caching:
-            raise ValueError("n_parallel: requests run at once with the prompt cache only")
-        self._shape = ContextShape.of(prompt_cache is not False, paging, draft_planes, n_parallel, kwargs)
+        self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)
         self._draft_model: LlamaDraftModel | None = None
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
-        if not caching:
+        if cache is None:
             super().__init__(model_path, **kwargs)
             return
-        cache = prompt_cache if isinstance(prompt_cache, PromptCache) else PromptCache()
         self._prompt_cache = cache
         files = ModelFiles(model_path, by_content=cache.leaves_process)
         try:

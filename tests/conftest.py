@@ -118,6 +118,7 @@ _NATIVE = (
     "request",
     "speculation",
     "test_examples.py",
+    "test_installation.py",
     "test_llama.py",
     "test_saved_state.py",
     "test_tiny.py",

@@ -65,10 +65,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 ORDER = (
     "llamahybrid",  # the front door; `cli` is the other one
+    "__main__",
     "cli",
+    "program",
+    "installation",
     "evaluate",
     "hazards",
     "llama",
+    "configuration",
     "saved_state",
     "request",
     "speculation",

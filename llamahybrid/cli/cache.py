@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import platformdirs
 import typer
+
+from llamahybrid.configuration import default_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,11 +26,6 @@ Folder = Annotated[
 
 PREVIEW_TOKENS = 60
 PREVIEW_WIDTH = 36
-
-
-def default_folder() -> Path:
-    """Where `llamahybrid chat --keep` has its conversations."""
-    return Path(platformdirs.user_cache_dir("llamahybrid")) / "prompts"
 
 
 @cache.command("list")

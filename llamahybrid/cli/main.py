@@ -81,8 +81,8 @@ def chat(
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
     from rich.console import Console
 
-    from llamahybrid.cli.cache import default_folder
     from llamahybrid.cli.chat import TerminalChat
+    from llamahybrid.configuration import default_folder
     from llamahybrid.llama import Llama
     from llamahybrid.prompt_cache import PromptCache
 
@@ -150,3 +150,18 @@ def hazards(
         )
     if not passed:
         raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def run(
+    module: Annotated[bool, typer.Option("-m", help="PROGRAM is a module, as for `python -m`")] = False,
+    program: Annotated[list[str] | None, typer.Argument(help="a script, and its arguments")] = None,
+) -> None:
+    """Run a Python program written for llama_cpp with llamahybrid in its place.
+
+    LLAMAHYBRID_RAM and LLAMAHYBRID_DISK ("2GiB", "0": none; for the disk also a folder) and
+    LLAMAHYBRID_PARALLEL (requests at once) set the cache.
+    """
+    from llamahybrid.program import run as run_program
+
+    raise typer.Exit(run_program([*(["-m"] if module else []), *(program or [])]))

@@ -8,17 +8,15 @@ imported, its `load_shared_library` is told the folder.
 from __future__ import annotations
 
 import functools
-import importlib.abc
 import logging
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from llamahybrid.engine.import_hook import after_import
 from llamahybrid.errors import EngineError
 
 _MODULE = "llama_cpp._ctypes_extensions"
@@ -48,46 +46,12 @@ def install(plan: Plan | None) -> None:
     _plan = plan or _OWN
     if plan is None:
         return
-    module = sys.modules.get(_MODULE)
-    if module is not None:  # an import of llama_cpp has failed before, or is under way
-        _redirect(module)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    after_import(_MODULE, _redirect)  # at once, where an import of llama_cpp has failed before
 
 
 def failures() -> dict[Path, str]:
     """Folders that were tried in vain in this process, and why."""
     return dict(_failures)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module as everybody else would, and changes it once it is there."""
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _MODULE:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        _redirect(module)
 
 
 def _redirect(module: ModuleType) -> None:

@@ -19,8 +19,13 @@ from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, Workload
 from llamahybrid.llama import Llama
 
-Stock = llama_cpp.Llama
-"""Upstream's class, on the engine that llamahybrid chose: who imports llama_cpp first gets another."""
+
+class Stock(llama_cpp.Llama):  # type: ignore[misc]
+    """Upstream's class, on the engine that llamahybrid chose: who imports llama_cpp first gets another."""
+
+    llamahybrid_install = False
+    """`llamahybrid.install` leaves it alone."""
+
 
 WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS)}
 

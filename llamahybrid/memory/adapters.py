@@ -30,6 +30,16 @@ logger = logging.getLogger("llamahybrid")
 MODES = ("llama_set_causal_attn", "llama_set_warmup")
 """Setters of what changes numbers; `llama_set_warmup` makes a mixture of experts use all of them."""
 
+STATE_LOADERS = (
+    "llama_set_state_data",
+    "llama_load_session_file",
+    "llama_state_set_data",
+    "llama_state_load_file",
+    "llama_state_seq_set_data",
+    "llama_state_seq_load_file",
+)
+"""Functions that put another state into memory. Ours is `llama_state_seq_set_data_ext`."""
+
 
 @dataclass(frozen=True)
 class Adapters:
@@ -165,6 +175,13 @@ def _lora_freed(result: Any, arguments: Any) -> None:
     _loaded.pop(_address(arguments[0]), None)
 
 
+def _state_loaded(result: Any, arguments: Any) -> None:
+    """What is live is another state now, of as many tokens perhaps: neither positions nor counters tell."""
+    context = _contexts.get(_address(arguments[0]))
+    if context is not None and context.live is not None and _address(context.ctx) == _address(arguments[0]):
+        context.live.shared.lose_all()
+
+
 def _watch(name: str, notice: Callable[[Any, Any], None]) -> None:
     """Have `notice` called behind every call of a function of llama_cpp, with its result and arguments."""
     function: Any = getattr(native, name, None)
@@ -182,6 +199,8 @@ def _watch(name: str, notice: Callable[[Any, Any], None]) -> None:
     function.errcheck = check
 
 
+for _loader in STATE_LOADERS:
+    _watch(_loader, _state_loaded)
 _watch("llama_adapter_lora_init", _lora_loaded)
 _watch("llama_adapter_lora_init_from_file_ptr", _lora_of_a_stream)
 _watch("llama_adapter_lora_free", _lora_freed)

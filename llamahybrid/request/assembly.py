@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 
+from llamahybrid.capi.gguf import Gguf, quiet
 from llamahybrid.capi.shim import library
+from llamahybrid.configuration import current
 from llamahybrid.memory.adapters import follow
 from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.context import GuardedContext
@@ -31,6 +35,8 @@ from llamahybrid.speculation.drafts import Drafts
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
+
+logger = logging.getLogger("llamahybrid")
 
 UNMERGED = ("plamo2",)
 """Architectures whose batches of several sequences write states to other sequences' places, or end the
@@ -78,6 +84,47 @@ class ContextShape:
         if self.sequences > 1:
             params.n_seq_max = self.sequences
             params.kv_unified = True
+
+
+class Wish(int):
+    """A number of slots that was not given for this very model, and must not make its constructor fail."""
+
+
+def attainable_slots(wish: Wish, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
+    """So many slots where the model and upstream's arguments for it allow for several, else one."""
+    if wish == 1 or not caching:
+        return 1
+    try:
+        ContextShape.of(caching, True, None, wish, options)
+        reason = "" if _architecture(model_path) not in ALONE else "its answers beside others are not trusted"
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        logger.warning("one request at a time on %s, not %d: %s", model_path, wish, reason)
+    return 1 if reason else int(wish)
+
+
+def _architecture(model_path: str) -> Any:
+    """As its file says; None where there is none that can be read, which upstream tells better."""
+    try:
+        with quiet(), Gguf(Path(model_path)) as file:
+            return file.read("general.architecture").get("general.architecture")
+    except OSError:
+        return None
+
+
+def slots_for(wanted: int | None, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
+    """The slots that a model is opened with; `wanted` None: as configured.
+
+    Raises ValueError for several without a prompt cache.
+    """
+    if wanted is None:
+        wanted = Wish(current().parallel or 1)
+    if isinstance(wanted, Wish):
+        return attainable_slots(wanted, model_path, caching, options)
+    if wanted > 1 and not caching:
+        raise ValueError("n_parallel: requests run at once with the prompt cache only")
+    return wanted
 
 
 def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, files: ModelFiles) -> None:

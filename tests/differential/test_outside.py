@@ -1,5 +1,6 @@
 """Other hands on the context: raw calls between requests, as guidance makes them, are noticed."""
 
+import ctypes
 from itertools import islice
 
 import llama_cpp
@@ -80,3 +81,41 @@ def test_a_change_behind_our_back_is_noticed(tiny_model, opened, reference, arch
     processors = llama_cpp.LogitsProcessorList([watch])
     list(islice(llm.generate(asked, temp=0.0, logits_processor=processors), 1))
     assert difference(seen[0], expected.logits(asked)[0]) <= 1e-3
+
+
+def whole_state(llm):
+    """Saved and put back by raw calls, as upstream's examples and other wrappers do."""
+    size = llama_cpp.llama_state_get_size(llm.ctx)
+    buffer = (ctypes.c_uint8 * size)()
+    size = llama_cpp.llama_state_get_data(llm.ctx, buffer, size)
+    return lambda: llama_cpp.llama_state_set_data(llm.ctx, buffer, size)
+
+
+def sequence_state(llm):
+    size = llama_cpp.llama_state_seq_get_size(llm.ctx, 0)
+    buffer = (ctypes.c_uint8 * size)()
+    size = llama_cpp.llama_state_seq_get_data(llm.ctx, buffer, size, 0)
+    return lambda: llama_cpp.llama_state_seq_set_data(llm.ctx, buffer, size, 0)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35", "mamba"])
+@pytest.mark.parametrize("saved", [whole_state, sequence_state])
+def test_a_state_of_as_many_tokens_that_others_load_is_noticed(tiny_model, opened, reference, arch, saved):
+    """Neither positions nor counters nor sizes differ; what `eval` decoded is in no cache."""
+    model = tiny_model(arch)
+    llm, expected = opened(model), reference(model)
+    prompt = expected.vocabulary.text(50, seed=1)
+    llm.eval(prompt[:20] + [7] * 30)
+    put_back = saved(llm)
+    llm.reset()
+    llm.eval(prompt)
+    put_back()
+    seen = []
+
+    def watch(ids, scores):
+        seen.append(np.array(scores))
+        return scores
+
+    processors = llama_cpp.LogitsProcessorList([watch])
+    list(islice(llm.generate([*prompt, 30, 31], temp=0.0, logits_processor=processors), 1))
+    assert difference(seen[0], expected.logits([*prompt, 30, 31])[0]) <= 1e-3

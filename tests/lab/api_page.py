@@ -52,6 +52,12 @@ _NAMED = re.compile(r"^(?=`\w+`: )", re.MULTILINE)
 _REFERENCE = re.compile(r"See `(\w+)\.(\w+)`[.;,:]?\s*")
 
 
+def public_functions() -> list[Any]:
+    """Every function that is exported, by name."""
+    named = [getattr(llamahybrid, name) for name in llamahybrid.__all__]
+    return [thing for thing in named if inspect.isfunction(thing)]
+
+
 def public_classes() -> list[type]:
     """Every class this page tells of, errors last."""
     named = [getattr(llamahybrid, name) for name in llamahybrid.__all__]
@@ -114,6 +120,9 @@ def page() -> str:
             parts.append(markdown(inspect.cleandoc(text)))
         parts += _fields(owner)
         parts += _members(owner)
+    for function in public_functions():
+        parts.append(f"## {function.__name__}\n\n```python\n{_call(function.__name__, function)}\n```\n")
+        parts.append(markdown(inspect.getdoc(function) or ""))
     parts.append("## Errors\n\nAll of them are in `llamahybrid.errors`.\n")
     for owner in public_classes():
         if issubclass(owner, BaseException):

@@ -1,9 +1,9 @@
 """Becomes conftest.py beside upstream's unpacked tests: which Llama they get, and which models.
 
-Environment: SUITE_LLAMA is "module:class"; SUITE_MODELS is a JSON object, file name on the hub -> local path.
+Environment: SUITE_LLAMA is "stock", or "install" for ours; SUITE_MODELS is a JSON object, file name on the
+hub -> local path.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -11,14 +11,10 @@ import types
 
 import numpy as np
 
-import llamahybrid  # noqa: F401  (chooses the engine, so it comes before llama_cpp)
+import llamahybrid  # chooses the engine, so it comes before llama_cpp
 
-# isort: split
-import llama_cpp
-import llama_cpp.llama
-
-module, _, name = os.environ["SUITE_LLAMA"].partition(":")
-llama_cpp.Llama = llama_cpp.llama.Llama = getattr(importlib.import_module(module), name)
+if os.environ["SUITE_LLAMA"] == "install":
+    llamahybrid.install()
 models = json.loads(os.environ["SUITE_MODELS"])
 
 

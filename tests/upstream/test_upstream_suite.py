@@ -1,4 +1,4 @@
-"""llama-cpp-python's own test-suite, out of the pinned sdist, with stock `Llama` and with ours."""
+"""llama-cpp-python's own test-suite, out of the pinned sdist, with stock `Llama` and with ours installed."""
 
 import json
 import os
@@ -73,8 +73,8 @@ def models(tiny_model) -> str:
 
 
 def run_suite(folder: Path, models: str, llama: str) -> dict[str, Outcome]:
-    """Test name -> outcome, of the whole suite with `llama` ("module:class") in place of upstream's."""
-    report = folder / f"{llama.partition(':')[0]}.xml"
+    """Test name -> outcome, of the whole suite with `llama` ("stock" or "install")."""
+    report = folder / f"{llama}.xml"
     env = {**os.environ, "SUITE_LLAMA": llama, "SUITE_MODELS": models}
     root = str(HERE.parents[1])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
@@ -93,12 +93,13 @@ def run_suite(folder: Path, models: str, llama: str) -> dict[str, Outcome]:
 
 @pytest.fixture(scope="module")
 def stock(suite, models) -> dict[str, Outcome]:
-    return run_suite(suite, models, "llama_cpp.llama:Llama")
+    return run_suite(suite, models, "stock")
 
 
 @pytest.fixture(scope="module")
 def ours(suite, models) -> dict[str, Outcome]:
-    return run_suite(suite, models, "llamahybrid.llama:Llama")
+    """With `llamahybrid.install()`: the methods are those of `llamahybrid.Llama`, the class is upstream's."""
+    return run_suite(suite, models, "install")
 
 
 def failures(outcomes: dict[str, Outcome]) -> set[str]:

@@ -1,0 +1,237 @@
+"""What a program that cannot be edited is told about its cache: by `configure`, or by the environment.
+
+`LLAMAHYBRID_RAM` and `LLAMAHYBRID_DISK` are sizes ("2GiB", "0": none), the disk's also a folder;
+`LLAMAHYBRID_PARALLEL` is a number of requests. A constructor's argument goes before what `install` was given,
+that before `configure`, that before the environment, that before what is built in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from llamahybrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from llamahybrid.prompt_cache import PromptCache
+
+_UNITS = {"": 1, "b": 1} | {
+    prefix + unit: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit, base in (("ib", 1024), ("", 1024), ("b", 1000))
+}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
+_LEAST = 1 << 20
+"""A smaller size was meant in another unit."""
+_OFF = ("off", "none", "no", "false")
+_ON = ("on", "yes", "true")
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Where conversations are kept for later processes."""
+
+    folder: Path
+    n_bytes: int | None = None
+    """The budget; None: a quarter of what is free, at most 32 GiB."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What was configured; None: nothing."""
+
+    ram: int | None = None
+    """Bytes of the prompt cache, which all `Llama` objects share that were given none; 0: there is none."""
+    disk: Disk | bool | None = None
+    """Where it is kept on disk, too; False: nowhere."""
+    parallel: int | None = None
+    """Requests that may run at once on each `Llama`."""
+
+
+class _Keep:
+    """Stands for an argument that was not given."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+KEEP: Final = _Keep()
+
+_lock = threading.Lock()
+_configured = Configuration()
+_shared: tuple[Configuration, PromptCache] | None = None
+
+
+def configure(
+    *,
+    ram: int | str | _Keep | None = KEEP,
+    disk: int | str | os.PathLike[str] | bool | _Keep | None = KEEP,
+    parallel: int | str | _Keep | None = KEEP,
+) -> Configuration:
+    """Set what every `Llama` opened from now on gets where its program gave nothing; what is in effect now.
+
+    `ram`: bytes of one prompt cache for the whole process, as a number or as "2GiB" (KiB and K are 1024
+    bytes, kB 1000); 0 or "off": no prompt cache, as in llama-cpp-python.
+    `disk`: a folder to keep it in, too, "~/chats"; "~/chats:20GiB" with a budget; a size alone, or True: in
+    the user's cache folder; 0, False or "off": not on disk.
+    `parallel`: requests that may run at once on a `Llama` (its `n_parallel`). Where a model or its arguments
+    do not allow for several there is one.
+
+    An argument that is left out stays as it was; None takes back what was configured, so that the environment
+    counts again: `LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK` and `LLAMAHYBRID_PARALLEL` take the same words.
+
+    Raises ConfigurationError, with nothing changed, where a value means nothing.
+    """
+    global _configured
+    changes: dict[str, Any] = {}
+    if not isinstance(ram, _Keep):
+        changes["ram"] = None if ram is None else _size(ram, f"configure(ram={ram!r})")
+    if not isinstance(disk, _Keep):
+        changes["disk"] = None if disk is None else _disk(disk, f"configure(disk={disk!r})")
+    if not isinstance(parallel, _Keep):
+        said = f"configure(parallel={parallel!r})"
+        changes["parallel"] = None if parallel is None else _number(parallel, said)
+    with _lock:
+        wanted = replace(_configured, **changes)
+        found = _over_environment(wanted)
+        _configured = wanted
+    return found
+
+
+def current() -> Configuration:
+    """What is in effect: what was configured, else what the environment says.
+
+    Raises:
+        ConfigurationError: a value in the environment means nothing.
+    """
+    return _over_environment(_configured)
+
+
+def shared_cache() -> PromptCache | bool | None:
+    """The prompt cache that was configured, one for all; False: there is to be none; None: nothing was said.
+
+    Raises:
+        ConfigurationError: see `current`.
+    """
+    global _shared
+    wanted = replace(current(), parallel=None)
+    if wanted.ram == 0:
+        return False
+    if wanted.ram is None and not isinstance(wanted.disk, Disk):
+        return None
+    from llamahybrid.prompt_cache import PromptCache  # numpy is imported by those who need it
+
+    with _lock:
+        if _shared is None or _shared[0] != wanted:
+            place = wanted.disk if isinstance(wanted.disk, Disk) else None
+            folder, n_bytes = (None, None) if place is None else (place.folder, place.n_bytes)
+            _shared = (wanted, PromptCache(wanted.ram, folder, n_bytes))
+        return _shared[1]
+
+
+def cache_for(given: bool | PromptCache | None) -> PromptCache | None:
+    """The prompt cache of a `Llama`, by what it was given; None: it has none.
+
+    Raises:
+        ConfigurationError: see `current`.
+    """
+    if given is False:
+        return None
+    from llamahybrid.prompt_cache import PromptCache
+
+    if isinstance(given, PromptCache):
+        return given
+    shared = shared_cache()
+    if shared is False and given is None:
+        return None
+    return shared if isinstance(shared, PromptCache) else PromptCache()
+
+
+def default_folder() -> Path:
+    """The folder for conversations in the user's cache folder."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("llamahybrid")) / "prompts"
+
+
+def _over_environment(configured: Configuration) -> Configuration:
+    found = configured
+    if found.ram is None and (text := _environment("RAM")):
+        found = replace(found, ram=_size(text, f"LLAMAHYBRID_RAM={text}"))
+    if found.disk is None and (text := _environment("DISK")):
+        found = replace(found, disk=_disk(text, f"LLAMAHYBRID_DISK={text}"))
+    if found.parallel is None and (text := _environment("PARALLEL")):
+        found = replace(found, parallel=_number(text, f"LLAMAHYBRID_PARALLEL={text}"))
+    return found
+
+
+def _environment(name: str) -> str:
+    return os.environ.get(f"LLAMAHYBRID_{name}", "").strip()
+
+
+def _size(value: object, said: str) -> int:
+    """Bytes."""
+    found = None
+    if isinstance(value, str):
+        found = 0 if value.strip().lower() in _OFF else _bytes(value)
+    elif isinstance(value, int):
+        found = 0 if value is False else value
+    if found is None or value is True or found < 0:
+        raise ConfigurationError(f'{said}: that is no size; give one like "2GiB", or 0 for none')
+    if 0 < found < _LEAST:
+        raise ConfigurationError(f'{said}: that is {found} bytes; give a unit, as in "2GiB"')
+    return found
+
+
+def _bytes(text: str) -> int | None:
+    """A size in words; None: it is none."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        return None
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _disk(value: object, said: str) -> Disk | bool:
+    """False: nothing on disk."""
+    if isinstance(value, bool):
+        return value and Disk(default_folder())
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in _OFF:
+            return False
+        if word in _ON:
+            return Disk(default_folder())
+        if _bytes(word) is None:
+            return _folder(value.strip(), said)
+    if isinstance(value, (str, int)):
+        n_bytes = _size(value, said)
+        return Disk(default_folder(), n_bytes) if n_bytes else False
+    if isinstance(value, os.PathLike):
+        return Disk(Path(value).expanduser().absolute())
+    raise ConfigurationError(f'{said}: give a folder, a size like "20GiB", or 0 for none')
+
+
+def _folder(text: str, said: str) -> Disk:
+    """A folder, with its budget behind a colon."""
+    path, colon, size = text.rpartition(":")
+    budget = None
+    if colon and _bytes(size) is not None:
+        text, budget = path, _size(size, said)
+    if not text.startswith(("~", ".")) and not any(mark in text for mark in (os.sep, os.altsep) if mark):
+        raise ConfigurationError(
+            f'{said}: that is neither a size like "20GiB" nor a folder; a folder here is written "./{text}"'
+        )
+    if budget == 0:
+        raise ConfigurationError(f"{said}: a folder for nothing; leave out its size, or give 0 alone")
+    return Disk(Path(text).expanduser().absolute(), budget)
+
+
+def _number(value: object, said: str) -> int:
+    text = value.strip() if isinstance(value, str) else "" if isinstance(value, bool) else str(value)
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise ConfigurationError(f"{said}: give how many requests may run at once on a model, 1 or more")
+    return int(text)

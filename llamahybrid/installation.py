@@ -1,0 +1,256 @@
+"""install: from then on every `llama_cpp.Llama` is ours, also where the class was bound before.
+
+The existing class stays the one that it is; only its `__init__` is replaced, by one that makes the object an
+instance of ours (which derives from it) before anything is in it, and goes on there. So whatever holds the
+class makes ours, `isinstance` and `except` clauses see no difference, and everything else is inheritance as
+Python has it: our methods' `super()` is upstream's methods, as it always was. A subclass `Mine` of
+`llama_cpp.Llama` gets a class of its own, in which methods are looked up in `Mine`, then in ours, then in
+upstream's: what `Mine` overrides comes first, and its `super()` is ours.
+
+What was tried, or thought through, and is not done:
+- Replacing each method of the class by ours: `super()` in ours would find ours again; what exists as an
+  instance, or was made by `__new__` alone, would lack what our methods need. The few that would be wrong on
+  one of ours when a subclass calls them by name (`_BY_NAME`), not by `super()`, lead there.
+- `__new__`: also called by unpickling and for objects that never see `__init__`, and too early: a subclass
+  sets attributes before it calls `super().__init__`, which on an object of ours lead into what is not there.
+- `Mine.__bases__ = (ours,)`: instances of `Mine` that exist would get methods for which they have nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import logging
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.request.assembly import Wish
+
+logger = logging.getLogger("llamahybrid")
+
+STOCK: Any = Llama.__base__
+"""The class of llama_cpp that ours derives from."""
+
+_lock = threading.RLock()
+_defaults: Mapping[str, Any] | None = None
+"""What the program's constructor calls are completed with; None: nothing is installed."""
+_replaced: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Each function that was put into upstream's class, and what it stands before."""
+_adapted: WeakValueDictionary[type, type] = WeakValueDictionary()
+"""Class of the program's -> ours that stands for it."""
+_OPENING = "_llamahybrid_opening"
+_ATTRIBUTES = {"on_request", "requests", "slots", "user_cache"}
+"""What ours keeps in an instance under names that others may think of, too."""
+
+
+class Installed(Llama):
+    """Ours, as an instance of a class that was written for `llama_cpp.Llama`.
+
+    To whoever looks, its class is that one: `llm.__class__`, its name, and what a pickle names.
+    """
+
+    stands_for: ClassVar[type] = STOCK
+    """The class that the program has asked for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        defaults = {name: value for name, value in (_defaults or {}).items() if name not in kwargs}
+        options = {**defaults, **kwargs}
+        if "n_parallel" in defaults:
+            options["n_parallel"] = Wish(defaults["n_parallel"])
+        self.__dict__[_OPENING] = True
+        try:
+            super(Installed, self).__init__(*args, **options)  # noqa: UP008 (the class body has a __class__)
+        finally:
+            del self.__dict__[_OPENING]
+
+    def __get_class(self) -> type:
+        return type(self).stands_for
+
+    __class__ = property(__get_class)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As of the class that it stands for: a pickle can be read without this package, too."""
+        made = super(Installed, self).__reduce_ex__(protocol)  # noqa: UP008
+        if not isinstance(made, tuple):
+            return made
+        function, arguments, *rest = made
+        kind = type(self)
+        return (function, tuple(kind.stands_for if a is kind else a for a in arguments), *rest)
+
+
+Installed.__name__ = Installed.__qualname__ = STOCK.__qualname__
+Installed.__module__ = STOCK.__module__
+Installed.__doc__ = STOCK.__doc__
+_adapted[STOCK] = Installed
+
+
+def install(**defaults: Any) -> list[Any]:
+    """Let every `llama_cpp.Llama` made from now on be ours; a list of those there are, which stay stock.
+
+    Wherever the class is bound already, by `from llama_cpp import Llama` in another package, as a base class,
+    in `isinstance`: it is the same class. `defaults`: arguments for our constructor, upstream's among them
+    (`prompt_cache`, `n_parallel`, `wait`, `n_ctx`, ...), used where a program gives none; a second call
+    replaces them. `n_parallel` is a wish: 1 where a model or its arguments do not allow for several. What
+    `llamahybrid.Llama` gives, when it is called by that name, they do not change.
+
+    A subclass that sets the class attribute `llamahybrid_install = False` is left alone. One that calls
+    `Llama.generate(self, ...)` by name, in place of `super()`, gets upstream's loop on ours: right answers,
+    from what is live alone. An `Llama` in a child process is ours only if that was forked.
+
+    Raises TypeError for a default that no constructor takes, ValueError for an `n_parallel` below 1.
+    """
+    global _defaults
+    _check(defaults)
+    with _lock:
+        found = _existing()
+        _defaults = dict(defaults)
+        for name, make in _REPLACEMENTS.items():
+            there = vars(STOCK)[name]
+            if not _leads_to_ours(there):
+                ours = make(there)
+                _replaced[ours] = there
+                setattr(STOCK, name, ours)
+    if found:
+        paths = ", ".join(str(vars(llm).get("model_path")) for llm in found)
+        logger.warning("install() came after %d Llama objects, which stay stock: %s", len(found), paths)
+    return found
+
+
+def uninstall() -> None:
+    """Take `install` back: what is made from now on is upstream's. What is ours by now stays ours."""
+    global _defaults
+    with _lock:
+        _defaults = None
+        for name in _REPLACEMENTS:
+            original = _replaced.get(vars(STOCK)[name])
+            if original is not None:  # else somebody has put his own around it, and ours passes through
+                setattr(STOCK, name, original)
+
+
+def _check(defaults: Mapping[str, Any]) -> None:
+    known = {
+        *inspect.signature(Llama.__init__).parameters,
+        *inspect.signature(STOCK.__init__).parameters,
+    } - {"self", "model_path", "kwargs"}
+    if unknown := sorted(set(defaults) - known):
+        raise TypeError(
+            f"install() takes what Llama's constructor takes, and that is not {', '.join(unknown)}"
+        )
+    cache = defaults.get("prompt_cache")
+    if cache is not None and not isinstance(cache, (bool, PromptCache)):
+        raise TypeError("install(prompt_cache=...) takes True, False or a PromptCache")
+    slots = defaults.get("n_parallel", 1)
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+        raise ValueError("install(n_parallel=...) counts requests that run at once: 1 or more")
+
+
+def _existing() -> list[Any]:
+    """Instances that are upstream's, and open as far as can be told."""
+    found = (o for o in gc.get_objects() if issubclass(type(o), STOCK) and not issubclass(type(o), Llama))
+    return [llm for llm in found if getattr(vars(llm).get("_ctx"), "ctx", None) is not None]
+
+
+def _leads_to_ours(function: Any) -> bool:
+    """It was put there by us, or is somebody's around that."""
+    while function is not None and function not in _replaced:
+        function = getattr(function, "__wrapped__", None)
+    return function is not None
+
+
+def _constructor(original: Any) -> Any:
+    """Upstream's `__init__`, for whom ours is not to be."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        kind = type(self)
+        opening = _OPENING in vars(self)
+        if issubclass(kind, Installed) and not opening:  # made anew by name, `Llama.__init__(self, ...)`
+            Installed.__init__(self, *args, **kwargs)
+        elif opening or _defaults is None or issubclass(kind, Llama) or not _adapt(self):
+            original(self, *args, **kwargs)
+        else:
+            Installed.__init__(self, *args, **kwargs)
+
+    return __init__
+
+
+def _by_name(name: str, ours_takes_over: Callable[[Llama], bool]) -> Callable[[Any], Any]:
+    """Upstream's method of this name; called on one of ours where ours does not come here itself: ours."""
+
+    def replacement(original: Any) -> Any:
+        @functools.wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(self, Llama) and ours_takes_over(self):
+                return vars(Llama)[name](self, *args, **kwargs)
+            return original(self, *args, **kwargs)
+
+        return method
+
+    return replacement
+
+
+def _evaluating(llm: Llama) -> bool:
+    return llm.evaluation is not None
+
+
+def _beside_others(llm: Llama) -> bool:
+    return len(llm.slots.all) > 1 and not llm.requests.gate.inside
+
+
+_BY_NAME: Mapping[str, Callable[[Llama], bool]] = {
+    "eval": _evaluating,  # would decode behind the back of what knows the live tokens
+    "reset": _evaluating,
+    "sample": _beside_others,  # would read another request's logits
+}
+_REPLACEMENTS: Mapping[str, Callable[[Any], Any]] = {
+    "__init__": _constructor,
+    **{name: _by_name(name, condition) for name, condition in _BY_NAME.items()},
+}
+
+
+def _adapt(llm: Any) -> bool:
+    """Make an instance one of ours; False where that cannot be, or is not wanted."""
+    kind = type(llm)
+    if not getattr(kind, "llamahybrid_install", True):
+        return False
+    try:
+        object.__setattr__(llm, "__class__", _ours(kind))
+    except Exception as error:
+        logger.warning("%s.%s stays stock: %s", kind.__module__, kind.__qualname__, error)
+        return False
+    return True
+
+
+def _ours(kind: type) -> type:
+    """The class of ours that stands for a subclass of upstream's; TypeError where there can be none."""
+    with _lock:
+        made = _adapted.get(kind)
+        if made is None:
+            above = kind.__mro__[: kind.__mro__.index(STOCK)]
+            taken = {name for each in above for name in vars(each)} & _own_names()
+            if taken:
+                raise TypeError(
+                    f"it defines {', '.join(sorted(taken))}, which mean something else in llamahybrid.Llama; "
+                    "rename them, or derive from that"
+                )
+
+            def fill(namespace: dict[str, Any]) -> None:
+                namespace.update(stands_for=kind, __doc__=kind.__doc__)
+                namespace.update(__module__=kind.__module__, __qualname__=kind.__qualname__)
+
+            made = types.new_class(kind.__name__, (kind, Installed), exec_body=fill)
+            _adapted[kind] = made
+        return made
+
+
+@functools.cache
+def _own_names() -> frozenset[str]:
+    """What our class has and upstream's has not, by which ours is run."""
+    ours = {name for each in (Installed, Llama) for name in vars(each)} | _ATTRIBUTES
+    return frozenset(name for name in ours if not hasattr(STOCK, name))

@@ -1,0 +1,61 @@
+"""guidance, which cuts and decodes the context's memory itself (`llama_memory_seq_rm`, `llama_decode`).
+
+It does not look at what `llama_memory_seq_rm` returns, and memory that cannot be cut refuses: on a hybrid its
+second prompt fails in `llama_decode`, as the library sees that positions do not follow on each other. With
+ours it fails in the same way, and never silently; what ours knows is not used by those calls.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from tests.conftest import TinyModel
+from tests.integrations.sides import ASKED, SETTINGS, SYSTEM, needed, stock_and_ours
+
+guidance = needed("guidance", "guidance")
+
+from guidance import gen, models  # noqa: E402
+
+OPTIONS: dict[str, Any] = {**SETTINGS, "n_ctx": 1024, "verbose": False}
+
+
+def answer(model: Any, question: str) -> str:
+    return str((model + SYSTEM + question + gen("answer", max_tokens=8, temperature=0.0))["answer"])
+
+
+def opened(path: str) -> tuple[Any, Any]:
+    model = models.LlamaCpp(path, echo=False, **OPTIONS)
+    return model, model._interpreter.engine.model_obj
+
+
+def test_plain_attention_says_the_same(tiny_model: TinyModel) -> None:
+    """And what is then asked of the `Llama` itself is that of a fresh context."""
+    prompt = list(range(40, 100))
+
+    def scenario() -> Any:
+        model, llm = opened(str(tiny_model("llama")))
+        said = [answer(model, question) for question in (*ASKED, *ASKED)]
+        return [*said, *islice(llm.generate(prompt, temp=0.0), 8)], llm
+
+    stock, ours = stock_and_ours(scenario)
+    assert ours.said == stock.said
+    assert ours.decoded <= stock.decoded
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "jamba"])
+def test_hybrids_fail_loudly_and_leave_the_model_sound(tiny_model: TinyModel, arch: str) -> None:
+    prompt = list(range(40, 100))
+
+    def scenario() -> Any:
+        model, llm = opened(str(tiny_model(arch)))
+        said = [answer(model, ASKED[0])]
+        with pytest.raises(Exception, match="llama_decode returned -1"):
+            answer(model, ASKED[1])
+        llm.reset()
+        return [*said, *islice(llm.generate(prompt, temp=0.0), 8)], llm
+
+    stock, ours = stock_and_ours(scenario)
+    assert ours.said == stock.said

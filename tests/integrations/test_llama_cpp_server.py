@@ -1,0 +1,80 @@
+"""`llamahybrid run -m llama_cpp.server`: upstream's own server, unmodified, by a real client."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import TinyModel
+from tests.integrations.sides import ASKED, SYSTEM, needed
+
+openai = needed("openai", "llama_cpp_server")
+needed("sse_starlette", "llama_cpp_server")
+
+
+@contextmanager
+def served(command: list[str], model: str, tmp_path: Path) -> Iterator[Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--model", model, "--n_ctx", "2048", "--chat_format", "chatml", "--port", str(port)]
+    options += ["--n_threads", "1", "--n_threads_batch", "1", "--seed", "7"]
+    log = (tmp_path / "server.log").open("w")
+    server = subprocess.Popen([*command, *options], stdout=log, stderr=subprocess.STDOUT, env={**os.environ})
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    try:
+        for _ in range(240):
+            try:
+                client.models.list()
+                break
+            except openai.APIConnectionError:
+                assert server.poll() is None, (tmp_path / "server.log").read_text()
+                time.sleep(0.25)
+        yield client
+    finally:
+        server.terminate()
+        server.wait(20)
+        log.close()
+
+
+def answers(client: Any) -> list[str]:
+    said = []
+    for question in (*ASKED, *ASKED):
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        options: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 12, "temperature": 0}
+        said.append(client.chat.completions.create(**options).choices[0].message.content)
+        chunks = client.chat.completions.create(**options, stream=True)
+        said.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+    return said
+
+
+def test_chats(tiny_model: TinyModel, tmp_path: Path) -> None:
+    model = str(tiny_model("qwen35"))
+    with served([sys.executable, "-m", "llama_cpp.server"], model, tmp_path) as client:
+        expected = answers(client)
+    told = tmp_path / "told.py"
+    told.write_text(
+        "import llamahybrid, llama_cpp, sys\n"
+        "made = llama_cpp.Llama.__init__\n"
+        "def __init__(self, *args, **options):\n"
+        "    made(self, *args, **options)\n"
+        "    self.on_request = lambda r: print('reused', r.cached, file=sys.stderr, flush=True)\n"
+        "llama_cpp.Llama.__init__ = __init__\n"
+        "import runpy\n"
+        "runpy.run_module('llama_cpp.server', run_name='__main__', alter_sys=True)\n"
+    )
+    run = [sys.executable, "-m", "llamahybrid", "run"]
+    for program in (["-m", "llama_cpp.server"], [str(told)]):
+        with served([*run, *program], model, tmp_path) as client:
+            assert answers(client) == expected
+    log = (tmp_path / "server.log").read_text()
+    reused = [int(line.split()[1]) for line in log.splitlines() if line.startswith("reused")]
+    assert len(reused) == len(expected)
+    assert all(tokens > len(SYSTEM) for tokens in reused[1:])

@@ -1,0 +1,185 @@
+"""`llamahybrid run`: as Python would run it, but for one class."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli.main import app
+from tests.conftest import TinyModel
+
+ROOT = Path(__file__).parents[1]
+OURS = (sys.executable, "-m", "llamahybrid", "run")
+
+SEEN = """
+import atexit, json, sys, threading
+told = {
+    "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__, "doc": __doc__,
+    "main": sys.modules["__main__"].__dict__ is globals(), "spec": getattr(__spec__, "name", None),
+    "hook": sys.excepthook is sys.__excepthook__, "loaded": "llama_cpp" in sys.modules, "near": None,
+}
+try:
+    import near
+    told["near"] = near.__file__
+except ImportError:
+    pass
+print(json.dumps(told))
+def last():
+    print("last", sys.argv[1:], __name__)
+atexit.register(last)
+threading.Timer(0.05, last).start()
+end = sys.argv[-1]
+"""
+ENDS = {
+    "falls": "",
+    "exits": "if end == 'exits': sys.exit(7)\n",
+    "says": "if end == 'says': sys.exit('a reason')\n",
+    "raises": "if end == 'raises': raise EOFError('no more')\n",
+    "interrupted": "if end == 'interrupted': raise KeyboardInterrupt\n",
+    "hooked": "if end == 'hooked': sys.excepthook = lambda *a: print('mine', a[1]); 1 / 0\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "place"
+    (place / "package").mkdir(parents=True)
+    (place / "package" / "__init__.py").touch()
+    program = SEEN + "".join(ENDS.values())
+    for name in ("script.py", "module.py", "package/__main__.py"):
+        (place / name).write_text(program)
+    (place / "near.py").touch()
+    (place / "wrong.py").write_text("def\n")
+    with zipfile.ZipFile(place / "archive.pyz", "w") as archive:
+        archive.writestr("__main__.py", program)
+    return place
+
+
+def run(command: tuple[str, ...], cwd: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", **env},
+    )
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_sees_and_ends_as_under_python(folder: Path, end: str) -> None:
+    both = [
+        run(c, folder.parent, "place/script.py", "--m", "-m", "x", end) for c in ((sys.executable,), OURS)
+    ]
+    plain, ours = both
+    assert ours.stdout == plain.stdout
+    assert ours.returncode == plain.returncode
+    assert ours.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+    assert '"loaded": false' in ours.stdout
+    assert "last" in ours.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-m", "module", "-m", "exits"),
+        ("-mmodule", "raises"),
+        ("-m", "package", "falls"),
+        ("package", "exits"),
+        ("archive.pyz", "exits"),
+        ("compiled.pyc", "exits"),
+        ("wrong.py",),
+        ("-m", "wrong"),
+    ],
+    ids=" ".join,
+)
+def test_modules_folders_and_archives(folder: Path, arguments: tuple[str, ...]) -> None:
+    py_compile.compile(str(folder / "script.py"), str(folder / "compiled.pyc"))
+    plain, ours = (run(c, folder, *arguments) for c in ((sys.executable,), OURS))
+    said = [done.stdout.replace(f'["{folder}/', '["') for done in (plain, ours)]  # runpy's `sys.argv[0]`
+    assert said[0] == said[1]
+    assert ours.returncode == plain.returncode
+    assert ours.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "status", "words"),
+    [
+        ((), {}, 2, "usage"),
+        (("-m",), {}, 2, "usage"),
+        (("--unknown", "script.py"), {}, 2, "usage"),
+        (("nowhere.py",), {}, 2, "can't open file"),
+        (("-m", "no.where"), {}, 1, "No module named no.where"),
+        (("script.py", "falls"), {"LLAMAHYBRID_RAM": "lots"}, 2, "LLAMAHYBRID_RAM=lots"),
+    ],
+)
+def test_what_cannot_be_run(
+    folder: Path, arguments: tuple[str, ...], env: dict[str, str], status: int, words: str
+) -> None:
+    done = run(OURS, folder, *arguments, **env)
+    assert done.returncode == status
+    assert words in done.stderr
+    assert not done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_scripts_folder_where_python_puts_none(folder: Path) -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("python -P came with 3.11")
+    done = run((sys.executable, "-P", "-m", "llamahybrid", "run"), folder.parent, "place/script.py", "falls")
+    assert '"near": null' in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_an_interrupt_ends_it_as_it_ends_python(folder: Path) -> None:
+    (folder / "waits.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    plain, ours = (run(c, folder, "waits.py") for c in ((sys.executable,), OURS))
+    assert ours.returncode == plain.returncode == -signal.SIGINT
+
+
+PROGRAM = """
+import sys
+from llama_cpp import Llama
+class Mine(Llama):
+    pass
+PROMPTS = "a" * 90, "a" * 60, "a" * 90
+for cls in (Llama, Mine):
+    llm = cls(sys.argv[1], n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+    texts = [llm(p, max_tokens=6, temperature=0)["choices"][0]["text"] for p in PROMPTS]
+    print(repr(texts), getattr(getattr(llm, "last_request", None), "cached", 0), type(llm).__name__)
+    print(getattr(getattr(llm, "prompt_cache", None), "ram_bytes", 0), file=sys.stderr)
+    llm.close()
+"""
+
+
+def test_an_unmodified_program_reuses_and_says_the_same(tmp_path: Path, tiny_model: TinyModel) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    model = str(tiny_model("qwen35"))
+    plain, ours, off = (
+        run(command, tmp_path, "program.py", model, LLAMAHYBRID_ENGINE="stock", LLAMAHYBRID_RAM=ram)
+        for command, ram in (((sys.executable,), ""), (OURS, "64MiB"), (OURS, "0"))
+    )
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout == plain.stdout.replace(" 0 ", " 90 ")
+    assert ours.stderr.split() == [str(64 << 20)] * 2
+    assert off.stdout == plain.stdout
+
+
+def test_the_command_line_knows_it(folder: Path) -> None:
+    shown = CliRunner().invoke(app, ["run", "--help"])
+    assert shown.exit_code == 0
+    assert "LLAMAHYBRID_RAM" in shown.output
+    done = run(
+        (sys.executable, "-c", "from llamahybrid.cli.main import app; app()", "run"), folder, "-m", "no.where"
+    )
+    assert done.returncode == 1
+    assert "No module named no.where" in done.stderr
