@@ -16,13 +16,13 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.sampling import RowSampler
-from llamahybrid.configuration import cache_for
+from llamahybrid.configuration import cache_for, current
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
-from llamahybrid.request.assembly import ContextShape, assemble, slots_for
+from llamahybrid.request.assembly import ContextShape, Wish, assemble, slots_for
 from llamahybrid.request.completion import arguments, completion, decode_ahead, generation
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
@@ -47,10 +47,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     `prompt_cache`: True keeps checkpoints in RAM within the default budget, a `PromptCache` uses that one,
     False is upstream's behaviour. One with a folder names states by the model's content: its files are read
-    in full once, while the model is loaded, and again only after they have changed. None, for this and for
-    `n_parallel`: what `llamahybrid.configure` or the environment says, else True, and 1.
+    in full once, while the model is loaded. None, for this and for `n_parallel`: what `configure` or the
+    environment says, else True, and 1.
     `paging`: attention passes through a second sequence into the cache and back, so that other conversations
-    find theirs again. It costs one more recurrent state of memory; False saves that.
+    find theirs again; it costs one more recurrent state of memory.
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
     CPU. The patched engine makes them when they pay, and gives them back.
@@ -88,7 +88,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._explain = explain
         reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
         cache = cache_for(prompt_cache) if reusing else None
-        n_parallel = slots_for(n_parallel, model_path, cache is not None, kwargs)
+        wanted = Wish(current().parallel or 1) if n_parallel is None else n_parallel
+        n_parallel = slots_for(wanted, model_path, cache is not None, kwargs)
         self._made_with = {"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel}
         self._parallel = n_parallel
         self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)

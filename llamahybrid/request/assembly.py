@@ -12,7 +12,6 @@ import llama_cpp
 
 from llamahybrid.capi.gguf import Gguf, quiet
 from llamahybrid.capi.shim import library
-from llamahybrid.configuration import current
 from llamahybrid.memory.adapters import follow
 from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.context import GuardedContext
@@ -113,13 +112,8 @@ def _architecture(model_path: str) -> Any:
         return None
 
 
-def slots_for(wanted: int | None, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
-    """The slots that a model is opened with; `wanted` None: as configured.
-
-    Raises ValueError for several without a prompt cache.
-    """
-    if wanted is None:
-        wanted = Wish(current().parallel or 1)
+def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
+    """The slots that a model is opened with. Raises ValueError for several without a prompt cache."""
     if isinstance(wanted, Wish):
         return attainable_slots(wanted, model_path, caching, options)
     if wanted > 1 and not caching:
