@@ -8,7 +8,7 @@ model, everything is upstream's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -16,13 +16,15 @@ from typing import Any
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from llamahybrid.capi.sampling import RowSampler
+from llamahybrid.capi.sampling import RowSampler, require_grammar
 from llamahybrid.errors import LlamaHybridError, RequestCancelled
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
+from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute
 from llamahybrid.request.assembly import assemble, context_shape
@@ -99,6 +101,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
+        self.logprobs_on_request = False
+        """Requests with `logprobs` keep the rows that these need, as with `logits_all`, and no others do."""
+        self._answer_text: AnswerText | None = None
         if not caching:
             super().__init__(model_path, **kwargs)
             return
@@ -110,6 +115,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
             assemble(self, self.slots, n_parallel, cache, files)
+            self._answer_text = AnswerText(self.token_bos())
             self.draft_model = self._draft_model
         except BaseException:
             files.abandon()
@@ -258,10 +264,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
         options = dict(_COMPLETE.bind(self, *args, **kwargs).arguments)
         del options["self"]
-        rows = options.get("logprobs") is not None and self._draft_model is not None
-        ticket = self.requests.ticket(completing=True, rows=rows)
+        ticket = self.requests.ticket(completing=True, rows=self.keeps_rows(options))
         ticket.rests_on = self.slots.rests_on
         return self._completion(ticket, options)
+
+    def keeps_rows(self, options: Mapping[str, Any]) -> bool:
+        """A completion with these options needs the logits of every token, and gets them for itself alone."""
+        asked = options.get("logprobs") not in (None, False)
+        return asked and (self.logprobs_on_request or self._draft_model is not None)
 
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.
@@ -300,8 +310,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         create = super().create_chat_completion
         if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)
-        rows = kwargs.get("logprobs") is not None and self._draft_model is not None
-        ticket = self.requests.ticket(completing=True, rows=rows)
+        ticket = self.requests.ticket(completing=True, rows=self.keeps_rows(kwargs))
         ticket.whole = True
         return self._gate.alone(lambda: create(*args, **kwargs), ticket=ticket)
 
@@ -387,7 +396,18 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.evaluation.bring_logits()
         return work()
 
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """As `llama_cpp.Llama.detokenize`; of a list that grows, only what is new is spelt."""
+        if special or self._answer_text is None or type(self.tokenizer_) is not LlamaTokenizer:
+            text: bytes = super().detokenize(tokens, prev_tokens=prev_tokens, special=special)
+            return text
+        return self._answer_text.spell(tokens, super().detokenize)
+
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        if (grammar := kwargs.get("grammar")) is not None:
+            require_grammar(self._model.vocab, grammar)
         sampler = super()._init_sampler(*args, **kwargs)
         return sampler if self._parallel == 1 else RowSampler.over(sampler, self)
 

@@ -173,8 +173,8 @@ def _go_on_from_each_other(llm: Llama, options: Mapping[str, Any]) -> bool:
     """What one slot has decoded can be had in another."""
     if len(llm.slots.all) == 1 or llm.runner is None or llm.chat_handler is not None:
         return False
-    rows = options.get("logprobs") is not None and llm.draft_model is not None
-    return llm.runner.live.profile.keeps_chats and not llm.arrays.always_rows and not rows
+    rows = llm.arrays.always_rows or llm.keeps_rows(options)
+    return llm.runner.live.profile.keeps_chats and not rows
 
 
 def _one_after_the_other(

@@ -1,0 +1,97 @@
+"""A server of ours for tests: the real uvicorn on 127.0.0.1, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.app import app_of
+from llamahybrid.server.loading import load
+from llamahybrid.server.serve import Server, server_of
+from llamahybrid.server.service import Service
+from llamahybrid.server.settings import ModelSettings, ServerSettings
+
+SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
+
+
+class Serving:
+    """A server that runs."""
+
+    def __init__(self, server: Server, service: Service, listening: socket.socket) -> None:
+        self.service = service
+        self.server = server
+        self._listening = listening
+        self.port: int = listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+
+    def _run(self) -> None:
+        asyncio.run(self.server.serve(sockets=[self._listening]))
+
+    @property
+    def llm(self) -> Llama:
+        """The open model."""
+        llm = self.service.models.llm
+        assert llm is not None, "it has started"
+        return llm
+
+    def start(self) -> None:
+        """Return when it answers. Raises AssertionError where it does not within a minute."""
+        self._thread.start()
+        until = time.monotonic() + 60
+        while not self.server.started:
+            assert self._thread.is_alive(), "the server did not start"
+            assert time.monotonic() < until, "the server did not start"
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Shut down as a signal does. Raises AssertionError where that takes more than a minute."""
+        self.server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the server did not stop"
+
+    def settled(self) -> bool:
+        """Nobody is in, nobody waits, and every slot is free."""
+        admission = self.service.admission
+        return not (admission.running or admission.waiting or self.llm.requests.gate.seated)
+
+    def await_settled(self, seconds: float = 20) -> None:
+        """Wait until `settled`. Raises AssertionError after so long."""
+        wait_until(self.settled, seconds)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+    """Look until it is so. Raises AssertionError after so many seconds."""
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "it did not come to that"
+        time.sleep(0.002)
+
+
+@contextmanager
+def serving(
+    *models: Path | ModelSettings,
+    loader: Callable[[ModelSettings], Llama] = load,
+    model: dict[str, Any] | None = None,
+    **server: Any,
+) -> Iterator[Serving]:
+    """A server of these models until the block ends; `model`: settings of those that are paths."""
+    opened: Sequence[ModelSettings] = [
+        ModelSettings(model=str(each), **{**SMALL, **(model or {})}) if isinstance(each, Path) else each
+        for each in models
+    ]
+    service = Service(ServerSettings(**{"shutdown_seconds": 5.0, **server}), opened, loader)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        runs = Serving(server_of(app_of(service)), service, listening)
+        runs.start()
+        try:
+            yield runs
+        finally:
+            runs.stop()
