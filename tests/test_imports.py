@@ -66,6 +66,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 ORDER = (
     "llamahybrid",  # the front door; `cli` is the other one
     "cli",
+    "server",
     "evaluate",
     "hazards",
     "llama",

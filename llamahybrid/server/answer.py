@@ -83,7 +83,7 @@ class Answer(Response):
             await later("the request was cancelled; ask again", 1).response()(scope, receive, send)
             return
         _, timings = self._account.finish(item)
-        body = json.dumps({**made, "timings": timings} if timings else made)
+        body = json.dumps({**made, "timings": timings} if timings else made, default=float)
         await Response(body, media_type="application/json")(scope, receive, send)
 
     # -- streamed --------------------------------------------------------------------------------
@@ -158,4 +158,4 @@ class Answer(Response):
 
 
 def _event(data: Chunk) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
+    return b"data: " + json.dumps(data, default=float).encode() + b"\n\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,8 +28,11 @@ class Server(uvicorn.Server):
             await service.stop()
 
 
-def server_of(app: FastAPI) -> Server:
-    """A server for an app, that `run` starts; host and port from its settings, or HOST and PORT."""
+def server_of(app: FastAPI, **more: Any) -> Server:
+    """A server for an app, that `run` starts; host and port from its settings, or HOST and PORT.
+
+    `more`: what else uvicorn takes.
+    """
     settings = app.state.service.settings
     config = uvicorn.Config(
         app,
@@ -41,5 +45,6 @@ def server_of(app: FastAPI) -> Server:
         limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=int(settings.shutdown_seconds + GRACE),
         server_header=False,
+        **more,
     )
     return Server(config)

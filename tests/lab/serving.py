@@ -89,7 +89,7 @@ def serving(
     ]
     service = Service(ServerSettings(**{"shutdown_seconds": 5.0, **server}), opened, loader)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        runs = Serving(server_of(app_of(service)), service, listening)
+        runs = Serving(server_of(app_of(service), log_config=None), service, listening)
         runs.start()
         try:
             yield runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,15 @@ def http(server: Serving) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def stock(tiny_model: TinyModel) -> Iterator[Callable[[], Any]]:
-    """`stock()`: a stock `Llama` of the same model that has decoded nothing."""
+    """`stock()`: a fresh stock `Llama` of the same model."""
     options = {name: value for name, value in SMALL.items() if name != "n_parallel"}
     model = str(tiny_model("qwen35"))
-    with closing(llama_cpp.Llama(model, verbose=False, logits_all=True, **options)) as llm:
+    with ExitStack() as stack:
 
         def fresh() -> llama_cpp.Llama:
-            llm.reset()
-            llm._ctx.memory_clear(True)
-            return llm
+            llm = llama_cpp.Llama(model, verbose=False, logits_all=True, **options)
+            return stack.enter_context(closing(llm))
 
         yield fresh

@@ -63,7 +63,7 @@ def test_a_chat_that_goes_on_is_cached(client: openai.OpenAI, stock: Stock) -> N
     assert first.usage
     assert second.usage
     assert second.usage.prompt_tokens_details
-    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 8
     timings = second.model_extra["timings"] if second.model_extra else {}
     assert timings["cache_n"] == second.usage.prompt_tokens_details.cached_tokens
     assert timings["prompt_n"] + timings["cache_n"] == second.usage.prompt_tokens
