@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-import llamahybrid
 from llamahybrid.server import errors
 from llamahybrid.server.keys import ApiKeys
 from llamahybrid.server.limits import Guard
@@ -55,7 +55,7 @@ def app_of(service: Service) -> FastAPI:
             await service.stop()
 
     app = FastAPI(
-        title="llamahybrid", version=llamahybrid.__version__, root_path=settings.root_path, lifespan=lifespan
+        title="llamahybrid", version=version("llamahybrid"), root_path=settings.root_path, lifespan=lifespan
     )
     app.state.service = service
     errors.install(app)

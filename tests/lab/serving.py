@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from llamahybrid.llama import Llama
 from llamahybrid.server.app import app_of
@@ -56,6 +59,20 @@ class Serving:
         self.server.should_exit = True
         self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not stop"
+
+    def client(self, **more: Any) -> httpx.Client:
+        """A client of it, for as many threads as want it; `more` as for httpx."""
+        limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
+        options = {"timeout": 60, "limits": limits, "trust_env": False, "verify": False, **more}
+        return httpx.Client(base_url=self.url, **options)
+
+    def hang_up(self, path: str, asked: dict[str, Any], when: Callable[[], bool]) -> None:
+        """Ask, wait until it is so, and hang up without having read a byte."""
+        body = json.dumps(asked).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+            wait_until(when)
 
     def settled(self) -> bool:
         """Nobody is in, nobody waits, and every slot is free."""
