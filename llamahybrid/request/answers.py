@@ -83,7 +83,6 @@ class Siblings(RequestHandle):
         self.open = True
         self.began: Callable[[], object] | None = None
         """Called when there is a first one."""
-        self._unwanted = False
 
     @property
     def first(self) -> Ticket | None:
@@ -98,16 +97,8 @@ class Siblings(RequestHandle):
         else:
             ticket.after = first
         super().add(ticket)
-        ticket.unwanted = self._unwanted
         if first is None and self.began is not None:
             self.began()
-
-    def drop(self) -> None:
-        """Nobody waits for what comes of them: end them, those that wait in line at once."""
-        self._unwanted = True
-        for ticket in list(self._tickets):
-            ticket.unwanted = True
-        self.cancel()
 
 
 # -- one completion of several -----------------------------------------------------------------------

@@ -138,6 +138,8 @@ class RequestGate:
             while True:
                 if self._closed:
                     raise ModelClosed("the model is closed")
+                if ticket.unwanted and ticket.thread is None:  # a prompt of another one may take long
+                    raise RequestCancelled("the request was given up while it waited")
                 if ticket not in self._seated or (self.slots == 1 and self._stepping is not None):
                     self._await(ticket, deadline)
                 if self.crowded:

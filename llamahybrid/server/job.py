@@ -97,8 +97,11 @@ class Job:
 
     def drop(self) -> None:
         """End it: nobody waits for what comes out."""
-        self._dropped = True
-        self.cancel()
+        with self._lock:
+            self._dropped = self.cancelled = True
+            handle = self._handle
+        if handle is not None:
+            handle.drop()
 
     def _work(self) -> None:
         """In its thread."""
@@ -113,7 +116,9 @@ class Job:
         with self._make_handle() as handle:
             with self._lock:
                 self._handle = handle
-            if self.cancelled:  # before there was anything to end
+            if self._dropped:  # before there was anything to end
+                handle.drop()
+            elif self.cancelled:
                 handle.cancel()
             made = self._create(**self._options)
             if not self.stream:

@@ -69,7 +69,8 @@ class Serving:
     def hang_up(self, path: str, asked: dict[str, Any], when: Callable[[], bool]) -> None:
         """Ask, wait until it is so, and hang up without having read a byte."""
         body = json.dumps(asked).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}"
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
             connection.sendall(head.encode() + b"\r\n\r\n" + body)
             wait_until(when)
