@@ -68,7 +68,7 @@ class RequestHandle:
             self._gate.cancel(ticket)
 
     def drop(self) -> None:
-        """Nobody waits for what comes of them: `cancel`, and what waits in line raises RequestCancelled at once."""
+        """Nobody waits for what comes of them: `cancel`, and those in line raise RequestCancelled at once."""
         self._unwanted = True
         for ticket in list(self._tickets):
             ticket.unwanted = True

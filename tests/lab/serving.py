@@ -1,10 +1,13 @@
-"""A server of ours for tests: the real uvicorn on 127.0.0.1, in a thread of this process."""
+"""A server of ours for tests: the real uvicorn on 127.0.0.1, in a thread of this process or one of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +23,8 @@ from llamahybrid.server.loading import load
 from llamahybrid.server.serve import Server, server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
+
+COMMAND = [sys.executable, "-c", "from llamahybrid.cli.main import app; app()", "serve"]
 
 SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
 
@@ -83,6 +88,52 @@ class Serving:
     def await_settled(self, seconds: float = 20) -> None:
         """Wait until `settled`. Raises AssertionError after so long."""
         wait_until(self.settled, seconds)
+
+
+class ServerProcess:
+    """`llamahybrid serve` on a free port."""
+
+    def __init__(self, model: Path, log: Path, *more: str) -> None:
+        """`log`: what it prints goes there. Raises AssertionError where it does not answer within a minute."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.log = log
+        options = (
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--n-threads",
+            "1",
+            "--n-threads-batch",
+            "1",
+        )
+        with log.open("ab") as out:
+            command = [*COMMAND, str(model), *options, *more]
+            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
+        url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120, limits=limits)
+        wait_until(self._answers, 60)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return self.client.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def metrics(self) -> dict[str, float]:
+        """What /metrics says, by name with labels."""
+        lines = self.client.get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
+
+    def end(self, how: signal.Signals) -> str:
+        """End it; what it printed. Raises TimeoutExpired where that takes more than a minute."""
+        self.process.send_signal(how)
+        self.process.wait(60)
+        self.client.close()
+        return self.log.read_text()
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:

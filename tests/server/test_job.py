@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from llamahybrid.server.job import Done, Failure, Job, Notice
 
 
@@ -113,20 +115,20 @@ def test_dropping_a_stream_ends_it_at_its_next_chunk_and_closes_it() -> None:
     assert closed.is_set()
 
 
-def test_one_that_is_ended_before_it_began_ends_when_it_does() -> None:
-    for deed in ("cancel", "drop"):
-        handles: list[Handle] = []
+@pytest.mark.parametrize("deed", ["cancel", "drop"])
+def test_one_that_is_ended_before_it_began_ends_when_it_does(deed: str) -> None:
+    handles: list[Handle] = []
 
-        def waits() -> Any:
-            assert handles[0].ended.wait(5)
-            return {}
+    def waits() -> Any:
+        assert handles[0].ended.wait(5)
+        return {}
 
-        async def scenario(job: Job, threads: ThreadPoolExecutor, deed: str = deed) -> None:
-            handles.append(job._make_handle.__self__)  # type: ignore[attr-defined]
-            getattr(job, deed)()
-            job.start(threads)
+    async def scenario(job: Job, threads: ThreadPoolExecutor) -> None:
+        handles.append(job._make_handle.__self__)  # type: ignore[attr-defined]
+        getattr(job, deed)()
+        job.start(threads)
 
-        assert play(waits, scenario).done == [deed]
+    assert play(waits, scenario).done == [deed]
 
 
 def test_what_else_is_said_stands_in_line() -> None:
