@@ -1,6 +1,6 @@
 """A server under load: conversations, crowds, clients that hang up, and kill -9.
 
-``python -m tests.lab.server_load [--clients 8 --turns 50 --hangups 1000 --kills 3] [--arch qwen35] [--seed 1]``
+``python -m tests.lab.server_load [--turns 50] [--hangups 1000] [--kills 3] [--arch qwen35] [--seed 1]``
 
 A process of `llamahybrid serve` on a tiny model. Each whole answer is compared with that of a fresh stock
 context; then nobody may be in, and memory may not have grown.
@@ -150,7 +150,7 @@ def ask(
 
 def read(client: httpx.Client, path: str, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A stream's text and usage."""
-    pieces, usage = [], {}
+    pieces, usage = list[str](), dict[str, Any]()
     with client.stream("POST", path, json={**asked, "stream": True}) as response:
         assert response.status_code == 200, response.read()
         lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
@@ -253,8 +253,8 @@ class Plan:
 
 def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Load:
     """All of it on one model. Raises Mismatch, AssertionError."""
-    options = ("--n-ctx", str(N_CTX), "--n-parallel", "4", "--disk-dir", str(folder / "kept"))
-    options += ("--ram-bytes", str(64 << 20), "--max-queue", "32")
+    kept = ("--ram-bytes", str(64 << 20), "--disk-dir", str(folder / "kept"))
+    options = ("--n-ctx", str(N_CTX), "--n-parallel", "4", "--max-queue", "32", *kept)
     server, load = ServerProcess(model, folder / "log", *options), Load()
     try:
         clock = time.monotonic()
@@ -263,8 +263,9 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
         before = resident(server)
         share = load.cached_tokens / max(1, load.prompt_tokens)
         say(
-            f"{plan.clients} clients, {plan.turns} turns: {len(load.answers)} answers, {load.hangups} hung up on, "
-            f"{share:.0%} of {load.prompt_tokens:,} prompt tokens cached, {time.monotonic() - clock:.0f} s"
+            f"{plan.clients} clients, {plan.turns} turns: {len(load.answers)} answers, "
+            f"{load.hangups} hung up on, {share:.0%} of {load.prompt_tokens:,} prompt tokens cached, "
+            f"{time.monotonic() - clock:.0f} s"
         )
 
         asked = {"prompt": "Once upon a time", "max_tokens": 8}
@@ -285,7 +286,9 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
         say(f"{plan.hangups} hung up at random moments: memory {before:.0f} to {resident(server):.0f} MiB")
 
         for number in range(plan.kills):
-            server = killed(server, model, folder, options, load, plan, seed + number, say)
+            talks = killed(server, plan, seed + number)
+            server = ServerProcess(model, folder / "log", *options)
+            go_on(server, load, talks, say)
     finally:
         server.end(signal.SIGTERM)
     printed = server.log.read_text()
@@ -293,47 +296,42 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
     assert not load.errors, load.errors[:5]
     judge(model, load, plan.judge_every)
     say(
-        f"{len(load.answers[:: plan.judge_every])} answers are a fresh context's, {load.ties} of them by a tie "
-        f"of {load.worst:.1e} of the logits' range at most"
+        f"{len(load.answers[:: plan.judge_every])} answers are a fresh context's, "
+        f"{load.ties} of them by a tie of {load.worst:.1e} of the logits' range at most"
     )
     return load
 
 
-def killed(
-    server: ServerProcess,
-    model: Path,
-    folder: Path,
-    options: tuple[str, ...],
-    load: Load,
-    plan: Plan,
-    seed: int,
-    say: Callable[[str], None],
-) -> ServerProcess:
-    """Kill -9 while clients talk; what is served then. Raises AssertionError where nothing is known any more."""
-    turns = max(2, plan.turns // 10)
-    talks = crowd(lambda i: talk(server.client, load, i, turns, 1000 + seed), plan.clients, plan.clients)
+def killed(server: ServerProcess, plan: Plan, seed: int) -> list[list[dict[str, str]]]:
+    """Kill -9 while clients talk; conversations that stood still by then."""
+    turns, ended = max(2, plan.turns // 10), Load()
+    talks = crowd(lambda i: talk(server.client, ended, i, turns, 1000 + seed), plan.clients, plan.clients)
     time.sleep(1.5)  # a path that stands still is written after a second
-    lost = Load()  # of those who talk while it dies nobody expects anything
     with ThreadPoolExecutor(plan.clients) as pool:
-        others = [pool.submit(talk, server.client, lost, 50 + i, 50, seed) for i in range(plan.clients)]
+        others = [pool.submit(talk, server.client, ended, 50 + i, 50, seed) for i in range(plan.clients)]
         time.sleep(1.0)
         server.process.kill()
         for other in others:
             other.exception()
     server.process.wait()
     server.client.close()
-    again, warm = ServerProcess(model, folder / "log", *options), Load()
+    return talks
+
+
+def go_on(
+    server: ServerProcess, load: Load, talks: list[list[dict[str, str]]], say: Callable[[str], None]
+) -> None:
+    """Go on with conversations after a restart. Raises AssertionError where most of them is not known."""
+    warm = Load()
     for messages in talks:
         if len(messages) > 1:
             more = [*messages, {"role": "user", "content": "go on"}]
-            ask(again.client, warm, CHAT, {"messages": more, "max_tokens": 4})
-    with load.lock:
-        load.answers += warm.answers
-        load.errors += warm.errors
+            ask(server.client, warm, CHAT, {"messages": more, "max_tokens": 4})
+    load.answers += warm.answers
+    load.errors += warm.errors
     share = warm.cached_tokens / max(1, warm.prompt_tokens)
     say(f"killed and restarted: {share:.0%} of {warm.prompt_tokens:,} prompt tokens were known")
     assert share > 0.5, "conversations are cold after a restart"
-    return again
 
 
 def main(

@@ -1,4 +1,4 @@
-"""A server of ours for tests: the real uvicorn on 127.0.0.1, in a thread of this process or one of its own."""
+"""A server of ours for tests: the real uvicorn on 127.0.0.1, in a thread here or in a process."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ServerProcess:
     """`llamahybrid serve` on a free port."""
 
     def __init__(self, model: Path, log: Path, *more: str) -> None:
-        """`log`: what it prints goes there. Raises AssertionError where it does not answer within a minute."""
+        """`log`: where its output goes. Raises AssertionError where it does not answer within a minute."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.log = log
