@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llama_cpp.server.cli import add_args_from_model, parse_model_from_args
-from pydantic import SecretStr
 
 from llamahybrid.server.app import create_app
 from llamahybrid.server.serve import Server, server_of
@@ -44,8 +43,6 @@ def settings(arguments: Sequence[str]) -> tuple[ServerSettings, list[ModelSettin
     if given.path and given.model:
         raise ValueError("two models were given: MODEL and --model")
     given.model = given.path or given.model
-    if given.api_keys is not None:
-        given.api_keys = [SecretStr(str(key)) for key in given.api_keys]
     return parse_model_from_args(ServerSettings, given), [parse_model_from_args(ModelSettings, given)]
 
 
