@@ -270,8 +270,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def keeps_rows(self, options: Mapping[str, Any]) -> bool:
         """A completion with these options needs the logits of every token, and gets them for itself alone."""
-        asked = options.get("logprobs") not in (None, False)
-        return asked and (self.logprobs_on_request or self._draft_model is not None)
+        asked = options.get("logprobs")
+        if asked is None or asked is False:  # 0 is asked for
+            return False
+        return self.logprobs_on_request or self._draft_model is not None
 
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.

@@ -201,6 +201,12 @@ def test_logprobs_of_a_completion_with_its_prompt(client: openai.OpenAI, stock: 
     assert said.token_logprobs[1:] == pytest.approx(right["logprobs"]["token_logprobs"][1:], abs=1e-2)
 
 
+def test_logprobs_of_the_tokens_alone(client: openai.OpenAI) -> None:
+    got = client.completions.create(model="any", prompt="Once upon", logprobs=0, **GREEDY)
+    assert got.choices[0].logprobs
+    assert len(got.choices[0].logprobs.token_logprobs or ()) == 12
+
+
 def test_others_keep_what_they_share_while_one_asks_for_logprobs(client: openai.OpenAI) -> None:
     """Rows of logits are kept for who asks: with `logits_all` nothing is restored."""
     for _ in range(2):
