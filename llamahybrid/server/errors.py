@@ -13,7 +13,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from llamahybrid.errors import Busy, ContextOverflow, ModelClosed, RequestCancelled, RequestSuperseded
+from llamahybrid.errors import (
+    Busy,
+    ContextOverflow,
+    LlamaHybridError,
+    ModelClosed,
+    RequestCancelled,
+    RequestSuperseded,
+)
 from llamahybrid.server.loading import PromptTooLong
 
 logger = logging.getLogger("llamahybrid.server")
@@ -83,6 +90,8 @@ def refusal(error: BaseException) -> Refusal:
         return later(str(error), 1)
     if isinstance(error, RequestCancelled):
         return later("the request was cancelled; ask again", 1)
+    if type(error) is LlamaHybridError:  # said of what was asked for
+        return bad(str(error))
     if isinstance(error, (ValueError, jinja2.TemplateError, NotImplementedError)):
         return bad(str(error)[:2000])
     logger.error("a request failed", exc_info=error)
