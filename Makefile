@@ -55,9 +55,10 @@ fuzz: venv ## random histories, alone and several at once, threads, streams, can
 	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60 --faults $(KILLS)
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
-soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget
+soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget; a server under load, hung up on and killed
 	$(BIN)/python -m tests.lab.soak --seconds $(TIME)
 	$(BIN)/python -m tests.lab.footprint
+	$(BIN)/python -m tests.lab.server_load
 
 bench: venv ## overhead against stock, and what drafts gain
 	$(BIN)/python -m benchmarks.overhead

@@ -37,7 +37,7 @@ from llamahybrid.evaluate.tables import machine
 from llamahybrid.tiny import make
 from tests.lab import server_build
 from tests.lab.quiet import silence
-from tests.server.llama_server import LlamaServer
+from tests.llama_server.llama_server import LlamaServer
 
 PARAMETERS = 100_000_000
 AGAINST_ONE = 1.5

@@ -14,12 +14,14 @@ from typing import Any
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from llamahybrid.capi.sampling import RowSampler
+from llamahybrid.capi.sampling import RowSampler, require_grammar
 from llamahybrid.configuration import cache_for, current
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
+from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
 from llamahybrid.request.assembly import ContextShape, Wish, assemble, slots_for
@@ -29,7 +31,7 @@ from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import Requests
 from llamahybrid.request.runner import RequestRunner
-from llamahybrid.request.salt import digest
+from llamahybrid.request.salt import digest, model_salt
 from llamahybrid.request.slots import Slots
 from llamahybrid.saved_state import UsefulStates, load, save
 from llamahybrid.speculation.drafts import Drafts
@@ -97,6 +99,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
+        self._answer_text: AnswerText | None = None
         if cache is None:
             super().__init__(model_path, **kwargs)
             return
@@ -107,6 +110,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
             assemble(self, self.slots, n_parallel, cache, files)
+            self._answer_text = AnswerText(self.token_bos())
             self.draft_model = self._draft_model
         except BaseException:
             files.abandon()
@@ -120,6 +124,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _requires_eval = upstream_attribute("requires_eval")
     _logits_all = upstream_attribute("logits_all")
     _seed = upstream_seed()
+    cache_salt = model_salt()
 
     @property
     def arrays(self) -> UpstreamArrays:
@@ -235,8 +240,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.requests.refuse_salt()
             return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
         options = _COMPLETE(*args, **kwargs)
-        rows = options.get("logprobs") is not None and self._draft_model is not None
-        ticket = self.requests.ticket(completing=True, rows=rows)
+        ticket = self.requests.ticket(completing=True, rows=self.requests.keeps_rows(options))
         ticket.rests_on = self.slots.rests_on(ticket.salt)
         return completion(self.requests, ticket, super()._create_completion, options)
 
@@ -274,7 +278,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         create = super().create_chat_completion
         if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)
-        rows = kwargs.get("logprobs") is not None and self._draft_model is not None
+        rows = self.requests.keeps_rows(kwargs)
         return self.requests.whole(lambda: create(*args, **kwargs), completing=True, rows=rows)
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -298,7 +302,18 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return int(work())
         return self.requests.alone(lambda evaluation: int(evaluation.with_logits(work)))
 
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """As `llama_cpp.Llama.detokenize`; of a list that grows, only what is new is spelt."""
+        if special or self._answer_text is None or type(self.tokenizer_) is not LlamaTokenizer:
+            text: bytes = super().detokenize(tokens, prev_tokens=prev_tokens, special=special)
+            return text
+        return self._answer_text.spell(tokens, super().detokenize)
+
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        if (grammar := kwargs.get("grammar")) is not None:
+            require_grammar(self._model.vocab, grammar)
         sampler = super()._init_sampler(*args, **kwargs)
         return sampler if self._parallel == 1 else RowSampler.over(sampler, self)
 
@@ -340,26 +355,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.n_tokens = 0
         else:
             self.requests.alone(Evaluation.reset)
-
-    @property
-    def cache_salt(self) -> str:
-        """Names what computes, beside what is seen of it: states of one salt are never used under another.
-
-        Seen are the model's content and parameters, the engine, and what llama_cpp's functions set; set one
-        when numbers change in any other way.
-        """
-        return self._cache_salt
-
-    @cache_salt.setter
-    def cache_salt(self, salt: str) -> None:
-        if self.evaluation is None or self._gate.closed:
-            self._cache_salt = salt
-        else:
-            self.requests.whole(partial(self._set_salt, salt))
-
-    def _set_salt(self, salt: str) -> None:
-        self._cache_salt = salt
-        self.requests.computed_under(salt)
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""

@@ -116,6 +116,7 @@ _NATIVE = (
     "memory",
     "patches",
     "request",
+    "server",
     "speculation",
     "test_examples.py",
     "test_installation.py",

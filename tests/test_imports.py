@@ -69,6 +69,7 @@ ORDER = (
     "cli",
     "program",
     "installation",
+    "server",
     "evaluate",
     "hazards",
     "llama",

@@ -7,6 +7,7 @@ before another sequence's batch takes its place.
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
@@ -19,6 +20,34 @@ if TYPE_CHECKING:
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 """llama_token_data (include/llama.h)."""
+
+
+MAX_DEPTH = 4_000
+"""The library reads a grammar recursively: 20,000 parentheses, or 100,000 rules in a row, end the process."""
+
+_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
+"""What a grammar spells, and comments: parentheses in it open nothing."""
+
+
+def deep(grammar: str) -> bool:
+    """A grammar is nested deeper than the library's stack takes, or may be by its rules."""
+    bare = _LITERAL.sub("", grammar)
+    return bare.count("(") > MAX_DEPTH or bare.count("::=") > MAX_DEPTH
+
+
+def require_grammar(vocab: Any, grammar: Any) -> None:
+    """Raise ValueError for a `LlamaGrammar` that the library cannot read.
+
+    It returns no sampler then, which upstream puts into its chain, and the process ends when one samples
+    (src/llama-sampler.cpp, llama_sampler_init_grammar; llama_cpp/_internals.py, LlamaSampler.add_grammar).
+    """
+    if deep(grammar._grammar):
+        raise ValueError(f"the grammar nests more than {MAX_DEPTH:,} deep, or has more rules than that")
+    text, root = grammar._grammar.encode("utf-8"), grammar._root.encode("utf-8")
+    sampler = llama_cpp.llama_sampler_init_grammar(vocab, text, root)
+    if not sampler:
+        raise ValueError("the grammar cannot be read; the library's message on stderr says where")
+    llama_cpp.llama_sampler_free(sampler)
 
 
 class HasRow(Protocol):

@@ -99,6 +99,24 @@ def chat(
             TerminalChat(llm, Console(), system, max_tokens, keep_thinking).run()
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def serve(context: typer.Context) -> None:
+    """Serve models over HTTP, as llama_cpp.server does, several requests at once; `serve --help` says how."""
+    try:
+        from llamahybrid.cli.serve import server
+    except ImportError as error:
+        typer.echo(f"error: {error}; install llamahybrid[server]", err=True)
+        raise typer.Exit(1) from error
+    with errors_shown(ValueError, OSError):
+        served = server(context.args)
+    served.run()
+    if not served.started:
+        raise typer.Exit(1)
+
+
 @app.command()
 def probe(
     model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],

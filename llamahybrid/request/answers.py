@@ -84,7 +84,6 @@ class Siblings(RequestHandle):
         self.entered()
         self.began: Callable[[], object] | None = None
         """Called when there is a first one."""
-        self._unwanted = False
 
     @property
     def first(self) -> Ticket | None:
@@ -99,16 +98,8 @@ class Siblings(RequestHandle):
         else:
             ticket.after = first
         super().add(ticket)
-        ticket.unwanted = self._unwanted
         if first is None and self.began is not None:
             self.began()
-
-    def drop(self) -> None:
-        """Nobody waits for what comes of them: end them, those that wait in line at once."""
-        self._unwanted = True
-        for ticket in list(self._tickets):
-            ticket.unwanted = True
-        self.cancel()
 
 
 # -- one completion of several -----------------------------------------------------------------------
@@ -174,8 +165,8 @@ def _go_on_from_each_other(llm: Llama, options: Mapping[str, Any]) -> bool:
     """What one slot has decoded can be had in another."""
     if len(llm.slots.all) == 1 or llm.runner is None or llm.chat_handler is not None:
         return False
-    rows = options.get("logprobs") is not None and llm.draft_model is not None
-    return llm.runner.live.profile.keeps_chats and not llm.arrays.always_rows and not rows
+    rows = llm.arrays.always_rows or llm.requests.keeps_rows(options)
+    return llm.runner.live.profile.keeps_chats and not rows
 
 
 def _one_after_the_other(

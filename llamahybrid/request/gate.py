@@ -112,6 +112,8 @@ class RequestGate:
             while True:
                 if self._closed:
                     raise ModelClosed("the model is closed")
+                if ticket.unwanted and ticket.thread is None:  # a prompt of another one may take long
+                    raise RequestCancelled("the request was given up while it waited")
                 if ticket not in self.seats or (self.seats.slots == 1 and self._stepping is not None):
                     self._await(ticket, deadline)
                 if self.crowded:

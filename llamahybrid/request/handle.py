@@ -35,12 +35,20 @@ class RequestHandle:
         self._part_of = part_of
         self._tickets: list[Ticket] = []
         self._cancelled = False
+        self._unwanted = False
 
     def cancel(self) -> None:
         """End these requests and no others, as `Llama.cancel`: running, suspended, or still waiting."""
         self._cancelled = True
         for ticket in list(self._tickets):
             self._gate.cancel(ticket)
+
+    def drop(self) -> None:
+        """Nobody waits for what comes of them: `cancel`, and those in line raise RequestCancelled at once."""
+        self._unwanted = True
+        for ticket in list(self._tickets):
+            ticket.unwanted = True
+        self.cancel()
 
     @property
     def reports(self) -> list[RequestReport]:
@@ -50,6 +58,7 @@ class RequestHandle:
     def add(self, ticket: Ticket) -> None:
         """One more request."""
         self._tickets.append(ticket)
+        ticket.unwanted |= self._unwanted
         if self._cancelled:
             self._gate.cancel(ticket)
         if self._part_of is not None:

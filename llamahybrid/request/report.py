@@ -45,6 +45,10 @@ class RequestReport:
     """Decoding what was left of the prompt."""
     first_token_seconds: float = 0.0
     """From the request's start to its first token."""
+    last_token_seconds: float = 0.0
+    """From the request's start to its last token so far."""
+    last: int = -1
+    """The last token handed out; -1: none."""
     cancelled: bool = False
     """`cancel()` ended it."""
 

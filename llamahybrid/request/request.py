@@ -28,6 +28,7 @@ class Request:
     restore_seconds: float = 0.0
     prefill_seconds: float = 0.0
     first_token_seconds: float = 0.0
+    last_token_seconds: float = 0.0
     generated: int = 0
     last: int = -1
     """The last token handed out."""
@@ -65,12 +66,15 @@ class Request:
             restore_seconds=self.restore_seconds,
             prefill_seconds=self.prefill_seconds,
             first_token_seconds=self.first_token_seconds,
+            last_token_seconds=self.last_token_seconds,
+            last=self.last,
         )
 
     def hand_out(self, token: int) -> None:
         """A token is about to go to the caller."""
+        self.last_token_seconds = time.perf_counter() - self.started
         if self.generated == 0:
-            self.first_token_seconds = time.perf_counter() - self.started
+            self.first_token_seconds = self.last_token_seconds
         self.generated += 1
         self.last = token
 

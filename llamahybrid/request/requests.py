@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
     from llamahybrid.llama import Llama
     from llamahybrid.request.slots import Slots
 
-
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Parked:
-    """What a suspended request needs to go on."""
+    """What a suspended request needs to go on; `known`: whether its tokens are forgotten meanwhile."""
 
     arrays: SetAside
     native_from: int | None
@@ -44,7 +43,6 @@ class Parked:
     """What was live: every image has ids of its own there."""
     active: Request | None
     known: LiveState
-    """Whether its tokens are forgotten meanwhile."""
 
 
 class Requests:
@@ -57,6 +55,8 @@ class Requests:
         """Upstream's, which goes on from request to request; not by way of those that have a salt."""
         self.salted = False
         """Some request had a salt."""
+        self.logprobs_on_request = False
+        """Requests with `logprobs` keep the rows that these need, as with `logits_all`, and no others do."""
         self._last: Request | None = None
         self._thread = threading.local()
 
@@ -141,6 +141,12 @@ class Requests:
         if handle is None and not salt:
             return made
         return advanced_for(RequestHandle(self.gate, handle, salt).entered(), made)
+
+    def keeps_rows(self, options: Mapping[str, Any]) -> bool:
+        """A completion with these options needs the logits of every token, and gets them for itself alone."""
+        asked = options.get("logprobs")
+        given = asked is not None and asked is not False  # 0 is asked for
+        return given and (self.logprobs_on_request or self._llm._draft_model is not None)
 
     def refuse_salt(self) -> None:
         """There is no prompt cache. Raises LlamaHybridError for what is asked under a salt all the same."""

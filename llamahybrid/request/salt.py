@@ -9,6 +9,7 @@ and random, as vLLM asks of its `cache_salt`.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Any
 
 SALT_BYTES = 16
@@ -25,3 +26,28 @@ def digest(salt: Any) -> bytes:
         return SHARED
     text = salt.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=SALT_BYTES, person=b"llamahybrid salt").digest()
+
+
+def model_salt() -> Any:
+    """`cache_salt` of `Llama`."""
+
+    def get(llm: Any) -> str:
+        """Names what computes, beside what is seen of it: states of one salt are never used under another.
+
+        Seen are the model's content and parameters, the engine, and what llama_cpp's functions set; set one
+        when numbers change in any other way, and set it back: what was kept under the old one serves again.
+        """
+        salt: str = llm._cache_salt
+        return salt
+
+    def put(llm: Any, salt: str) -> None:
+        if llm.evaluation is None or llm.requests.gate.closed:
+            llm._cache_salt = salt
+        else:
+            llm.requests.whole(partial(change, llm, salt))
+
+    def change(llm: Any, salt: str) -> None:
+        llm._cache_salt = salt
+        llm.requests.computed_under(salt)
+
+    return property(get, put)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from llama_cpp import LlamaGrammar
 
 from llamahybrid import Llama
-from llamahybrid.capi.sampling import RowSampler
+from llamahybrid.capi.sampling import RowSampler, deep, require_grammar
 
 PROMPT = [(7 * i + 1) % 200 for i in range(30)]
 SETTINGS = {"greedy": {"temp": 0.0}, "warm": {"temp": 1.5, "top_k": 50}, "mirostat": {"mirostat_mode": 2}}
@@ -55,3 +56,33 @@ def test_without_a_copy_the_context_is_read(llm):
     assert sampler.sample(llm._ctx) == best
     del model
     assert sampler.sample(llm._ctx) == best
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "garbage",
+        'root ::= "a',
+        'other ::= "a"',
+        'root ::= root "a"',
+        "root ::= " + "(" * 30000 + '"a"' + ")" * 30000,
+        "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(150_000)) + 'r150000 ::= "a"',
+    ],
+)
+def test_a_grammar_that_cannot_be_read_is_an_error_and_not_the_end(llm, grammar):
+    """Upstream samples from a sampler that is none, and the process dies."""
+    made = LlamaGrammar.from_string(grammar, verbose=False)
+    with pytest.raises(ValueError, match="grammar"):
+        llm.create_completion(PROMPT, max_tokens=2, grammar=made)
+    with pytest.raises(ValueError, match="grammar"):
+        llm.sample(grammar=made)
+    assert llm.create_completion(PROMPT, max_tokens=2)["choices"]
+
+
+def test_a_grammar_that_can_be_read_is_used(llm):
+    quoted = 'root ::= "' + "(" * 5000 + '"  # ((((\n'
+    for grammar in ('root ::= ("a" | ("b"))', quoted, 'root ::= [(] | "\\"(" '):
+        require_grammar(llm._model.vocab, LlamaGrammar.from_string(grammar, verbose=False))
+    assert not deep(quoted)
+    made = LlamaGrammar.from_string('root ::= "yes"', verbose=False)
+    assert llm.create_completion(PROMPT, max_tokens=9, grammar=made)["choices"][0]["text"] == "yes"

@@ -6,8 +6,8 @@ names. One run is about one of them: stock without the variable, which proves th
 The catalogue (`llamahybrid.hazards`, tests/hazards) has what users meet, one situation a probe. Here is what
 it cannot show: functions that only the patches have (0014 to 0016), what an operation allocates (heap.py:
 0009, 0015, 0017), models that `tiny` does not make (more_models.py: 0025, 0028, and the catalogue's probes
-in test_more_models.py), and one architecture's own rules (0019, 0023, 0024). tests/server has what takes a
-server: 0020 to 0022.
+in test_more_models.py), and one architecture's own rules (0019, 0023, 0024). tests/llama_server has what
+takes a server: 0020 to 0022.
 """
 
 from __future__ import annotations

@@ -224,6 +224,40 @@ def test_one_that_nobody_wants_any_more_leaves_the_line(gate):
     assert not gate._line
 
 
+def test_one_that_nobody_wants_any_more_does_not_wait_for_another_one_s_step(gate):
+    """With a free slot it stands in no line, but waits for the lock: a step may be a whole prompt."""
+    gate.slots = 2
+    inside, over = threading.Event(), threading.Event()
+
+    def long():
+        inside.set()
+        over.wait(20)
+
+    holding = threading.Thread(target=gate.run, args=(gate.ticket(), long), daemon=True)
+    holding.start()
+    inside.wait(20)
+    ticket, raised = gate.ticket(), []
+
+    def wait():
+        try:
+            gate.run(ticket, int)
+        except RequestCancelled as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while not gate._arriving:
+        time.sleep(0.01)
+    ticket.unwanted = True
+    thread.join(20)
+    still_held = not over.is_set()
+    over.set()
+    holding.join(20)
+    assert raised
+    assert still_held
+    assert not gate._arriving
+
+
 def test_steps_never_overlap(gate):
     gate.seats.patience = 0.0
     inside, most = [], []

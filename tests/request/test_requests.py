@@ -346,6 +346,17 @@ def test_a_cancelled_handle_cancels_what_is_made_with_it_later(opened, model):
 
 
 @pytest.mark.parametrize("model", ["qwen35"], indirect=True)
+def test_a_dropped_handle_has_nothing_made_with_it_begin(opened, model):
+    llm = opened(model)
+    with llm.request() as handle:
+        handle.drop()
+        with pytest.raises(RequestCancelled):
+            llm.create_completion(words(1), max_tokens=5)
+    assert handle.reports == []
+    assert llm.create_completion(words(1), max_tokens=5)["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("model", ["qwen35"], indirect=True)
 def test_a_handle_of_a_request_that_is_over_ends_nobody_elses(opened, model):
     llm = opened(model)
     with llm.request() as handle:

@@ -1,0 +1,59 @@
+"""`llamahybrid serve MODEL`: the options of `python -m llama_cpp.server`, and ours."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from llama_cpp.server.cli import add_args_from_model, parse_model_from_args
+
+from llamahybrid.server.app import create_app
+from llamahybrid.server.serve import Server, server_of
+from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options, by the names of the settings; `--n-ctx` is `--n_ctx`."""
+    made = argparse.ArgumentParser(
+        prog="llamahybrid serve",
+        description="Serve models over HTTP, as llama_cpp.server does, several requests at once.",
+        epilog="Each option may be given in the environment, too, in capitals.",
+    )
+    made.add_argument("path", nargs="?", metavar="MODEL", help="GGUF file")
+    made.add_argument(
+        "--config_file", help="JSON or YAML file with all settings, as llama_cpp.server reads it."
+    )
+    add_args_from_model(made, Settings)
+    for action in made._actions:  # % is a sign of argparse's
+        action.help = action.help and action.help.replace("%", "%%")
+    return made
+
+
+def settings(arguments: Sequence[str]) -> tuple[ServerSettings, list[ModelSettings]]:
+    """What was asked for. Raises ValueError, OSError; SystemExit for options that there are not."""
+    named = parser()
+    given = named.parse_args([_underscored(each) for each in arguments])
+    config = os.environ.get("CONFIG_FILE", given.config_file)
+    if config:
+        if given.path or given.model:
+            raise ValueError("the config file names the models; leave out MODEL")
+        return from_file(Path(config))
+    if given.path and given.model:
+        raise ValueError("two models were given: MODEL and --model")
+    given.model = given.path or given.model
+    return parse_model_from_args(ServerSettings, given), [parse_model_from_args(ModelSettings, given)]
+
+
+def server(arguments: Sequence[str]) -> Server:
+    """A server for these options. Raises as `settings`, and ValueError where no model was given."""
+    how, models = settings(arguments)
+    return server_of(create_app(server_settings=how, model_settings=models))
+
+
+def _underscored(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return (
+        name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else argument
+    )

@@ -1,0 +1,44 @@
+"""AnswerText: the text of an answer that grows token by token, without spelling its beginning again.
+
+Upstream spells the whole answer after each token (`Llama._create_completion`): by the 2,000th that took 15 ms
+a token, beside 3 ms of all else on a model of no size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+SHORT = 16
+"""Fewer tokens are spelt as they come; upstream asks for pieces of an answer in between."""
+
+Spell = Callable[[Sequence[int]], bytes]
+"""The bytes of tokens, where those of a list are those of its tokens, one after the other."""
+
+
+class AnswerText:
+    """What was spelt last in each thread, and how it went on."""
+
+    def __init__(self, bos: int) -> None:
+        """`bos`: upstream leaves out a space behind this token, where a text begins with both."""
+        self._bos = bos
+        self._thread = threading.local()
+
+    def spell(self, tokens: Sequence[int], spell: Spell) -> bytes:
+        """The bytes of `tokens`; `spell` is asked for those alone that this thread has not just spelt.
+
+        `tokens[0]` is no `bos`, or `spell` decides what of it is seen.
+        """
+        if len(tokens) < SHORT or tokens[0] == self._bos:
+            return spell(tokens)
+        known: list[int] = getattr(self._thread, "tokens", [])
+        n = len(known)
+        if n and tokens[:n] == known:
+            text: bytes = self._thread.text + spell(tokens[n:]) if len(tokens) > n else self._thread.text
+        else:
+            text = spell(tokens)
+        # Whatever interrupts this leaves nothing that is half of one and half of the other.
+        self._thread.tokens = []
+        self._thread.text = text
+        self._thread.tokens = list(tokens)
+        return text

@@ -1,0 +1,75 @@
+"""The app: routes, what guards them, and what runs behind them; `create_app` is a factory of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from llamahybrid.server import errors
+from llamahybrid.server.keys import ApiKeys
+from llamahybrid.server.limits import Guard
+from llamahybrid.server.routes import router
+from llamahybrid.server.service import Service
+from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file
+
+
+def create_app(
+    settings: Settings | None = None,
+    server_settings: ServerSettings | None = None,
+    model_settings: Sequence[ModelSettings] | None = None,
+) -> FastAPI:
+    """As `llama_cpp.server.app.create_app`: from both kinds of settings, or one for both, or the environment.
+
+    `CONFIG_FILE` in the environment names a config file, which then counts. Models are opened when the app
+    starts. Raises ValueError for settings that do not go together, OSError for files that cannot be read.
+    """
+    if (config := os.environ.get("CONFIG_FILE")) is not None:
+        server_settings, model_settings = from_file(Path(config))
+    if server_settings is None or model_settings is None:
+        settings = Settings() if settings is None else settings
+        server_settings = ServerSettings.model_validate(
+            settings.model_dump(include=set(ServerSettings.model_fields))
+        )
+        model_settings = [
+            ModelSettings.model_validate(settings.model_dump(include=set(ModelSettings.model_fields)))
+        ]
+    return app_of(Service(server_settings, model_settings))
+
+
+def app_of(service: Service) -> FastAPI:
+    """The app of a service, which starts and stops with it."""
+    settings = service.settings
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            await service.start()
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(
+        title="llamahybrid", version=version("llamahybrid"), root_path=settings.root_path, lifespan=lifespan
+    )
+    app.state.service = service
+    errors.install(app)
+    app.include_router(router)
+    app.add_middleware(
+        Guard,
+        keys=ApiKeys(settings.keys()),
+        max_body=settings.max_body_bytes,
+        body_seconds=settings.body_seconds,
+        require_room=service.admission.require_room,
+        refused=service.metrics.refused,
+    )
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    return app

@@ -1,0 +1,82 @@
+"""From a request's body to the arguments of `create_completion` and `create_chat_completion`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
+from llamahybrid.server.errors import bad
+
+Logits = npt.NDArray[np.single]
+
+NEVER = -1e30
+"""Added to a logit: what has it is sampled only where all else is forbidden."""
+
+LARGEST_BIAS = 1e9
+
+_OURS = {"best_of", "logit_bias_type", "user", "min_tokens", *CacheOptions.model_fields}
+"""What says something of a request that is no argument."""
+
+
+def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias: str) -> dict[str, Any]:
+    """The arguments. Raises Refusal for those that make no sense to this model."""
+    options: dict[str, Any] = body.model_dump(exclude=_OURS)
+    options["model"] = alias
+    for name in ("presence_penalty", "frequency_penalty"):  # null to OpenAI, a number to upstream
+        options[name] = options[name] or 0.0
+    if isinstance(body, CompletionRequest):
+        options["prompt"] = prompt = body.text_or_tokens()
+        if not isinstance(prompt, str) and any(not 0 <= token < llm.n_vocab() for token in prompt):
+            raise bad(f"token ids lie in [0, {llm.n_vocab()})", "prompt")
+    if body.logit_bias is not None:
+        options["logit_bias"] = biases(llm, body)
+    if body.grammar is not None:
+        options["grammar"] = llama_cpp.LlamaGrammar.from_string(body.grammar, verbose=False)
+    if body.min_tokens > 0:
+        options["logits_processor"] = llama_cpp.LogitsProcessorList(
+            [AtLeast(body.min_tokens, llm.token_eos())]
+        )
+    return options
+
+
+def biases(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> dict[int, float]:
+    """What is added to which logits. Raises Refusal for tokens there are not."""
+    told: dict[int, float] = {}
+    for name, bias in (body.logit_bias or {}).items():
+        if abs(bias) > LARGEST_BIAS:
+            raise bad(f"a bias lies within {LARGEST_BIAS:g}, not {bias:g}", "logit_bias")
+        if body.logit_bias_type == "tokens":
+            tokens = llm.tokenize(name.encode("utf-8"), add_bos=False, special=True)
+        else:
+            tokens = [int(name)] if name.isascii() and name.isdecimal() and len(name) < 10 else [-1]
+        if any(not 0 <= token < llm.n_vocab() for token in tokens):
+            raise bad(f"{name!r} is no token id: they lie in [0, {llm.n_vocab()})", "logit_bias")
+        told.update(dict.fromkeys(tokens, bias))
+    return told
+
+
+class AtLeast:
+    """Keeps an answer from ending before it has so many tokens; one object serves several answers.
+
+    Upstream's counts one prompt and forbids the end for good: with a grammar that wants nothing else all
+    tokens are forbidden then.
+    """
+
+    def __init__(self, tokens: int, eos: int) -> None:
+        self._tokens = tokens
+        self._eos = eos
+        self._prompt: int | None = None
+
+    def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+        """`scores`, shape (n_vocab,), with what may come next."""
+        if self._prompt is None or len(ids) < self._prompt:
+            self._prompt = len(ids)
+        if len(ids) - self._prompt < self._tokens:
+            scores = np.array(scores)
+            scores[self._eos] += NEVER
+        return scores

@@ -1,0 +1,115 @@
+"""What requests say: upstream's types, and what clients of OpenAI, llama-server and vLLM send besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_cpp.server import types as upstream
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from llamahybrid.server.errors import Refusal, bad
+
+_CONFIG = ConfigDict(allow_inf_nan=False)
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides its text."""
+
+    include_usage: bool = False
+
+
+class CacheOptions(BaseModel):
+    """What a request may say of the cache. What it cannot have is refused: nothing is passed over."""
+
+    stream_options: StreamOptions | None = None
+    prompt_cache_key: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="A hint where to find this prompt's beginning (OpenAI). All of it is found without.",
+    )
+    cache_salt: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="Only requests with the same salt share anything in the cache (vLLM).",
+    )
+    id_slot: int | None = Field(
+        default=None, description="-1: any slot (llama-server). Requests go where most of them is known."
+    )
+    cache_prompt: bool | None = Field(
+        default=None, description="true: go on from what is known (llama-server). It cannot be turned off."
+    )
+
+    def require_understood(self, stream: bool) -> None:
+        """Raise Refusal for what this server does not do."""
+        if self.id_slot not in (None, -1):
+            raise bad("slots are chosen by what they hold; leave out id_slot, or say -1", "id_slot")
+        if self.cache_prompt is False:
+            raise bad(
+                "the prompt cache cannot be turned off for one request; leave out cache_prompt",
+                "cache_prompt",
+            )
+        if self.stream_options is not None and not stream:
+            raise bad("stream_options are for streams: say stream, too", "stream_options")
+
+
+class CompletionRequest(upstream.CreateCompletionRequest, CacheOptions):  # type: ignore[misc]
+    """`/v1/completions`."""
+
+    model_config = _CONFIG
+
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(
+        default="", description="The prompt, as text or as token ids; one of them."
+    )
+
+    def text_or_tokens(self) -> str | list[int]:
+        """The prompt. Raises Refusal for several."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise bad("one prompt at a time; several are several requests", "prompt")
+            prompt = prompt[0]
+        return prompt or ""
+
+    def refused(self, max_n: int) -> Refusal | None:
+        """Why this cannot be answered, if it cannot."""
+        if self.best_of not in (None, 1, self.n):
+            return bad("best_of is not supported; ask for n answers", "best_of")
+        if self.echo and not isinstance(self.text_or_tokens(), str):
+            return bad("echo needs a prompt of text", "echo")
+        return count_refused(self.n, max_n)
+
+
+class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):  # type: ignore[misc]
+    """`/v1/chat/completions`."""
+
+    model_config = _CONFIG
+
+    @model_validator(mode="before")
+    @classmethod
+    def _newer_names(cls, said: Any) -> Any:
+        """What OpenAI calls otherwise by now: `max_completion_tokens`, and JSON schemas."""
+        if not isinstance(said, dict):
+            return said
+        said = dict(said)
+        if said.get("max_tokens") is None and said.get("max_completion_tokens") is not None:
+            said["max_tokens"] = said["max_completion_tokens"]
+        form = said.get("response_format")
+        if isinstance(form, dict) and form.get("type") == "json_schema":
+            inner = form.get("json_schema")
+            if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+                raise ValueError("response_format.json_schema.schema is missing")
+            said["response_format"] = {"type": "json_object", "schema": inner["schema"]}
+        return said
+
+    def refused(self, max_n: int) -> Refusal | None:
+        """Why this cannot be answered, if it cannot."""
+        if not self.messages:
+            return bad("there are no messages", "messages")
+        return count_refused(self.n, max_n)
+
+
+def count_refused(n: int | None, most: int) -> Refusal | None:
+    """Why so many answers cannot be had, if they cannot."""
+    if n is not None and not 1 <= n <= most:
+        return bad(f"n is the number of answers: 1 to {most}", "n")
+    return None

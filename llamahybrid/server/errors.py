@@ -1,0 +1,130 @@
+"""Errors as OpenAI's clients read them: a status, and `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from llamahybrid.errors import (
+    Busy,
+    ContextOverflow,
+    LlamaHybridError,
+    ModelClosed,
+    RequestCancelled,
+    RequestSuperseded,
+)
+from llamahybrid.server.loading import PromptTooLong
+
+logger = logging.getLogger("llamahybrid.server")
+
+_OVERFLOW = re.compile(r"Requested tokens \((\d+)\) exceed context window of (\d+)")
+"""What upstream says (llama_cpp/llama.py, Llama._create_completion)."""
+
+
+class Refusal(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+    def response(self) -> Response:
+        """The whole answer. ASCII: what it quotes may be no text."""
+        body = json.dumps(self.body)
+        return Response(body, self.status, dict(self.headers), media_type="application/json")
+
+
+def bad(message: str, param: str | None = None, code: str | None = None) -> Refusal:
+    """The request says something that cannot be done."""
+    return Refusal(400, message, param=param, code=code)
+
+
+def later(message: str, seconds: int, status: int = 503) -> Refusal:
+    """It may be asked again, after so long."""
+    kind = "rate_limit_error" if status == 429 else "service_unavailable"
+    return Refusal(status, message, kind, headers={"Retry-After": str(max(1, seconds))})
+
+
+def refusal(error: BaseException) -> Refusal:
+    """What a client is told of an exception; of our own faults no more than that there is one."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, PromptTooLong):
+        return Refusal(413, str(error), code="context_length_exceeded", param="messages")
+    overflow = _OVERFLOW.search(str(error))
+    if isinstance(error, ContextOverflow) or (isinstance(error, ValueError) and overflow):
+        return bad(_overflow(error, overflow), "messages", "context_length_exceeded")
+    if isinstance(error, Busy):
+        return later("the model is busy; ask again later", 1)
+    if isinstance(error, ModelClosed):
+        return later("the server is shutting down", 5)
+    if isinstance(error, RequestSuperseded):
+        return later(str(error), 1)
+    if isinstance(error, RequestCancelled):
+        return later("the request was cancelled; ask again", 1)
+    if type(error) is LlamaHybridError:  # said of what was asked for
+        return bad(str(error))
+    if isinstance(error, (ValueError, jinja2.TemplateError, NotImplementedError)):
+        return bad(str(error)[:2000])
+    logger.error("a request failed", exc_info=error)
+    return Refusal(500, "the server failed on this request; its log says more", "internal_server_error")
+
+
+def _overflow(error: BaseException, found: re.Match[str] | None) -> str:
+    if found is None:
+        return str(error)
+    prompt, window = found.groups()
+    return (
+        f"This model's maximum context length is {window} tokens, but the prompt has {prompt}. "
+        "Please reduce the length of the messages."
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Have this app tell all its errors so."""
+
+    async def told(_: Request, error: Exception) -> Response:
+        return refusal(error).response()
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return bad(f"{where}: {first['msg']}" if where else str(first["msg"]), where or None).response()
+
+    async def plain(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return Refusal(error.status_code, str(error.detail), headers=error.headers).response()
+
+    app.add_exception_handler(Refusal, told)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, plain)
+    app.add_exception_handler(Exception, told)

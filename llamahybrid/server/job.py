@@ -1,0 +1,144 @@
+"""Job: one request in a thread of its own, whose items come out in the event loop.
+
+Nothing waits for a client: a slot is free when its answer is made, however slowly that is read. What waits to
+be sent is bounded by the longest answer the context has room for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from llamahybrid.request.handle import RequestHandle
+from llamahybrid.request.report import RequestReport
+
+Create = Callable[..., Any]
+"""Makes a completion from keyword arguments; with `stream`, a generator of chunks."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The request raised this."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class Done:
+    """The request is over."""
+
+    reports: tuple[RequestReport, ...]
+    """What each answer decoded and reused, the one that decoded the prompt first."""
+
+
+class Notice(Enum):
+    """What else may be said to who waits for items."""
+
+    GONE = "the client hung up"
+    SILENCE = "there was nothing to send for a while"
+
+
+Item: TypeAlias = "dict[str, Any] | Failure | Done | Notice"
+"""A completion or a chunk of one; at the end `Done` or `Failure`."""
+
+
+class Job:
+    """One request. `start`, `item` and `over` belong to the event loop, `cancel` and `drop` to any thread."""
+
+    def __init__(
+        self,
+        create: Create,
+        options: dict[str, Any],
+        handle: Callable[[], AbstractContextManager[RequestHandle]],
+        over: Callable[[Item], None],
+    ) -> None:
+        """`handle` makes what its requests belong to; `over` is told, in the loop, how its thread ended."""
+        self.stream = bool(options.get("stream"))
+        self.started = time.perf_counter()
+        self._create = create
+        self._options = options
+        self._make_handle = handle
+        self.over = over
+        self._items: asyncio.Queue[Item] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._handle: RequestHandle | None = None
+        self._lock = threading.Lock()
+        self.cancelled = False
+        """It was asked to end."""
+        self._dropped = False
+
+    def start(self, threads: ThreadPoolExecutor) -> None:
+        """Begin."""
+        self.started = time.perf_counter()
+        threads.submit(self._work)
+
+    async def item(self) -> Item:
+        """The next item."""
+        return await self._items.get()
+
+    def notify(self, notice: Notice) -> None:
+        """Say this to who waits for items, in the loop."""
+        self._items.put_nowait(notice)
+
+    def cancel(self) -> None:
+        """End it; what was made so far still comes out."""
+        with self._lock:
+            self.cancelled = True
+            handle = self._handle
+        if handle is not None:
+            handle.cancel()
+
+    def drop(self) -> None:
+        """End it: nobody waits for what comes out."""
+        with self._lock:
+            self._dropped = self.cancelled = True
+            handle = self._handle
+        if handle is not None:
+            handle.drop()
+
+    def _work(self) -> None:
+        """In its thread."""
+        last: Item
+        try:
+            last = self._run()
+        except BaseException as error:
+            last = Failure(error)
+        self._tell(self._end, last)
+
+    def _run(self) -> Item:
+        with self._make_handle() as handle:
+            with self._lock:
+                self._handle = handle
+            if self._dropped:  # before there was anything to end
+                handle.drop()
+            elif self.cancelled:
+                handle.cancel()
+            made = self._create(**self._options)
+            if not self.stream:
+                self._put(made)
+            else:
+                with closing(made):
+                    for chunk in made:
+                        if self._dropped:
+                            break
+                        self._put(chunk)
+        return Done(tuple(handle.reports))
+
+    def _put(self, item: Item) -> None:
+        if not self._dropped:
+            self._tell(self._items.put_nowait, item)
+
+    def _end(self, last: Item) -> None:
+        self._items.put_nowait(last)
+        self.over(last)
+
+    def _tell(self, what: Callable[[Item], None], item: Item) -> None:
+        with suppress(RuntimeError):  # the loop was closed: the server is gone
+            self._loop.call_soon_threadsafe(what, item)

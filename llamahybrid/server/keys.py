@@ -1,0 +1,52 @@
+"""API keys: who is let in, told in a time that says nothing of the keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+
+SALT_CONTEXT = b"llamahybrid cache_salt of an API key\0"
+
+
+class ApiKeys:
+    """The keys that open this server; none: it is open."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    @property
+    def needed(self) -> bool:
+        """There are keys."""
+        return bool(self._digests)
+
+    def admit(self, key: str | None) -> bool:
+        """This key is one of them. Each is compared, in full: no time tells how much of one was right."""
+        given = _digest(key or "")
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(digest, given)
+        return found or not self._digests
+
+
+def key_of(headers: Mapping[str, str]) -> str | None:
+    """The key a request carries, as llama-server takes it: `Authorization: Bearer`, or `X-Api-Key`."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and credentials.strip():
+        return credentials.strip()
+    return headers.get("x-api-key")
+
+
+def salt_of(key: str | None) -> str:
+    """What separates what is cached for this key from what is for others; the key cannot be told from it."""
+    if not key:
+        return ""
+    return hashlib.blake2b(SALT_CONTEXT + _bytes(key), digest_size=16).hexdigest()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(_bytes(key), digest_size=32).digest()
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")

@@ -1,0 +1,122 @@
+"""Limits: who has no key, says too much or takes too long is sent away before anything is read or parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llamahybrid.server.errors import Refusal
+from llamahybrid.server.keys import ApiKeys, key_of
+
+logger = logging.getLogger("llamahybrid.server")
+
+OPEN = ("/health", "/v1/health")
+"""Paths that need no key, as llama-server's."""
+
+WAITS_FOR_SLOTS = ("/v1/completions", "/v1/chat/completions", "/v1/engines/copilot-codex/completions")
+"""Paths whose requests may have to wait."""
+
+
+class Guard:
+    """ASGI middleware: keys, body sizes, slow bodies, and a full queue."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        max_body: int,
+        body_seconds: float,
+        require_room: Callable[[], None],
+        refused: Callable[[str], None],
+    ) -> None:
+        """`require_room` raises Refusal where the queue is full; `refused` is told why somebody was."""
+        self._app = app
+        self._keys = keys
+        self._max_body = max_body
+        self._seconds = body_seconds
+        self._require_room = require_room
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path = Headers(scope=scope), scope["path"].removeprefix(scope.get("root_path", ""))
+        preflight = scope["method"] == "OPTIONS"
+        try:
+            key = key_of(headers)
+            if path not in OPEN and not preflight and not self._keys.admit(key):
+                self._say("key", scope, path)
+                message = "this server needs an API key" if key is None else "that API key is not known here"
+                raise Refusal(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            if not headers.get("content-length", "0").isdecimal():
+                raise Refusal(400, "content-length is a number")
+            if int(headers.get("content-length", "0")) > self._max_body:
+                raise self._too_large(scope, path)
+            if path in WAITS_FOR_SLOTS and scope["method"] == "POST":
+                try:
+                    self._require_room()
+                except Refusal:
+                    self._say("queue", scope, path)
+                    raise
+            body = await self._body(receive, scope, path)
+        except Refusal as refusal:
+            refusal.headers["Connection"] = "close"  # what follows of a body is not read
+            await refusal.response()(scope, receive, send)
+            return
+        if body is None:
+            return
+        scope.setdefault("state", {})["api_key"] = key
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _body(self, receive: Receive, scope: Scope, path: str) -> bytes | None:
+        """All of the body; None where the client left. Raises Refusal."""
+        try:
+            return await asyncio.wait_for(self._read(receive, scope, path), self._seconds)
+        except asyncio.TimeoutError:
+            self._say("slow", scope, path)
+            raise Refusal(408, f"the request's body was not there within {self._seconds:g} s") from None
+
+    async def _read(self, receive: Receive, scope: Scope, path: str) -> bytes | None:
+        parts, n = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            n += len(part)
+            if n > self._max_body:
+                raise self._too_large(scope, path)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self, scope: Scope, path: str) -> Refusal:
+        self._say("body", scope, path)
+        return Refusal(413, f"the request's body is larger than {self._max_body:,} bytes")
+
+    def _say(self, why: str, scope: Scope, path: str) -> None:
+        self._refused(why)
+        logger.warning("refused (%s): %s from %s", why, path[:200], (scope.get("client") or ("?",))[0])
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give a body out once, then what else comes."""
+    first = True
+
+    async def again() -> Message:
+        nonlocal first
+        if first:
+            first = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return again

@@ -1,0 +1,93 @@
+"""From a model's settings to an open `Llama`, by upstream's own loader."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any
+
+import llama_cpp
+import llama_cpp.server.model as upstream
+
+from llamahybrid.errors import LlamaHybridError
+from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
+
+logger = logging.getLogger("llamahybrid.server")
+
+max_prompt: ContextVar[int | None] = ContextVar("llamahybrid.max_prompt", default=None)
+"""Prompts of more tokens are refused in this context."""
+
+
+class PromptTooLong(LlamaHybridError, ValueError):
+    """The prompt has more tokens than the operator allows."""
+
+
+class ServedLlama(Llama):
+    """A `Llama` that refuses prompts that are longer than the operator allows, before anything is decoded."""
+
+    def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        """See `Llama.generate`. Raises PromptTooLong."""
+        limit = max_prompt.get()
+        if limit is not None and len(tokens) > limit:
+            raise PromptTooLong(f"the prompt has {len(tokens):,} tokens; this server takes {limit:,}")
+        return super().generate(tokens, *args, **kwargs)
+
+
+class _Namespace:
+    """llama_cpp, for upstream's loader, with another `Llama`."""
+
+    def __init__(self, opened: type) -> None:
+        self.Llama = opened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(llama_cpp, name)
+
+
+def load(settings: ModelSettings) -> Llama:
+    """Open a model. Raises ValueError where its settings do not go together, or it cannot be read."""
+    caching = not (settings.embedding or settings.vocab_only)
+    slots = settings.n_parallel
+    if slots is None:
+        slots = DEFAULT_SLOTS if caching and settings.draft_model is None else 1
+    try:
+        return _load(settings, slots)
+    except ValueError as error:
+        if settings.n_parallel is not None or slots == 1 or "n_parallel" not in str(error):
+            raise
+        logger.warning("%s; one slot", error)
+        return _load(settings, 1)
+
+
+def _load(settings: ModelSettings, slots: int) -> Llama:
+    more: dict[str, Any] = {"n_parallel": slots, "paging": settings.paging, "logits_all": False}
+    if not (settings.embedding or settings.vocab_only):
+        more["prompt_cache"] = cache_of(settings)
+
+    class Configured(ServedLlama):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, **more})
+
+    loader = upstream.LlamaProxy.load_llama_from_model_settings
+    ours = FunctionType(loader.__code__, {**loader.__globals__, "llama_cpp": _Namespace(Configured)})
+    llm: Llama = ours(settings.model_copy(update={"cache": False}))
+    llm.requests.logprobs_on_request = settings.logits_all
+    if llm.chat_handler is not None and settings.clip_model_path is None:
+        # It writes a text and does not decode by itself: as a chat format, it needs no model to itself.
+        llm._chat_handlers[llm.chat_format] = llm.chat_handler
+        llm.chat_handler = None
+    return llm
+
+
+def cache_of(settings: ModelSettings) -> PromptCache:
+    """Where a model's conversations are kept."""
+    ram, folder, disk = settings.ram_bytes, settings.disk_dir, settings.disk_bytes
+    if settings.cache and settings.cache_type == "ram":
+        ram = settings.cache_size if ram is None else ram
+    elif settings.cache:
+        disk = settings.cache_size if disk is None else disk
+        folder = "./.cache/llama_cache" if folder is None else folder  # upstream's (llama_cache.py)
+    return PromptCache(ram, folder, disk, settings.disk_write_bytes)

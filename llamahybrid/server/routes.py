@@ -1,0 +1,147 @@
+"""Routes: llama_cpp.server's, by its types, and llama-server's `/health` and `/metrics`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import llama_cpp
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.security import HTTPBearer
+from llama_cpp.server.types import (
+    CreateEmbeddingRequest,
+    DetokenizeInputRequest,
+    DetokenizeInputResponse,
+    ModelList,
+    TokenizeInputCountResponse,
+    TokenizeInputRequest,
+    TokenizeInputResponse,
+)
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
+from llamahybrid.server.errors import bad, later
+from llamahybrid.server.service import Service
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+router = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False))])  # for /docs: `Guard` asks for keys
+
+
+def service_of(request: Request) -> Service:
+    """The service of the app that got a request."""
+    service: Service = request.app.state.service
+    return service
+
+
+InService = Annotated[Service, Depends(service_of)]
+
+_OPENAI, _EXTRAS = "OpenAI V1", "Extras"
+
+
+def _answers(model: Any) -> dict[int | str, dict[str, Any]]:
+    """What /docs says of an answer that is a completion or a stream."""
+    return {200: {"model": model, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+
+
+@router.post(
+    "/v1/completions",
+    summary="Completion",
+    tags=[_OPENAI],
+    response_model=None,
+    responses=_answers(llama_cpp.CreateCompletionResponse),
+)
+async def create_completion(request: Request, body: CompletionRequest, service: InService) -> Response:
+    """Go on with a text."""
+    return await service.answer(request, body)
+
+
+@router.post("/v1/engines/copilot-codex/completions", include_in_schema=False, response_model=None)
+async def create_copilot_completion(
+    request: Request, body: CompletionRequest, service: InService
+) -> Response:
+    """The same, by the model of that alias."""
+    body.model = "copilot-codex"
+    return await service.answer(request, body)
+
+
+@router.post(
+    "/v1/chat/completions",
+    summary="Chat",
+    tags=[_OPENAI],
+    response_model=None,
+    responses=_answers(llama_cpp.ChatCompletion),
+)
+async def create_chat_completion(
+    request: Request, body: ChatCompletionRequest, service: InService
+) -> Response:
+    """Answer messages."""
+    return await service.answer(request, body)
+
+
+@router.post("/v1/embeddings", summary="Embedding", tags=[_OPENAI], response_model=None)
+async def create_embedding(body: CreateEmbeddingRequest, service: InService) -> Response:
+    """Embed texts; the model has to be opened with `embedding`."""
+
+    def work(llm: Llama) -> Any:
+        if not llm.context_params.embeddings:
+            raise bad("this model was not opened for embeddings (embedding: true)", "model")
+        return llm.create_embedding(**body.model_dump(exclude={"user", "model"}))
+
+    made = await service.use(body.model, work, slots=1)
+    made["model"] = service.models.alias(body.model)
+    return Response(json.dumps(made), media_type="application/json")
+
+
+@router.get("/v1/models", summary="Models", tags=[_OPENAI])
+async def get_models(service: InService) -> ModelList:
+    """The aliases that requests may name."""
+    return {
+        "object": "list",
+        "data": [
+            {"id": alias, "object": "model", "owned_by": "me", "permissions": []} for alias in service.models
+        ],
+    }
+
+
+def _tokens(text: str) -> Any:
+    return lambda llm: llm.tokenize(text.encode("utf-8"), special=True)
+
+
+@router.post("/extras/tokenize", summary="Tokenize", tags=[_EXTRAS])
+async def tokenize(body: TokenizeInputRequest, service: InService) -> TokenizeInputResponse:
+    """The token ids of a text."""
+    return TokenizeInputResponse(tokens=await service.use(body.model, _tokens(body.input)))
+
+
+@router.post("/extras/tokenize/count", summary="Tokenize Count", tags=[_EXTRAS])
+async def count_query_tokens(body: TokenizeInputRequest, service: InService) -> TokenizeInputCountResponse:
+    """How many they are."""
+    return TokenizeInputCountResponse(count=len(await service.use(body.model, _tokens(body.input))))
+
+
+@router.post("/extras/detokenize", summary="Detokenize", tags=[_EXTRAS])
+async def detokenize(body: DetokenizeInputRequest, service: InService) -> DetokenizeInputResponse:
+    """The text of token ids."""
+
+    def work(llm: Llama) -> str:
+        if any(not 0 <= token < llm.n_vocab() for token in body.tokens):
+            raise bad(f"token ids lie in [0, {llm.n_vocab()})", "tokens")
+        return llm.detokenize(body.tokens).decode("utf-8", errors="replace")
+
+    return DetokenizeInputResponse(text=await service.use(body.model, work))
+
+
+@router.get("/health", tags=[_EXTRAS])
+@router.get("/v1/health", include_in_schema=False)
+async def health(service: InService) -> dict[str, str]:
+    """Whether requests are answered."""
+    if service.admission.draining:
+        raise later("the server is shutting down", 5)
+    return {"status": "ok"}
+
+
+@router.get("/metrics", tags=[_EXTRAS])
+def metrics(service: InService) -> Response:
+    """Counters and gauges for Prometheus."""
+    return Response(service.metrics.text(), media_type=METRICS_TYPE)

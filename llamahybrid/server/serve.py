@@ -1,0 +1,50 @@
+"""Serving: uvicorn with our timeouts, and a shutdown that lets answers end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from llamahybrid.server.protocol import protocol
+from llamahybrid.server.service import Service
+
+GRACE = 10.0
+"""Seconds for answers that were cancelled on shutdown to be sent."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which tells the service when it shuts down."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let nobody in, give what runs its time, then end it; the app's own end closes the models."""
+        service: Service = self.config.app.state.service  # type: ignore[union-attr]
+        service.drain(service.settings.shutdown_seconds)
+        await super().shutdown(sockets)
+        if self.force_exit:  # a second Ctrl-C: nothing is waited for, but no thread is left behind
+            await service.stop()
+
+
+def server_of(app: FastAPI, **more: Any) -> Server:
+    """A server for an app, that `run` starts; host and port from its settings, or HOST and PORT.
+
+    `more`: what else uvicorn takes.
+    """
+    settings = app.state.service.settings
+    config = uvicorn.Config(
+        app,
+        host=os.getenv("HOST", settings.host),
+        port=int(os.getenv("PORT", settings.port)),
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_certfile=settings.ssl_certfile,
+        http=protocol(settings.header_seconds),
+        ws="none",
+        limit_concurrency=settings.max_connections,
+        timeout_graceful_shutdown=int(settings.shutdown_seconds + GRACE),
+        server_header=False,
+        **more,
+    )
+    return Server(config)

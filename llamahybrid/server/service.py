@@ -1,0 +1,201 @@
+"""Service: what the routes ask for; models, the queue before them, threads, and what happened so far."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import llama_cpp
+from starlette.requests import Request
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.admission import Admission, Place
+from llamahybrid.server.answer import Account, Answer
+from llamahybrid.server.arguments import arguments
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
+from llamahybrid.server.errors import Refusal
+from llamahybrid.server.job import Done, Job
+from llamahybrid.server.loading import load, max_prompt
+from llamahybrid.server.metrics import Gauges, Metrics
+from llamahybrid.server.models import Models
+from llamahybrid.server.settings import ModelSettings, ServerSettings
+from llamahybrid.server.tenants import handle_maker, salt, salts_requests
+from llamahybrid.server.usage import timings, usage
+
+logger = logging.getLogger("llamahybrid.server")
+
+Result = TypeVar("Result")
+
+MOST_THREADS = 1024
+"""Threads are made when they are needed; more requests than slots that exist never run."""
+
+
+class Service:
+    """The models of one server, and who uses them. Lives in one event loop, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        models: Sequence[ModelSettings],
+        loader: Callable[[ModelSettings], Llama] = load,
+    ) -> None:
+        """Opens nothing yet. Raises ValueError for settings that do not go together."""
+        if settings.salt_by_key and not salts_requests():
+            raise ValueError("salt_by_key: requests cannot have salts of their own here")
+        if settings.salt_by_key and not settings.keys():
+            raise ValueError("salt_by_key: there are no API keys")
+        self.settings = settings
+        self.models = Models(models, loader)
+        self.admission = Admission(self._open, settings.max_queue)
+        self.metrics = Metrics(self._gauges)
+        self.jobs: dict[Job, None] = {}
+        """Those that run, oldest first."""
+        self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
+        self._opener = ThreadPoolExecutor(1, "llamahybrid-model")
+        if settings.interrupt_requests:
+            self.admission.on_crowd = self._interrupt
+
+    # -- from start to stop ------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the default model."""
+        await self.use(None, lambda llm: None)
+
+    def drain(self, seconds: float) -> None:
+        """Let nobody in any more, and end what still runs after so long."""
+        self.admission.refuse_waiting()
+        asyncio.get_running_loop().call_later(seconds, self.cancel_all)
+
+    def cancel_all(self) -> None:
+        """End what runs; each client gets what there is."""
+        for job in list(self.jobs):
+            job.cancel()
+
+    async def stop(self) -> None:
+        """End what runs, and close the model: what waits for the disk is written."""
+        self.admission.refuse_waiting()
+        self.cancel_all()
+        await self.admission.settled()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._opener, self.models.close)
+        self._threads.shutdown(wait=False)
+        self._opener.shutdown(wait=False)
+
+    async def _open(self, alias: str) -> tuple[Llama, int]:
+        llm = await asyncio.get_running_loop().run_in_executor(self._opener, self.models.open, alias)
+        return llm, len(llm.slots.all)
+
+    def _interrupt(self) -> None:
+        """Somebody waits: the stream that has run longest ends, as the operator asked for."""
+        for job in self.jobs:
+            if job.stream and not job.cancelled:
+                job.cancel()
+                return
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def answer(self, request: Request, body: CompletionRequest | ChatCompletionRequest) -> Answer:
+        """Answer a request, once it is its turn. Raises Refusal."""
+        arrived = time.perf_counter()
+        body.require_understood(body.stream)
+        refused = body.refused(self.settings.max_n)
+        if refused is not None:
+            raise refused
+        alias = self.models.alias(body.model)
+        key = getattr(request.state, "api_key", None)
+        named = salt(body.cache_salt, key, self.settings.salt_by_key)
+        llm, place = await self._enter(request, alias, body.n or 1)
+        try:
+            options = arguments(llm, body, alias)
+            create = (
+                llm.create_completion if isinstance(body, CompletionRequest) else llm.create_chat_completion
+            )
+            limited = partial(_limited, create, self.settings.max_prompt_tokens)
+            job = Job(limited, options, handle_maker(llm, named), lambda last: None)
+            job.over = partial(self._over, job, arrived, place)
+            self.jobs[job] = None
+            job.start(self._threads)
+        except BaseException:
+            self.admission.leave(place)
+            raise
+        include = body.stream_options is not None and body.stream_options.include_usage
+        return Answer(job, Account(partial(_told, llm), include), self._ping_seconds)
+
+    async def use(self, model: str | None, work: Callable[[Llama], Result], slots: int = 0) -> Result:
+        """`work` on a model, in a thread. Raises Refusal, and what it raises."""
+        llm, place = await self.admission.enter(self.models.alias(model), slots)
+        loop = asyncio.get_running_loop()
+        made = loop.run_in_executor(self._threads, work, llm)
+        made.add_done_callback(lambda _: self.admission.leave(place))
+        return await asyncio.shield(made)
+
+    async def _enter(self, request: Request, alias: str, slots: int) -> tuple[Llama, Place]:
+        """A place, unless the client hangs up while it waits. Raises Refusal."""
+        entering = asyncio.ensure_future(self.admission.enter(alias, slots))
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({entering, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() and not entering.done():
+                logger.info("a client hung up while it waited")
+                raise Refusal(499, "the client hung up")
+            return await entering
+        except BaseException:
+            entering.add_done_callback(self._give_back)  # also where it has come meanwhile
+            entering.cancel()
+            raise
+        finally:
+            gone.cancel()
+
+    def _give_back(self, entered: asyncio.Future[tuple[Llama, Place]]) -> None:
+        """A place that nobody wants any more."""
+        if not entered.cancelled() and entered.exception() is None:
+            self.admission.leave(entered.result()[1])
+
+    def _over(self, job: Job, arrived: float, place: Place, last: Any) -> None:
+        self.jobs.pop(job, None)
+        self.admission.leave(place)
+        reports = last.reports if isinstance(last, Done) else ()
+        end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
+        self.metrics.answered(reports, job.started - arrived, end)
+
+    @property
+    def _ping_seconds(self) -> float:
+        return 1e9 if self.settings.disable_ping_events else self.settings.ping_seconds
+
+    # -- what is so --------------------------------------------------------------------------------
+
+    def _gauges(self) -> Gauges:
+        llm, tiers = self.models.llm, dict[str, int]()
+        busy = 0
+        if llm is not None:
+            busy = len(llm.requests.gate.seated)
+            if llm.prompt_cache is not None:
+                stats = llm.prompt_cache.stats()
+                tiers = {"ram": stats.bytes_ram, "disk": stats.extra.get("disk_bytes", 0)}
+        return Gauges(self.admission.running, self.admission.waiting, self.admission.slots, busy, tiers)
+
+
+def _limited(create: Callable[..., Any], tokens: int | None, **options: Any) -> Any:
+    """A completion whose prompt has no more tokens than that."""
+    max_prompt.set(tokens)
+    return create(**options)
+
+
+def _told(llm: Llama, done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
+    def ends(token: int) -> bool:
+        return bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
+
+    return usage(done.reports, ends), timings(done.reports)
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client hung up."""
+    with suppress(Exception):
+        while (await request.receive())["type"] != "http.disconnect":
+            pass

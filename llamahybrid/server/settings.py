@@ -1,0 +1,123 @@
+"""Settings: all that llama_cpp.server has, by the same names, and ours."""
+
+# ruff: noqa: UP045 - upstream makes options of these types, and knows Optional only
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Optional
+
+from llama_cpp.server import settings as upstream
+from pydantic import Field, SecretStr
+
+DEFAULT_SLOTS = 4
+"""As llama-server's."""
+
+
+class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
+    """How one model is opened.
+
+    `cache`, `cache_type` and `cache_size` choose where conversations are kept and how much of them: reuse is
+    always on. `logits_all` allows `logprobs`; rows of logits are kept for requests that ask for them alone.
+    """
+
+    n_parallel: Optional[int] = Field(
+        default=None,
+        ge=1,
+        description=f"Requests that run at once. None: {DEFAULT_SLOTS}, or 1 where the model allows no more.",
+    )
+    ram_bytes: Optional[int] = Field(
+        default=None, ge=0, description="Budget for what is kept in RAM. None: an eighth of physical memory."
+    )
+    disk_dir: Optional[str] = Field(
+        default=None, description="Folder that keeps conversations for later starts; several may share it."
+    )
+    disk_bytes: Optional[int] = Field(default=None, ge=0, description="Budget of that folder.")
+    disk_write_bytes: Optional[int] = Field(
+        default=None, ge=0, description="What may be written to it in an hour. None: 8 GiB."
+    )
+    paging: bool = Field(
+        default=True, description="Keep the attention of conversations that lost their slot."
+    )
+    verbose: bool = Field(default=False, description="Whether llama.cpp prints what it does.")
+
+
+class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
+    """How the server listens, whom it lets in, and what it refuses."""
+
+    interrupt_requests: bool = Field(
+        default=False,
+        description="Whether a request that finds no free slot ends the stream that has run longest.",
+    )
+    api_keys: list[SecretStr] = Field(default=[], description="Further API keys, beside api_key.")
+    api_key_file: Optional[str] = Field(default=None, description="File with an API key on each line.")
+    salt_by_key: bool = Field(
+        default=False,
+        description="Whether users share nothing in the cache unless they have the same API key.",
+    )
+    cors_origins: list[str] = Field(
+        default=[], description="Origins whose pages may use this server from a browser; * for all."
+    )
+    max_body_bytes: int = Field(default=32 << 20, ge=1, description="Larger request bodies get 413.")
+    max_prompt_tokens: Optional[int] = Field(
+        default=None, ge=1, description="Longer prompts get 413. None: as many as the context takes."
+    )
+    max_queue: int = Field(default=128, ge=0, description="More requests that wait for a slot get 429.")
+    max_n: int = Field(default=16, ge=1, description="Answers that one request may ask for.")
+    max_connections: int = Field(default=4096, ge=1, description="More connections get 503.")
+    header_seconds: float = Field(
+        default=15.0, gt=0, description="A connection that has not sent its headers by then is closed."
+    )
+    body_seconds: float = Field(
+        default=60.0, gt=0, description="A request that has not sent its body by then gets 408."
+    )
+    ping_seconds: float = Field(default=15.0, gt=0, description="A silent stream gets a comment so often.")
+    shutdown_seconds: float = Field(
+        default=30.0, ge=0, description="Requests that run on shutdown are cancelled after so long."
+    )
+
+    def keys(self) -> list[str]:
+        """All API keys; none: everybody is let in. Raises ValueError for a file without any."""
+        given = [key.get_secret_value() for key in self.api_keys]
+        if self.api_key is not None:
+            given.append(self.api_key)
+        if self.api_key_file is not None:
+            lines = Path(self.api_key_file).expanduser().read_text(encoding="utf-8").split("\n")
+            read = [line.strip() for line in lines if line.strip()]
+            if not read:
+                raise ValueError(f"{self.api_key_file} holds no API key")
+            given += read
+        if any(not key for key in given):
+            raise ValueError("an API key is empty: nobody, or everybody, would have it")
+        return given
+
+
+class Settings(ServerSettings, ModelSettings):
+    """Both, for one model."""
+
+
+class ConfigFileSettings(ServerSettings):
+    """What a config file says."""
+
+    models: list[ModelSettings] = Field(default=[], description="Model configs")
+
+
+def from_file(path: Path) -> tuple[ServerSettings, list[ModelSettings]]:
+    """The settings of a config file, JSON or YAML as upstream reads it.
+
+    Raises ValueError where it does not say what it should, OSError where it cannot be read.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            text = json.dumps(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is no YAML: {error}") from error
+    config = ConfigFileSettings.model_validate_json(text)
+    if not config.models:
+        raise ValueError(f"{path} names no models")
+    common: dict[str, Any] = {name: getattr(config, name) for name in ServerSettings.model_fields}
+    return ServerSettings(**common), config.models

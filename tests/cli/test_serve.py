@@ -1,0 +1,63 @@
+"""Options of `llamahybrid serve`; nothing is served here (tests/server/test_serve.py does)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from llama_cpp.server.settings import Settings
+from typer.testing import CliRunner
+
+from llamahybrid.cli.main import app
+from llamahybrid.cli.serve import parser, server, settings
+
+
+def test_all_options_of_upstream_are_there_and_ours() -> None:
+    text = CliRunner().invoke(app, ["serve", "--help"]).output
+    for name in (*Settings.model_fields, "n_parallel", "max_queue", "config_file", "cors_origins"):
+        assert f"--{name}" in text, name
+    assert parser().format_help()
+
+
+def test_a_model_and_options_in_either_spelling() -> None:
+    how, (model,) = settings(
+        [
+            "x.gguf",
+            "--port",
+            "81",
+            "--n-parallel",
+            "3",
+            "--n_ctx=4096",
+            "--api_keys",
+            "a-b",
+            "--disk-dir=/a-b",
+        ]
+    )
+    assert (how.port, how.keys()) == (81, ["a-b"])
+    assert (model.model, model.n_parallel, model.n_ctx, model.disk_dir) == ("x.gguf", 3, 4096, "/a-b")
+    assert settings(["--model", "y.gguf"])[1][0].model == "y.gguf"
+
+
+@pytest.mark.parametrize("wrong", [[], ["x.gguf", "--model", "y.gguf"], ["x.gguf", "--n_parallel", "0"]])
+def test_what_does_not_go_together_is_refused(wrong: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        server(wrong)
+
+
+def test_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "c.json"
+    config.write_text(json.dumps({"port": 82, "models": [{"model": "a.gguf", "model_alias": "a"}]}))
+    assert settings(["--config_file", str(config)])[0].port == 82
+    with pytest.raises(ValueError, match="config file"):
+        settings(["x.gguf", "--config-file", str(config)])
+    monkeypatch.setenv("CONFIG_FILE", str(config))
+    assert settings([])[1][0].model_alias == "a"
+
+
+def test_an_error_is_one_line(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.json")
+    for arguments in (["--config_file", absent], []):
+        result = CliRunner().invoke(app, ["serve", *arguments])
+        assert result.exit_code == 1
+        assert "Traceback" not in result.output

@@ -1,0 +1,166 @@
+"""A server of ours for tests: the real uvicorn on 127.0.0.1, in a thread here or in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.app import app_of
+from llamahybrid.server.loading import load
+from llamahybrid.server.serve import Server, server_of
+from llamahybrid.server.service import Service
+from llamahybrid.server.settings import ModelSettings, ServerSettings
+
+COMMAND = [sys.executable, "-c", "from llamahybrid.cli.main import app; app()", "serve"]
+
+SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
+
+
+class Serving:
+    """A server that runs."""
+
+    def __init__(self, server: Server, service: Service, listening: socket.socket) -> None:
+        self.service = service
+        self.server = server
+        self._listening = listening
+        self.port: int = listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+
+    def _run(self) -> None:
+        asyncio.run(self.server.serve(sockets=[self._listening]))
+
+    @property
+    def llm(self) -> Llama:
+        """The open model."""
+        llm = self.service.models.llm
+        assert llm is not None, "it has started"
+        return llm
+
+    def start(self) -> None:
+        """Return when it answers. Raises AssertionError where it does not within a minute."""
+        self._thread.start()
+        until = time.monotonic() + 60
+        while not self.server.started:
+            assert self._thread.is_alive(), "the server did not start"
+            assert time.monotonic() < until, "the server did not start"
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Shut down as a signal does. Raises AssertionError where that takes more than a minute."""
+        self.server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the server did not stop"
+
+    def client(self, **more: Any) -> httpx.Client:
+        """A client of it, for as many threads as want it; `more` as for httpx."""
+        limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
+        options = {"timeout": 60, "limits": limits, "trust_env": False, "verify": False, **more}
+        return httpx.Client(base_url=self.url, **options)
+
+    def hang_up(self, path: str, asked: dict[str, Any], when: Callable[[], bool]) -> None:
+        """Ask, wait until it is so, and hang up without having read a byte."""
+        body = json.dumps(asked).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}"
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+            wait_until(when)
+
+    def settled(self) -> bool:
+        """Nobody is in, nobody waits, and every slot is free."""
+        admission = self.service.admission
+        return not (admission.running or admission.waiting or self.llm.requests.gate.seated)
+
+    def await_settled(self, seconds: float = 20) -> None:
+        """Wait until `settled`. Raises AssertionError after so long."""
+        wait_until(self.settled, seconds)
+
+
+class ServerProcess:
+    """`llamahybrid serve` on a free port."""
+
+    def __init__(self, model: Path, log: Path, *more: str) -> None:
+        """`log`: where its output goes. Raises AssertionError where it does not answer within a minute."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.log = log
+        options = (
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--n-threads",
+            "1",
+            "--n-threads-batch",
+            "1",
+        )
+        with log.open("ab") as out:
+            command = [*COMMAND, str(model), *options, *more]
+            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
+        url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120, limits=limits)
+        wait_until(self._answers, 60)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return self.client.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def metrics(self) -> dict[str, float]:
+        """What /metrics says, by name with labels."""
+        lines = self.client.get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
+
+    def end(self, how: signal.Signals) -> str:
+        """End it; what it printed. Raises TimeoutExpired where that takes more than a minute."""
+        self.process.send_signal(how)
+        self.process.wait(60)
+        self.client.close()
+        return self.log.read_text()
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+    """Look until it is so. Raises AssertionError after so many seconds."""
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "it did not come to that"
+        time.sleep(0.002)
+
+
+@contextmanager
+def serving(
+    *models: Path | ModelSettings,
+    loader: Callable[[ModelSettings], Llama] = load,
+    model: dict[str, Any] | None = None,
+    **server: Any,
+) -> Iterator[Serving]:
+    """A server of these models until the block ends; `model`: settings of those that are paths."""
+    opened: Sequence[ModelSettings] = [
+        ModelSettings(model=str(each), **{**SMALL, **(model or {})}) if isinstance(each, Path) else each
+        for each in models
+    ]
+    service = Service(ServerSettings(**{"shutdown_seconds": 5.0, **server}), opened, loader)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        runs = Serving(server_of(app_of(service), log_config=None), service, listening)
+        runs.start()
+        try:
+            yield runs
+        finally:
+            runs.stop()

@@ -1,0 +1,91 @@
+"""What requests may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, count_refused
+from llamahybrid.server.errors import Refusal
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def chat(**said: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest(messages=HELLO, **said)
+
+
+def test_nothing_that_is_said_of_the_cache_is_passed_over() -> None:
+    for fine in ({}, {"id_slot": -1}, {"cache_prompt": True}, {"prompt_cache_key": "chat 1"}):
+        chat(**fine).require_understood(stream=False)
+    for name, value in (("id_slot", 0), ("id_slot", 3), ("cache_prompt", False)):
+        with pytest.raises(Refusal) as refused:
+            chat(**{name: value}).require_understood(stream=False)
+        assert (refused.value.status, refused.value.param) == (400, name)
+    for wrong in (
+        {"id_slot": "x"},
+        {"cache_prompt": "maybe"},
+        {"prompt_cache_key": 5},
+        {"cache_salt": ["x"]},
+    ):
+        with pytest.raises(ValidationError):
+            chat(**wrong)
+
+
+def test_options_of_a_stream_are_for_streams() -> None:
+    asked = chat(stream_options={"include_usage": True})
+    asked.require_understood(stream=True)
+    with pytest.raises(Refusal, match="stream"):
+        asked.require_understood(stream=False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "taken"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([], ""), ("", "")]
+)
+def test_a_prompt_is_one_text_or_one_list(prompt: Any, taken: Any) -> None:
+    assert CompletionRequest(prompt=prompt).text_or_tokens() == taken
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
+def test_several_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(Refusal):
+        CompletionRequest(prompt=prompt).text_or_tokens()
+
+
+def test_what_cannot_be_answered_is_told() -> None:
+    assert CompletionRequest(prompt="a", best_of=3).refused(16)
+    assert CompletionRequest(prompt="a", n=3, best_of=3).refused(16) is None
+    assert CompletionRequest(prompt=[1], echo=True).refused(16)
+    assert CompletionRequest(prompt="a").refused(16) is None
+    assert chat().refused(16) is None
+    assert ChatCompletionRequest(messages=[]).refused(16)
+
+
+@pytest.mark.parametrize(
+    ("n", "fine"), [(None, True), (1, True), (16, True), (17, False), (0, False), (-1, False)]
+)
+def test_how_many_answers(n: int | None, fine: bool) -> None:
+    assert (count_refused(n, 16) is None) == fine
+
+
+def test_newer_names() -> None:
+    assert chat(max_completion_tokens=7).max_tokens == 7
+    assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 5
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert chat(response_format=form).response_format == {"type": "json_object", "schema": schema}
+    for wrong in ({"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": "no"}}):
+        with pytest.raises(ValidationError):
+            chat(response_format=wrong)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_are_numbers(value: float) -> None:
+    with pytest.raises(ValidationError):
+        chat(temperature=value)
+    with pytest.raises(ValidationError):
+        chat(logit_bias={"5": value})
+    with pytest.raises(ValidationError):
+        CompletionRequest(prompt="a", presence_penalty=value)

@@ -1,0 +1,66 @@
+"""What clients are told of exceptions."""
+
+from __future__ import annotations
+
+import json
+
+import jinja2
+import pytest
+
+from llamahybrid.errors import (
+    Busy,
+    ContextOverflow,
+    DecodeError,
+    LlamaHybridError,
+    ModelClosed,
+    RequestCancelled,
+    RequestSuperseded,
+)
+from llamahybrid.server.errors import Refusal, bad, later, refusal
+from llamahybrid.server.loading import PromptTooLong
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("Requested tokens (900) exceed context window of 512"), 400),
+        (ContextOverflow("900 tokens do not fit"), 400),
+        (PromptTooLong("too long"), 413),
+        (LlamaHybridError("an image is answered once"), 400),
+        (Busy(""), 503),
+        (ModelClosed(""), 503),
+        (RequestSuperseded("gone"), 503),
+        (RequestCancelled("ended"), 503),
+        (ValueError("n counts answers"), 400),
+        (jinja2.TemplateError("roles must alternate"), 400),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), 400),
+        (DecodeError(1, "no room"), 500),
+        (RuntimeError("/secret/path"), 500),
+        (MemoryError(), 500),
+    ],
+)
+def test_each_has_its_status(error: Exception, status: int) -> None:
+    told = refusal(error)
+    assert told.status == status
+    assert set(told.body["error"]) == {"message", "type", "param", "code"}
+    assert "secret" not in json.dumps(told.body)
+    assert ("Retry-After" in told.headers) == (status in (429, 503))
+
+
+def test_an_overflow_says_how_long_the_prompt_was() -> None:
+    told = refusal(ValueError("Requested tokens (900) exceed context window of 512"))
+    assert told.code == "context_length_exceeded"
+    assert "900" in told.message
+    assert "512" in told.message
+
+
+def test_a_refusal_is_told_as_it_is() -> None:
+    error = bad("no", "prompt", "code")
+    assert refusal(error) is error
+    assert error.response().status_code == 400
+    assert json.loads(bytes(later("x", 0, 429).response().body))["error"]["type"] == "rate_limit_error"
+    assert later("x", 0).headers["Retry-After"] == "1"
+
+
+def test_what_is_no_text_is_told_all_the_same() -> None:
+    assert b"ud800" in bytes(Refusal(400, "a lone \ud800").response().body)

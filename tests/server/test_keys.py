@@ -1,0 +1,62 @@
+"""API keys."""
+
+from __future__ import annotations
+
+import hmac
+
+import pytest
+
+from llamahybrid.server.keys import ApiKeys, key_of, salt_of
+
+
+def test_without_keys_everybody_is_let_in() -> None:
+    keys = ApiKeys([])
+    assert not keys.needed
+    assert keys.admit(None)
+    assert keys.admit("anything")
+
+
+def test_with_keys_only_they_open() -> None:
+    keys = ApiKeys(["one", "two"])
+    assert keys.needed
+    assert keys.admit("one")
+    assert keys.admit("two")
+    for wrong in (None, "", "on", "one ", "One", "onetwo", "\ud800", "é"):
+        assert not keys.admit(wrong)
+
+
+def test_every_key_is_compared_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+    inner = hmac.compare_digest
+
+    def watched(a: bytes, b: bytes) -> bool:
+        compared.append((len(a), len(b)))
+        return inner(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", watched)
+    keys = ApiKeys(["one", "two", "a much longer one"])
+    assert keys.admit("one")
+    assert not keys.admit("")
+    assert compared == [(32, 32)] * 6
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({}, None),
+        ({"authorization": "Bearer one"}, "one"),
+        ({"authorization": "bearer  one "}, "one"),
+        ({"authorization": "Basic one"}, None),
+        ({"authorization": "Bearer"}, None),
+        ({"x-api-key": "one"}, "one"),
+        ({"authorization": "Bearer two", "x-api-key": "one"}, "two"),
+    ],
+)
+def test_where_a_key_stands(headers: dict[str, str], key: str | None) -> None:
+    assert key_of(headers) == key
+
+
+def test_a_key_s_salt_is_its_own_and_does_not_show_it() -> None:
+    assert salt_of(None) == salt_of("") == ""
+    assert salt_of("one") == salt_of("one") != salt_of("two")
+    assert "one" not in salt_of("one")

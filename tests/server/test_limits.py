@@ -1,0 +1,140 @@
+"""What is sent away before it is parsed; no model runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from llamahybrid.server.errors import Refusal, later
+from llamahybrid.server.keys import ApiKeys
+from llamahybrid.server.limits import Guard
+
+KEY = (b"authorization", b"Bearer one")
+
+
+class Asked:
+    """What became of one request."""
+
+    def __init__(self) -> None:
+        self.body: bytes | None = None
+        """What the app was given; None: it was not asked."""
+        self.read = 0
+        """Bytes that were taken from the connection."""
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.told: dict[str, Any] = {}
+        self.why: list[str] = []
+
+
+def ask(
+    parts: Sequence[bytes | float],
+    *headers: tuple[bytes, bytes],
+    path: str = "/v1/completions",
+    method: str = "POST",
+    full: bool = False,
+    keys: Sequence[str] = ("one",),
+    gone: bool = False,
+) -> Asked:
+    """A request whose body comes in parts, with pauses in seconds between them."""
+    asked, coming = Asked(), list(parts)
+
+    async def receive() -> dict[str, Any]:
+        while coming and isinstance(coming[0], float):
+            await asyncio.sleep(float(coming.pop(0)))
+        if not coming and gone:
+            return {"type": "http.disconnect"}
+        part = coming.pop(0) if coming else b""
+        assert isinstance(part, bytes)
+        asked.read += len(part)
+        return {"type": "http.request", "body": part, "more_body": bool(coming) or gone}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            asked.status, asked.headers = message["status"], dict(message["headers"])
+        else:
+            asked.told = json.loads(message["body"])
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        assert not message["more_body"]
+        asked.body = message["body"]
+        assert scope["state"]["api_key"] in (None, *keys)
+
+    def require_room() -> None:
+        if full:
+            raise later("full", 7, 429)
+
+    guard = Guard(app, ApiKeys(keys), 100, 0.2, require_room, asked.why.append)
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": ("1.2.3.4", 5)}
+    asyncio.run(asyncio.wait_for(guard(scope, receive, send), 5))
+    return asked
+
+
+def test_what_is_right_is_let_through_in_one_piece() -> None:
+    asked = ask([b"hel", 0.01, b"lo"], KEY)
+    assert asked.body == b"hello"
+    assert not asked.why
+
+
+@pytest.mark.parametrize("headers", [(), ((b"authorization", b"Bearer two"),), ((b"x-api-key", b"two"),)])
+def test_without_its_key_nothing_is_read(headers: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        asked = ask([b"x" * 10] * 1000, *headers)
+    assert (asked.status, asked.read, asked.body) == (401, 0, None)
+    assert asked.told["error"]["code"] == "invalid_api_key"
+    assert asked.why == ["key"]
+    assert "1.2.3.4" in caplog.text
+    assert "two" not in caplog.text
+
+
+def test_health_needs_no_key_and_all_else_does() -> None:
+    assert ask([], path="/health", method="GET").body == b""
+    for path in ("/metrics", "/v1/models", "/docs", "/openapi.json", "/health/", "//health", "/nothing"):
+        assert ask([], path=path, method="GET").status == 401, path
+
+
+def test_a_browser_s_question_before_a_request_carries_no_key() -> None:
+    assert ask([], method="OPTIONS").body == b""
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    asked = ask([b"x" * 50] * 3, KEY, (b"content-length", b"%d" % (1 << 30)))
+    assert (asked.status, asked.read, asked.why) == (413, 0, ["body"])
+    assert asked.headers[b"connection"] == b"close"
+
+
+def test_one_that_does_not_say_so_is_read_no_further() -> None:
+    asked = ask([b"x" * 60] * 1000, KEY)
+    assert (asked.status, asked.read) == (413, 120)
+
+
+@pytest.mark.parametrize("length", [b"-1", b"ten", b"1e3", b""])
+def test_a_length_is_a_number(length: bytes) -> None:
+    assert ask([b"x"], KEY, (b"content-length", length)).status == 400
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    asked = ask([b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x"], KEY)
+    assert (asked.status, asked.why) == (408, ["slow"])
+
+
+def test_a_full_queue_is_told_before_the_body_is_read() -> None:
+    asked = ask([b"x" * 10], KEY, full=True)
+    assert (asked.status, asked.read, asked.why) == (429, 0, ["queue"])
+    assert asked.headers[b"retry-after"] == b"7"
+    assert ask([], KEY, full=True, path="/v1/models", method="GET").body == b""
+
+
+def test_a_client_that_leaves_in_its_body_is_told_nothing() -> None:
+    asked = ask([b"x"], KEY, gone=True)
+    assert (asked.body, asked.status) == (None, 0)
+
+
+def test_what_is_refused_says_so_as_openai_does() -> None:
+    assert set(ask([]).told["error"]) == {"message", "type", "param", "code"}
+    assert Refusal(400, "x").body["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,93 @@
+"""Opening a model from its settings, by upstream's loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.loading import PromptTooLong, cache_of, load, max_prompt
+from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
+
+TinyModel = Callable[..., Path]
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def opened(tiny_model: TinyModel) -> Iterator[Callable[..., Llama]]:
+    with ExitStack() as stack:
+
+        def make(arch: str = "qwen35", **more: Any) -> Llama:
+            common: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
+            return stack.enter_context(
+                closing(load(ModelSettings(model=str(tiny_model(arch)), **{**common, **more})))
+            )
+
+        yield make
+
+
+def test_a_model_has_slots_and_upstream_s_class_stays_what_it_was(
+    opened: Callable[..., Llama],
+) -> None:
+    before = llama_cpp.Llama
+    llm = opened()
+    assert isinstance(llm, Llama)
+    assert len(llm.slots.all) == DEFAULT_SLOTS
+    assert llm.prompt_cache is not None
+    assert llama_cpp.Llama is before
+    assert llm.requests.logprobs_on_request
+    assert not opened(logits_all=False).requests.logprobs_on_request
+
+
+def test_one_slot_where_there_cannot_be_more(opened: Callable[..., Llama]) -> None:
+    assert len(opened("deepseek4").slots.all) == 1
+    assert len(opened(draft_model="prompt-lookup-decoding").slots.all) == 1
+    assert len(opened(embedding=True).slots.all) == 1
+    with pytest.raises(ValueError, match="n_parallel"):
+        opened("deepseek4", n_parallel=2)
+
+
+def test_a_chat_template_s_arguments_leave_several_slots_in_use(opened: Callable[..., Llama]) -> None:
+    """As a handler of its own it would have the model to itself (`Llama._chat`)."""
+    llm = opened(chat_template_kwargs={"enable_thinking": False})
+    assert llm.chat_handler is None
+    assert llm._chat_handlers[llm.chat_format].__name__ == "chat_handler_with_kwargs"  # upstream's
+    told = llm.create_chat_completion(HELLO, max_tokens=4, temperature=0.0)
+    plain = opened().create_chat_completion(HELLO, max_tokens=4, temperature=0.0)
+    assert told["choices"] == plain["choices"]
+
+
+def test_a_prompt_may_be_too_long_for_the_operator(opened: Callable[..., Llama]) -> None:
+    llm = opened()
+    token = max_prompt.set(3)
+    try:
+        with pytest.raises(PromptTooLong, match="takes 3"):
+            llm.create_completion("one two three four", max_tokens=2)
+        assert llm.create_completion([5, 6, 7], max_tokens=2)["usage"]["prompt_tokens"] == 3
+    finally:
+        max_prompt.reset(token)
+    assert llm.create_completion("one two three four", max_tokens=2)
+
+
+def test_where_conversations_are_kept(tmp_path: Path) -> None:
+    def kept(**more: Any) -> Any:
+        return cache_of(ModelSettings(model="x", **more))
+
+    assert kept(ram_bytes=1 << 20).ram_bytes == 1 << 20
+    assert kept(cache=True, cache_size=1 << 21).ram_bytes == 1 << 21
+    assert kept(cache=True, cache_size=1 << 21, ram_bytes=1 << 20).ram_bytes == 1 << 20
+    disk = kept(cache=True, cache_type="disk", cache_size=1 << 22, disk_dir=str(tmp_path)).disk
+    assert disk is not None
+    assert disk.store.limit == 1 << 22
+    assert kept().disk is None
+
+
+def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"x\.gguf"):
+        load(ModelSettings(model=str(tmp_path / "x.gguf")))

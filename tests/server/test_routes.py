@@ -1,0 +1,244 @@
+"""Routes, asked by OpenAI's client: each greedy answer is that of a fresh stock context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.lab.serving import Serving
+
+Stock = Callable[[], Any]
+
+CHAT: list[Any] = [
+    {"role": "system", "content": "You are brief."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "extra_body": {"repeat_penalty": 1.0}}
+LONGER: dict[str, Any] = {**GREEDY, "max_tokens": 60}
+PLAIN: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "repeat_penalty": 1.0}
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"in": {"type": "string", "enum": ["Paris", "Rome"]}},
+            "required": ["in"],
+        },
+    },
+}
+CHOICE: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+def text(chunks: Any, index: int = 0) -> str:
+    """What the chunks of one answer spell."""
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
+
+
+def test_a_chat(client: openai.OpenAI, stock: Stock) -> None:
+    got = client.chat.completions.create(model="any", messages=CHAT, **GREEDY)
+    right = stock().create_chat_completion(CHAT, **PLAIN)
+    assert got.choices[0].message.content == right["choices"][0]["message"]["content"]
+    assert got.choices[0].finish_reason == "length"
+    assert got.usage
+    assert got.usage.total_tokens == right["usage"]["total_tokens"]
+    assert got.model.endswith(".gguf")
+    assert "/" not in got.model
+
+
+def test_a_chat_that_goes_on_is_cached(client: openai.OpenAI, stock: Stock) -> None:
+    messages = [*CHAT, {"role": "user", "content": "And that of Italy, where I was last summer?"}]
+    first = client.chat.completions.create(model="any", messages=messages, **GREEDY)
+    said = first.choices[0].message.content
+    longer = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "Sure?"}]
+    second = client.chat.completions.create(model="any", messages=longer, **GREEDY)
+    right = stock().create_chat_completion(longer, **PLAIN)
+    assert second.choices[0].message.content == right["choices"][0]["message"]["content"]
+    assert first.usage
+    assert second.usage
+    assert second.usage.prompt_tokens_details
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 8
+    timings = second.model_extra["timings"] if second.model_extra else {}
+    assert timings["cache_n"] == second.usage.prompt_tokens_details.cached_tokens
+    assert timings["prompt_n"] + timings["cache_n"] == second.usage.prompt_tokens
+    assert timings["predicted_n"] == 12
+    assert timings["predicted_ms"] > 0 < timings["predicted_per_second"]
+
+
+def test_a_streamed_chat(client: openai.OpenAI, stock: Stock) -> None:
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model="any", messages=CHAT, stream=True, stream_options=options, **GREEDY
+    )
+    chunks = list(stream)
+    right = stock().create_chat_completion(CHAT, **PLAIN)
+    assert text(chunks) == right["choices"][0]["message"]["content"]
+    *others, last = chunks
+    assert last.choices == []
+    assert last.usage
+    assert last.usage.model_dump(exclude_none=True, exclude={"prompt_tokens_details"}) == right["usage"]
+    assert last.usage.prompt_tokens_details
+    assert all(chunk.usage is None for chunk in others)
+    assert others[-1].choices[0].finish_reason == "length"
+    assert last.model_extra
+    assert last.model_extra["timings"]["predicted_n"] == 12
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_stream_ends_with_timings_where_usage_was_not_asked_for(http: httpx.Client) -> None:
+    asked = {"messages": CHAT, "stream": True, **PLAIN}
+    with http.stream("POST", "/v1/chat/completions", json=asked) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert [bool("timings" in chunk) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion(client: openai.OpenAI, stock: Stock, stream: bool) -> None:
+    prompt = "It was a dark and stormy night"
+    got = client.completions.create(model="any", prompt=prompt, stream=stream, **GREEDY)
+    said = "".join(chunk.choices[0].text for chunk in got) if stream else got.choices[0].text
+    assert said == stock().create_completion(prompt, **PLAIN)["choices"][0]["text"]
+
+
+def test_a_completion_of_token_ids(client: openai.OpenAI, stock: Stock, http: httpx.Client) -> None:
+    prompt = "It was a bright cold day"
+    tokens = http.post("/extras/tokenize", json={"input": prompt}).json()["tokens"]
+    assert http.post("/extras/tokenize/count", json={"input": prompt}).json() == {"count": len(tokens)}
+    assert http.post("/extras/detokenize", json={"tokens": tokens}).json() == {"text": prompt}
+    got = client.completions.create(model="any", prompt=tokens, **GREEDY)
+    assert got.choices[0].text == stock().create_completion(tokens, **PLAIN)["choices"][0]["text"]
+
+
+def test_copilot_s_route(http: httpx.Client, stock: Stock) -> None:
+    got = http.post("/v1/engines/copilot-codex/completions", json={"prompt": "def f(", **PLAIN}).json()
+    assert got["choices"][0]["text"] == stock().create_completion("def f(", **PLAIN)["choices"][0]["text"]
+
+
+def test_several_answers(client: openai.OpenAI, stock: Stock) -> None:
+    warm = {**GREEDY, "temperature": 0.9, "seed": 11}
+    got = client.chat.completions.create(model="any", messages=CHAT, n=2, **warm)
+    assert [choice.index for choice in got.choices] == [0, 1]
+    for choice in got.choices:
+        assert choice.message.content
+    one = client.chat.completions.create(model="any", messages=CHAT, **{**warm, "seed": 12})
+    assert got.choices[1].message.content == one.choices[0].message.content
+    assert got.usage
+    assert one.usage
+    assert got.usage.prompt_tokens == one.usage.prompt_tokens
+    streamed = list(client.chat.completions.create(model="any", messages=CHAT, n=2, stream=True, **warm))
+    assert [text(streamed, i) for i in (0, 1)] == [choice.message.content for choice in got.choices]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_that_is_chosen(client: openai.OpenAI, stream: bool) -> None:
+    got = client.chat.completions.create(
+        model="any",
+        messages=CHAT,
+        tools=[TOOL],
+        tool_choice=CHOICE,
+        stream=stream,
+        **LONGER,
+    )
+    if stream:
+        calls = [c for chunk in got for choice in chunk.choices for c in choice.delta.tool_calls or ()]
+        assert calls[0].function.name == "weather"
+        arguments = "".join(call.function.arguments or "" for call in calls)
+    else:
+        (call,) = got.choices[0].message.tool_calls
+        assert call.function.name == "weather"
+        arguments = call.function.arguments
+        assert got.choices[0].finish_reason == "tool_calls"
+    assert json.loads(arguments)["in"] in ("Paris", "Rome")
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+def test_a_json_schema(client: openai.OpenAI, kind: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    form: Any = {"type": kind, "schema": schema}
+    if kind == "json_schema":
+        form = {"type": kind, "json_schema": {"name": "x", "schema": schema}}
+    got = client.chat.completions.create(
+        model="any", messages=CHAT, response_format=form, **{**GREEDY, "max_tokens": 80}
+    )
+    assert json.loads(got.choices[0].message.content or "")["a"] in (True, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_chat(client: openai.OpenAI, stock: Stock, stream: bool) -> None:
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
+    got = client.chat.completions.create(model="any", messages=CHAT, stream=stream, **asked, **GREEDY)
+    right = stock().create_chat_completion(CHAT, **asked, **PLAIN)["choices"][0]["logprobs"]["content"]
+    if stream:
+        lists = [c.logprobs.content for chunk in got for c in chunk.choices if c.logprobs]
+        said = [(each.token, each.logprob) for content in lists for each in content]
+    else:
+        said = [(each.token, each.logprob) for each in got.choices[0].logprobs.content]
+        assert len(got.choices[0].logprobs.content[0].top_logprobs) in (3, 4)
+    assert [token for token, _ in said] == [each["token"] for each in right]
+    assert [p for _, p in said] == pytest.approx([each["logprob"] for each in right], abs=1e-2)
+
+
+def test_logprobs_of_a_completion_with_its_prompt(client: openai.OpenAI, stock: Stock) -> None:
+    prompt = "Once upon a time there was a king"
+    for _ in range(2):  # the second time all of it is known
+        got = client.completions.create(model="any", prompt=prompt, logprobs=2, echo=True, **GREEDY)
+    right = stock().create_completion(prompt, logprobs=2, echo=True, **PLAIN)["choices"][0]
+    said = got.choices[0].logprobs
+    assert got.choices[0].text == right["text"]
+    assert said
+    assert said.tokens == right["logprobs"]["tokens"]
+    assert said.token_logprobs
+    assert said.token_logprobs[1:] == pytest.approx(right["logprobs"]["token_logprobs"][1:], abs=1e-2)
+
+
+def test_logprobs_of_the_tokens_alone(client: openai.OpenAI) -> None:
+    got = client.completions.create(model="any", prompt="Once upon", logprobs=0, **GREEDY)
+    assert got.choices[0].logprobs
+    assert len(got.choices[0].logprobs.token_logprobs or ()) == 12
+
+
+def test_others_keep_what_they_share_while_one_asks_for_logprobs(client: openai.OpenAI) -> None:
+    """Rows of logits are kept for who asks: with `logits_all` nothing is restored."""
+    for _ in range(2):
+        got = client.chat.completions.create(model="any", messages=CHAT, **GREEDY)
+    assert got.usage
+    assert got.usage.prompt_tokens_details
+    assert got.usage.prompt_tokens_details.cached_tokens == got.usage.prompt_tokens
+
+
+def test_models_are_listed_without_their_paths(client: openai.OpenAI, server: Serving) -> None:
+    (one,) = client.models.list().data
+    assert one.id == server.service.models.default
+    assert "/" not in one.id
+
+
+def test_embeddings_need_a_model_for_them(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="embedding"):
+        client.embeddings.create(model="any", input="hello")
+
+
+def test_health_and_metrics(http: httpx.Client) -> None:
+    assert http.get("/health").json() == http.get("/v1/health").json() == {"status": "ok"}
+    http.post("/v1/chat/completions", json={"messages": CHAT, **PLAIN})
+    lines = http.get("/metrics").text.splitlines()
+    told = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if not line.startswith("#")}
+    assert told["llamacpp:tokens_predicted_total"] >= 12
+    assert told["vllm:prefix_cache_queries_total"] >= told["vllm:prefix_cache_hits_total"]
+    assert told["vllm:time_to_first_token_seconds_count"] >= 1
+    assert told["llamahybrid:slots"] == 3
+    assert told['llamahybrid:cache_bytes{tier="ram"}'] > 0
+
+
+def test_the_page_of_routes_is_made(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models"} <= set(paths)

@@ -1,0 +1,54 @@
+"""A server as a process: it stops when it is told to, and what was said is there when it comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.lab.serving import COMMAND, ServerProcess
+
+TinyModel = Callable[..., Path]
+STORY = {"prompt": "Tell me a story. " * 30, "max_tokens": 5, "temperature": 0.0}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_told_to_end_it_ends_what_runs_and_writes_what_was_said(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    model, kept = tiny_model("qwen35"), ("--disk_dir", str(tmp_path / "kept"), "--shutdown-seconds", "0.5")
+    first = ServerProcess(model, tmp_path / "log", *kept)
+    said = first.client.post("/v1/completions", json=STORY).json()["choices"][0]["text"]
+    endless = {"prompt": "x", "max_tokens": 2000, "min_tokens": 2000, "stream": True}
+    with first.client.stream("POST", "/v1/completions", json=endless) as response:
+        lines = response.iter_lines()
+        next(lines)
+        first.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] in ("cancelled", "length")
+    printed = first.end(signal.SIGTERM)
+    assert "Application shutdown complete" in printed
+    assert "Traceback" not in printed
+
+    second = ServerProcess(model, tmp_path / "log", *kept)
+    again = second.client.post("/v1/completions", json=STORY).json()
+    second.end(signal.SIGINT)
+    assert again["choices"][0]["text"] == said
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+
+
+def test_a_model_that_is_none_ends_it_with_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"nothing")
+    command = [*COMMAND, str(tmp_path / "x.gguf")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    run = subprocess.run([*command, "--port", port], capture_output=True, text=True, timeout=60)
+    assert run.returncode != 0
+    assert "x.gguf" in run.stderr

@@ -1,0 +1,345 @@
+"""A server under clients that hang up, crowd, and ask for what cannot be."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamahybrid.capi.calls import NativeContext
+from llamahybrid.llama import Llama
+from llamahybrid.request.report import RequestReport
+from llamahybrid.server.loading import load
+from llamahybrid.server.settings import ModelSettings
+from tests.lab.serving import SMALL, Serving, serving, wait_until
+
+TinyModel = Callable[..., Path]
+
+ENDLESS: dict[str, Any] = {
+    "prompt": "Tell me a story",
+    "max_tokens": 900,
+    "temperature": 0.0,
+    "min_tokens": 900,
+    "stream": True,
+}
+LONG = "a word and another " * 40
+"""760 tokens."""
+
+
+def post(server: Serving, asked: dict[str, Any]) -> httpx.Response:
+    """A completion."""
+    with server.client() as client:
+        return client.post("/v1/completions", json=asked)
+
+
+class Slow:
+    """Native batches take this long; how many there were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.seconds = seconds
+        self.batches = 0
+        inner = NativeContext.decode
+
+        def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
+            self.batches += 1
+            time.sleep(self.seconds)
+            return inner(context, *args, **kwargs)
+
+        monkeypatch.setattr(NativeContext, "decode", decode)
+
+
+@pytest.fixture
+def told(server: Serving) -> Iterator[list[RequestReport]]:
+    """What each request did, as it ended."""
+    reports: list[RequestReport] = []
+    server.llm.on_request = reports.append
+    yield reports
+    server.llm.on_request = None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_in_the_answer_frees_its_slot(
+    server: Serving, told: list[RequestReport], stream: bool
+) -> None:
+    def speaks() -> bool:
+        return any(t.request is not None and t.request.generated > 3 for t in server.llm.requests.gate.seated)
+
+    server.hang_up("/v1/completions", {**ENDLESS, "stream": stream}, speaks)
+    server.await_settled()
+    (report,) = told
+    assert 3 < report.generated < 850
+    assert not server.service.jobs
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_in_the_prompt_frees_its_slot_within_a_step(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}) as server:
+        slow = Slow(monkeypatch, 0.1)
+        asked = {"prompt": LONG, "max_tokens": 5, "stream": stream}
+        server.hang_up("/v1/completions", asked, lambda: slow.batches > 2)
+        then = slow.batches
+        server.await_settled()
+        assert slow.batches <= then + 2  # the one that ran, and one that had begun meanwhile
+        slow.seconds = 0
+        with server.client() as client:
+            assert client.post("/v1/completions", json=asked).status_code == 200
+
+
+def test_a_client_that_hangs_up_while_another_s_prompt_is_decoded_frees_its_slot(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a place, and waits for its turn."""
+    with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}) as server:
+        slow = Slow(monkeypatch, 0.1)
+        asked = {"prompt": LONG, "max_tokens": 1}
+        with server.client() as client, ThreadPoolExecutor(1) as pool:
+            first = pool.submit(client.post, "/v1/completions", json=asked)
+            wait_until(lambda: slow.batches > 1)
+            admission, other = server.service.admission, {"prompt": "x " + LONG, "max_tokens": 1}
+            server.hang_up("/v1/completions", other, lambda: admission.running == 2)
+            wait_until(lambda: admission.running == 1)
+            assert not first.done()
+            slow.seconds = 0
+            assert first.result().status_code == 200
+
+
+def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(server: Serving, http: httpx.Client) -> None:
+    admission = server.service.admission
+    with ThreadPoolExecutor(3) as pool:
+        stop = threading.Event()
+
+        def hold() -> None:
+            with http.stream("POST", "/v1/completions", json=ENDLESS) as response:
+                next(response.iter_lines())
+                stop.wait(30)
+
+        holding = [pool.submit(hold) for _ in range(3)]
+        wait_until(lambda: admission.running == 3)
+        try:
+            server.hang_up("/v1/completions", {"prompt": "x"}, lambda: admission.waiting == 1)
+            wait_until(lambda: admission.waiting == 0 or admission.running < 3)
+            assert admission.running == 3
+        finally:
+            stop.set()
+        for each in holding:
+            each.result()
+
+
+def test_a_slow_reader_holds_no_slot(server: Serving, http: httpx.Client, told: list[RequestReport]) -> None:
+    with http.stream("POST", "/v1/completions", json={**ENDLESS, "max_tokens": 300}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.await_settled()
+        assert told[0].generated == 300
+        assert list(lines)[-2] == "data: [DONE]"
+
+
+def test_more_than_may_wait_are_told_so_and_the_others_are_answered(tiny_model: TinyModel) -> None:
+    asked = {"prompt": "Tell me a story", "max_tokens": 8, "temperature": 0.0}
+    with serving(tiny_model("qwen35"), max_queue=20) as server, server.client() as client:
+        alone = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+        at_once = threading.Barrier(64)
+
+        def ask(_: int) -> httpx.Response:
+            at_once.wait()
+            return client.post("/v1/completions", json=asked)
+
+        with ThreadPoolExecutor(64) as pool:
+            answers = list(pool.map(ask, range(64)))
+        kinds = {answer.status_code for answer in answers}
+        assert kinds == {200, 429}
+        for answer in answers:
+            if answer.status_code == 200:
+                assert answer.json()["choices"][0]["text"] == alone
+            else:
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+                assert answer.json()["error"]["type"] == "rate_limit_error"
+        server.await_settled()
+        assert "llamahybrid:refused_total" in client.get("/metrics").text
+
+
+def test_one_that_waits_may_end_the_longest_stream_if_the_operator_says_so(tiny_model: TinyModel) -> None:
+    with serving(tiny_model("qwen35"), model={"n_parallel": 1}, interrupt_requests=True) as server:
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=ENDLESS, trust_env=False, timeout=30
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            other = post(server, {"prompt": "x"})
+            assert other.status_code == 200
+            rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert rest[-1]["choices"][0]["finish_reason"] == "cancelled"
+        assert len(rest) < 850
+
+
+def test_two_models_take_turns_and_the_first_is_closed(tiny_model: TinyModel) -> None:
+    opened: list[Llama] = []
+
+    def noted(settings: ModelSettings) -> Llama:
+        opened.append(load(settings))
+        return opened[-1]
+
+    both = [
+        ModelSettings(model=str(tiny_model(arch)), model_alias=arch, **SMALL) for arch in ("qwen35", "mamba")
+    ]
+    with serving(*both, loader=noted) as server:
+
+        def ask(model: str) -> Any:
+            asked = {"prompt": "Hello there", "max_tokens": 8, "temperature": 0.0, "model": model}
+            answer = post(server, asked)
+            assert answer.status_code == 200
+            return answer.json()
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(ask, ["qwen35", "mamba", "unknown"] * 4))
+        texts = {(answer["model"], answer["choices"][0]["text"]) for answer in answers}
+        assert len(texts) == 2
+        assert {model for model, _ in texts} == {"qwen35", "mamba"}
+        assert all(llm._gate.closed for llm in opened[:-1])
+        assert not opened[-1]._gate.closed
+    assert opened[-1]._gate.closed
+
+
+def test_shutting_down_ends_streams_as_they_should_and_keeps_what_was_said(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    model = {"disk_dir": str(tmp_path / "kept"), "n_parallel": 2}
+    asked = {"prompt": LONG, "max_tokens": 5, "temperature": 0.0}
+    with serving(tiny_model("qwen35"), model=model, shutdown_seconds=0.3) as server:
+        url = f"{server.url}/v1/completions"
+        first = post(server, asked).json()
+        with httpx.stream("POST", url, json=ENDLESS, trust_env=False, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            threading.Thread(target=server.stop, daemon=True).start()
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] in ("cancelled", "length")
+    with serving(tiny_model("qwen35"), model=model) as server:
+        again = post(server, asked).json()
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 500
+
+
+NESTED = "(" * 30000 + '"a"' + ")" * 30000
+JSON = {"content-type": "application/json"}
+
+BAD: dict[str, tuple[dict[str, Any], int]] = {
+    "too long": ({"prompt": LONG * 3}, 400),
+    "a grammar that is none": ({"prompt": "x", "grammar": "garbage"}, 400),
+    "a grammar without a root": ({"prompt": "x", "grammar": 'a ::= "b"'}, 400),
+    "a grammar that nests": (
+        {"prompt": "x", "grammar": "root ::= " + "(" * 30000 + '"a"' + ")" * 30000},
+        400,
+    ),
+    "a path": ({"prompt": "x", "model": "/etc/passwd"}, 404),
+    "a slot": ({"prompt": "x", "id_slot": 1}, 400),
+    "no cache": ({"prompt": "x", "cache_prompt": False}, 400),
+    "many answers": ({"prompt": "x", "n": 10**6}, 400),
+    "no answers": ({"prompt": "x", "n": 0}, 400),
+    "no number": ({"prompt": "x", "max_tokens": "many"}, 400),
+    "a lone surrogate": ({"prompt": "\ud800"}, 400),
+    "a token that there is not": ({"prompt": [10**9]}, 400),
+    "a negative token": ({"prompt": [-5]}, 400),
+    "a bias of nothing": ({"prompt": "x", "logit_bias": {"99999999": 1}}, 400),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_is_told_as_openai_does(http: httpx.Client, what: str, stream: bool) -> None:
+    asked, status = BAD[what]
+    answer = http.post("/v1/completions", content=json.dumps({**asked, "stream": stream}), headers=JSON)
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    if what == "too long":
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"prompt": NaN}'])
+def test_what_is_no_request(http: httpx.Client, content: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        answer = http.post(path, content=content, headers=JSON)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_routes_that_there_are_not(http: httpx.Client) -> None:
+    assert http.get("/nothing").json()["error"]
+    assert http.get("/v1/completions").status_code == 405
+    assert http.post("/extras/detokenize", json={"tokens": [10**8]}).status_code == 400
+    assert http.post("/extras/detokenize", json={"tokens": [-1]}).status_code == 400
+
+
+def test_a_grammar_and_a_shortest_length_that_cannot_both_be(http: httpx.Client) -> None:
+    asked = {"prompt": "x", "grammar": 'root ::= "a"', "min_tokens": 10, "max_tokens": 20}
+    assert http.post("/v1/completions", json=asked).json()["choices"][0]["text"] == "a"
+
+
+def test_keys_sizes_origins_and_prompts(tiny_model: TinyModel) -> None:
+    limits: dict[str, Any] = {"api_key": "one", "max_body_bytes": 5000, "max_prompt_tokens": 50}
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            serving(tiny_model("qwen35"), cors_origins=["https://a.example"], **limits)
+        )
+        with server.client() as client:
+            asked = {"prompt": "x", "max_tokens": 1}
+            assert client.get("/health").status_code == 200
+            assert client.post("/v1/completions", json=asked).status_code == 401
+            client.headers["authorization"] = "Bearer one"
+            assert client.post("/v1/completions", json=asked).status_code == 200
+            assert client.post("/v1/completions", json={"prompt": LONG * 9}).status_code == 413
+            for stream in (False, True):
+                long = client.post("/v1/completions", json={"prompt": LONG, "stream": stream})
+                assert (long.status_code, long.json()["error"]["code"]) == (413, "context_length_exceeded")
+            for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+                got = client.get("/health", headers={"origin": origin})
+                assert got.headers.get("access-control-allow-origin") == allowed
+                assert "access-control-allow-credentials" not in got.headers
+            server.await_settled()
+
+
+def test_no_origin_is_let_in_unless_asked_for(http: httpx.Client) -> None:
+    got = http.get("/health", headers={"origin": "https://a.example"})
+    assert "access-control-allow-origin" not in got.headers
+
+
+def test_a_silent_stream_gets_comments(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}, ping_seconds=0.1) as server:
+        slow = Slow(monkeypatch, 0.03)
+        asked = {"prompt": LONG, "max_tokens": 2, "stream": True}
+        text = post(server, asked).text
+        assert text.startswith(": ping\n\n")
+        assert text.endswith("data: [DONE]\n\n")
+        slow.seconds = 0.0
+
+
+def test_an_error_in_a_stream_that_has_begun_is_an_event(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}, ping_seconds=0.1) as server:
+        slow = Slow(monkeypatch, 0.03)
+        inner = Llama.sample
+
+        def broken(*args: Any, **kwargs: Any) -> int:
+            raise RuntimeError("/secret/place")
+
+        monkeypatch.setattr(Llama, "sample", broken)
+        asked = {"prompt": LONG, "max_tokens": 2, "stream": True}
+        text = post(server, asked).text
+        assert "internal_server_error" in text
+        assert "secret" not in text
+        monkeypatch.setattr(Llama, "sample", inner)
+        slow.seconds = 0.0
+        server.await_settled()

@@ -1,0 +1,80 @@
+"""Settings from everywhere they may stand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from llama_cpp.server import settings as upstream
+from pydantic import ValidationError
+
+from llamahybrid.server.settings import ModelSettings, ServerSettings, from_file
+
+FILE = {
+    "host": "0.0.0.0",
+    "port": 8081,
+    "api_keys": ["one", "two"],
+    "max_queue": 7,
+    "models": [
+        {"model": "a.gguf", "model_alias": "a", "n_parallel": 2, "n_ctx": 4096},
+        {"model": "b.gguf", "model_alias": "b", "chat_format": "chatml"},
+    ],
+}
+
+
+def test_all_of_upstream_s_are_there() -> None:
+    assert set(upstream.ModelSettings.model_fields) <= set(ModelSettings.model_fields)
+    assert set(upstream.ServerSettings.model_fields) <= set(ServerSettings.model_fields)
+
+
+@pytest.mark.parametrize("name", ["config.json", "config.yaml", "config.yml"])
+def test_a_config_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(json.dumps(FILE))  # JSON is YAML, too
+    server, models = from_file(tmp_path / name)
+    assert (server.host, server.port, server.max_queue) == ("0.0.0.0", 8081, 7)
+    assert server.keys() == ["one", "two"]
+    assert [(m.model_alias, m.n_parallel, m.n_ctx, m.chat_format) for m in models] == [
+        ("a", 2, 4096, None),
+        ("b", None, 2048, "chatml"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("c.json", "{"), ("c.yaml", "a: [b"), ("c.json", "{}"), ("c.json", '{"models": [{"n_ctx": 5}]}')],
+)
+def test_a_config_file_that_says_nothing_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=r"."):
+        from_file(tmp_path / name)
+
+
+def test_keys_come_from_three_places(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("three\n\n  four \r\n")
+    server = ServerSettings(api_key="one", api_keys=["two"], api_key_file=str(tmp_path / "keys"))
+    assert sorted(server.keys()) == ["four", "one", "three", "two"]
+    assert ServerSettings().keys() == []
+    assert "two" not in repr(server)
+
+
+def test_an_empty_key_is_none(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\n \n")
+    for wrong in ({"api_key": ""}, {"api_keys": [""]}, {"api_key_file": str(tmp_path / "keys")}):
+        with pytest.raises(ValueError, match="key"):
+            ServerSettings(**wrong).keys()
+    with pytest.raises(OSError, match="absent"):
+        ServerSettings(api_key_file=str(tmp_path / "absent")).keys()
+
+
+def test_the_environment_counts_as_it_does_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_QUEUE", "3")
+    monkeypatch.setenv("N_PARALLEL", "5")
+    assert ServerSettings().max_queue == 3
+    assert ModelSettings(model="x").n_parallel == 5
+
+
+@pytest.mark.parametrize("wrong", [{"n_parallel": 0}, {"ram_bytes": -1}])
+def test_numbers_that_make_no_sense(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        ModelSettings(model="x", **wrong)
