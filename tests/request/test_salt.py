@@ -180,7 +180,7 @@ def test_attention_is_not_stored_for_who_shares_none_of_it(opened: Callable[...,
     batcher, gate = llm.slots.batcher, llm._gate
     mine, other = Ticket(), Ticket()
     mine.salt, other.salt = digest(A), digest(B)
-    gate._current = mine
+    gate.seats.current = mine
     batcher._prompts.extend((mine, other))
     assert not batcher.prompts_wait()
     other.salt = digest(A)
