@@ -186,7 +186,7 @@ def test_attention_is_not_stored_for_who_shares_none_of_it(opened: Callable[...,
     other.salt = digest(A)
     assert batcher.prompts_wait()
     batcher._prompts.clear()
-    gate._current = None
+    gate.seats.current = None
 
 
 def test_another_tenants_slot_is_left_alone_where_there_is_a_free_one(opened: Callable[..., Any]) -> None:
