@@ -31,8 +31,9 @@ CAUGHT_AS: dict[str, set[type[BaseException]]] = {
     "UnknownArchitecture": {ValueError},
     "EngineError": {RuntimeError},
     "FolderRefused": {OSError},
+    "ConfigurationError": {ValueError},
 }
-INTERNAL = {"Abandoned", "BatchLost", "Taken", "NotApplicable"}
+INTERNAL = {"Abandoned", "BatchLost", "Taken", "NotApplicable", "Refused", "Refusal", "PromptTooLong"}
 """Raised and caught within one room."""
 
 

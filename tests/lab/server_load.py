@@ -286,7 +286,7 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
         say(f"{plan.hangups} hung up at random moments: memory {before:.0f} to {resident(server):.0f} MiB")
 
         for number in range(plan.kills):
-            talks = killed(server, plan, seed + number)
+            talks = killed(server, plan, folder / "kept", seed + number)
             server = ServerProcess(model, folder / "log", *options)
             go_on(server, load, talks, say)
     finally:
@@ -302,11 +302,21 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
     return load
 
 
-def killed(server: ServerProcess, plan: Plan, seed: int) -> list[list[dict[str, str]]]:
+def wait_for_writes(folder: Path, quiet: float = 3.5, most: float = 40.0) -> None:
+    """Until nothing has been added to a folder for so many seconds: a path that stands still is written."""
+    seen, since, end = -1, time.monotonic(), time.monotonic() + most
+    while time.monotonic() < min(since + quiet, end):
+        size = sum(file.stat().st_size for file in folder.rglob("*.val"))
+        if size != seen:
+            seen, since = size, time.monotonic()
+        time.sleep(0.1)
+
+
+def killed(server: ServerProcess, plan: Plan, folder: Path, seed: int) -> list[list[dict[str, str]]]:
     """Kill -9 while clients talk; conversations that stood still by then."""
     turns, ended = max(2, plan.turns // 10), Load()
     talks = crowd(lambda i: talk(server.client, ended, i, turns, 1000 + seed), plan.clients, plan.clients)
-    time.sleep(1.5)  # a path that stands still is written after a second
+    wait_for_writes(folder)
     with ThreadPoolExecutor(plan.clients) as pool:
         others = [pool.submit(talk, server.client, ended, 50 + i, 50, seed) for i in range(plan.clients)]
         time.sleep(1.0)
