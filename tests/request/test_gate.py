@@ -226,17 +226,17 @@ def test_one_that_nobody_wants_any_more_leaves_the_line(gate):
 
 def test_one_that_nobody_wants_any_more_does_not_wait_for_another_one_s_step(gate):
     """With a free slot it stands in no line, but waits for the lock: a step may be a whole prompt."""
-    gate.slots = 2
+    gate.seats.slots = 2
     inside, over = threading.Event(), threading.Event()
 
     def long():
         inside.set()
         over.wait(20)
 
-    holding = threading.Thread(target=gate.run, args=(gate.ticket(), long), daemon=True)
+    holding = threading.Thread(target=gate.run, args=(Ticket(), long), daemon=True)
     holding.start()
     inside.wait(20)
-    ticket, raised = gate.ticket(), []
+    ticket, raised = Ticket(), []
 
     def wait():
         try:
@@ -246,7 +246,7 @@ def test_one_that_nobody_wants_any_more_does_not_wait_for_another_one_s_step(gat
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    while not gate._arriving:
+    while not gate.crowded:
         time.sleep(0.01)
     ticket.unwanted = True
     thread.join(20)
@@ -255,7 +255,7 @@ def test_one_that_nobody_wants_any_more_does_not_wait_for_another_one_s_step(gat
     holding.join(20)
     assert raised
     assert still_held
-    assert not gate._arriving
+    assert not gate.crowded
 
 
 def test_steps_never_overlap(gate):

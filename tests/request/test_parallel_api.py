@@ -78,7 +78,7 @@ def test_a_completion_that_is_cancelled_before_its_prompt_says_so(hybrid, opened
             llm._gate.check()
 
         if where == "room":
-            monkeypatch.setattr(llm.slots.batcher, "wait_for_room", cancelled)
+            monkeypatch.setattr(llm.slots.batcher.cells, "wait", cancelled)
         else:
             monkeypatch.setattr(llm.slots.batcher, "begin_prompt", cancelled)
         made = llm.create_completion(WORDS[:50])
@@ -107,7 +107,7 @@ def test_a_completion_that_is_cancelled_while_it_waits_to_come_back_says_so(hybr
         handle.cancel()
         llm._gate.check()
 
-    monkeypatch.setattr(llm.slots.batcher, "wait_for_room", cancelled)
+    monkeypatch.setattr(llm.slots.batcher.cells, "wait", cancelled)
     *_, last = stream
     assert first["choices"][0]["finish_reason"] is None
     assert last["choices"][0]["finish_reason"] == "cancelled"
