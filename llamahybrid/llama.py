@@ -336,7 +336,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.evaluation is None:
             super().close()
             return
-        self._gate.close(super().close)
+        self._gate.close(partial(self.slots.end, super().close))
         self.slots.close()
         self.evaluation.runner.cache.flush()
 

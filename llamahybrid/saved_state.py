@@ -137,6 +137,7 @@ def load(
     """
     evaluation = llm.slots.gather()
     llm.requests.end_active()
+    evaluation.runner.store_attention()
     try:
         load_into(evaluation, state, native_load)
     except (SnapshotError, RuntimeError):

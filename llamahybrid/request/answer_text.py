@@ -27,13 +27,13 @@ class AnswerText:
     def spell(self, tokens: Sequence[int], spell: Spell) -> bytes:
         """The bytes of `tokens`; `spell` is asked for those alone that this thread has not just spelt.
 
-        `tokens[0]` is no `bos`, or `spell` decides what of it is seen.
+        Where they, or the new ones, begin with `bos`, `spell` decides what of all is seen.
         """
-        if len(tokens) < SHORT or tokens[0] == self._bos:
+        if type(tokens) is not list or len(tokens) < SHORT or tokens[0] == self._bos:  # an array, say
             return spell(tokens)
         known: list[int] = getattr(self._thread, "tokens", [])
         n = len(known)
-        if n and tokens[:n] == known:
+        if n and tokens[:n] == known and (len(tokens) == n or tokens[n] != self._bos):
             text: bytes = self._thread.text + spell(tokens[n:]) if len(tokens) > n else self._thread.text
         else:
             text = spell(tokens)

@@ -135,7 +135,8 @@ def _parts(
     requests, stream = llm.requests, bool(options.get("stream"))
     seed = options.get("seed")
     if seed is None:  # as upstream draws it
-        seed = random.Random(llm._seed).randint(0, 2**32)
+        with belonging_to(handle):  # a stream is advanced where its salt may be unknown
+            seed = random.Random(llm._seed).randint(0, 2**32)
     each = seeds(seed, count)
 
     def make(index: int) -> Any:

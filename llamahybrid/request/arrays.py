@@ -206,13 +206,24 @@ def upstream_attribute(name: str) -> Any:
     """An attribute of `Llama` that is the one of this name of the slot that is meant."""
 
     def get(llm: Llama) -> Any:
-        return getattr(llm.slots.seen, name)
+        arrays = llm.slots.seen
+        if llm.requests.salted and _of_another_salt(llm, arrays):
+            arrays = arrays.blank()
+        return getattr(arrays, name)
 
     def put(llm: Llama, value: Any) -> None:
-        setattr(llm.slots.own, name, value)
+        arrays, requests = llm.slots.own, llm.requests
+        if requests.salted and _of_another_salt(llm, arrays) and not requests.gate.seated:
+            arrays.serve(requests.salt())
+        setattr(arrays, name, value)
 
     get.__doc__ = f"`llama_cpp.Llama.{name}`, of the request that is meant."
     return property(get, put)
+
+
+def _of_another_salt(llm: Llama, arrays: UpstreamArrays) -> bool:
+    """They are of others than what is asked here and now, which nothing of them is there for."""
+    return not llm.requests.gate.inside and arrays.salt != llm.requests.salt()
 
 
 def upstream_seed() -> Any:

@@ -99,8 +99,11 @@ class Cells:
         for ticket in sorted(short, key=lambda ticket: -ticket.born)[:-1]:
             live = short[ticket]
             if live.n:
-                if ticket in self._answering:  # what a prompt's end has not proven is not stored
-                    self._slots.runner_of(live).save_tip()
+                runner = self._slots.runner_of(live)
+                if ticket in self._answering:
+                    runner.save_tip()
+                else:  # what a prompt's end has not proven is not stored; what lies below it may be wanted
+                    runner.store_attention()
                 live.empty()
                 return True
         return False

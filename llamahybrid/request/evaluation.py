@@ -247,6 +247,7 @@ class Evaluation:
         target = self.arrays.ids()
         n = len(target)
         if n == 0:
+            self.runner.store_attention()
             live.cut(0)
         elif not live.state.holds(target):
             ahead = live.n > n and live.state.starts_with(target)
@@ -286,4 +287,5 @@ class Evaluation:
         self.arrays.reset()
         self.handoff = False
         self.native_from = None
+        self.runner.store_attention()
         self._live.empty()

@@ -88,8 +88,8 @@ def handle_here(gate: RequestGate) -> RequestHandle | None:
 @contextmanager
 def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
     """Requests made in this context belong to `handle`."""
-    _handle.set(handle.entered())
     try:
+        _handle.set(handle.entered())
         yield handle
     finally:
         handle.open = False
@@ -100,11 +100,12 @@ def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
 @contextmanager
 def belonging_to(handle: RequestHandle) -> Generator[None, None, None]:
     """Requests made by the body belong to a handle that is open elsewhere."""
-    token = _handle.set(handle)
+    around = _handle.get()
     try:
+        _handle.set(handle)
         yield
     finally:
-        _handle.reset(token)
+        _handle.set(around)
 
 
 def advanced_for(handle: RequestHandle, made: Iterator[Any]) -> Generator[Any, None, None]:

@@ -152,6 +152,15 @@ class RequestRunner:
         elif self.live.profile.keeps_chats:
             self.checkpoints.page_out(deep=False)
 
+    def store_attention(self) -> None:
+        """What is live goes, and not for a prompt: store what the checkpoints need that it alone still has.
+
+        An end that others would have waited for leaves that to whoever takes the slot (see `end`).
+        """
+        live = self.live
+        if self._batcher is not None and live.n and live.profile.keeps_chats and not live.touched_outside():
+            self.checkpoints.page_out(deep=True)
+
     def wait_to_return(self, tokens: int) -> None:
         """What was live was given up to older requests: wait until there is room for so many tokens again."""
         assert self._batcher is not None, "with one slot nobody else needs any"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -216,6 +216,15 @@ class Slots:
         ticket.slot = None
         if self.batcher is not None:
             self.batcher.leave(ticket)
+
+    def end(self, free: Callable[[], None]) -> None:
+        """`free()` ends the context; the cache may be another model's, too, and has what it needs first."""
+        try:
+            for slot in self.all:
+                if slot.evaluation is not None:
+                    slot.evaluation.runner.store_attention()
+        finally:
+            free()
 
     def close(self) -> None:
         """Nothing more is decoded."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
+import numpy as np
 import pytest
 
 from llamahybrid.request.answer_text import SHORT, AnswerText
@@ -23,7 +24,7 @@ class Speller:
     def __call__(self, tokens: Sequence[int]) -> bytes:
         self.spelt += len(tokens)
         text = b"".join(b" %d" % token if token != BOS else b"" for token in tokens)
-        return text[1:] if tokens and tokens[0] == BOS and text[:1] == b" " else text
+        return text[1:] if len(tokens) and tokens[0] == BOS and text[:1] == b" " else text
 
 
 def test_each_token_of_a_growing_answer_is_spelt_once() -> None:
@@ -89,3 +90,18 @@ def test_a_stream_spells_what_is_new(open_model: Callable[..., Any], monkeypatch
     assert seen[300] - seen[290] <= seen[50] - seen[40] + 10
     stock = open_model(cls=llama_cpp.Llama)
     assert "".join(texts) == stock.create_completion("Hello", **options)["choices"][0]["text"]
+
+
+def test_bos_in_the_middle_of_an_answer_takes_no_space_away() -> None:
+    answer, tokens = AnswerText(BOS), list(range(100, 150))
+    answer.spell(tokens, Speller())
+    tokens = [*tokens, BOS, 12]
+    assert answer.spell(tokens, Speller()) == Speller()(tokens)
+
+
+@pytest.mark.parametrize("kind", [np.array, tuple])
+def test_ids_that_are_no_list_are_spelt_as_upstream_does(kind: Callable[[list[int]], Any]) -> None:
+    answer, tokens = AnswerText(BOS), list(range(100, 150))
+    for _ in range(2):
+        assert answer.spell(tokens, Speller()) == Speller()(tokens)
+        assert answer.spell(kind(tokens), Speller()) == Speller()(tokens)

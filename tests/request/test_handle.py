@@ -11,6 +11,8 @@ import pytest
 from llama_cpp import LogitsProcessorList
 
 from llamahybrid.errors import LlamaHybridError
+from llamahybrid.request import handle as module
+from llamahybrid.request.handle import RequestHandle, belonging_to
 from llamahybrid.request.salt import SHARED, digest
 
 WORDS = [(7 * i + 3) % 150 for i in range(60)]
@@ -163,3 +165,31 @@ def test_threads_of_answers_have_the_callers_salt(open_model: Callable[..., Any]
     list(stream)
     assert len(salts) == 3
     assert {ticket.salt for ticket in handle._tickets} == {digest("a")}
+
+
+class Interrupting:
+    """Stands for the context variable: an interrupt comes right after it was set."""
+
+    def __init__(self, real: Any) -> None:
+        self.get = real.get
+        self.reset = real.reset
+        self._real = real
+        self._struck = False
+
+    def set(self, value: Any) -> Any:
+        token = self._real.set(value)
+        if not self._struck:
+            self._struck = True
+            raise KeyboardInterrupt
+        return token
+
+
+@pytest.mark.parametrize("opens", ["request", "stream"])
+def test_an_interrupt_leaves_no_salt_behind(llm: Any, monkeypatch: pytest.MonkeyPatch, opens: str) -> None:
+    """Else what is asked next is of that salt."""
+    handle = RequestHandle(llm.requests.gate, salt=digest("a")).entered()
+    monkeypatch.setattr(module, "_handle", Interrupting(module._handle))
+    block = llm.request("a") if opens == "request" else belonging_to(handle)
+    with pytest.raises(KeyboardInterrupt):
+        block.__enter__()
+    assert llm.requests.salt() == SHARED

@@ -299,6 +299,34 @@ def test_what_was_evaluated_under_one_salt_is_not_there_under_another(
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("salts", [(A, B), (A, None), (None, A)])
+def test_upstreams_own_loop_is_shown_no_tokens_of_another_salt(
+    opened: Callable[..., Any], salts: tuple[str | None, str | None], n_parallel: int
+) -> None:
+    """It leaves out of its prompt what it believes to be there."""
+    llm, prompt = opened(n_parallel=n_parallel), [*SECRET, *OTHER]
+    for salt, tokens in zip(salts, (prompt, SECRET), strict=True):
+        with llm.request(salt):
+            assert llm.n_tokens == 0
+            loop = llama_cpp.Llama.generate(llm, tokens, temp=0.0)
+            said = list(itertools.islice(loop, 4))
+            assert llm._input_ids.tolist() == [*tokens, *said[:3]]
+            assert said == stock(opened, "qwen35", tokens, 4)
+
+
+def test_a_stream_of_several_answers_draws_its_seed_under_its_salt(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = opened()
+    drawn: list[bytes] = []
+    draw = llm.requests.next_seed
+    monkeypatch.setattr(llm.requests, "next_seed", lambda: (drawn.append(llm.requests.salt()), draw())[1])
+    list(llm.create_completion(OTHER, max_tokens=1, n=2, stream=True, cache_salt=A))
+    assert drawn
+    assert set(drawn) == {digest(A)}
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
 def test_a_saved_state_is_of_its_salt(opened: Callable[..., Any], n_parallel: int) -> None:
     llm = opened(n_parallel=n_parallel)
     with llm.request(A):

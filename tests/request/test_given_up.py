@@ -1,0 +1,87 @@
+"""What a slot held of a chat that ended beside others, and that goes otherwise than for another prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamahybrid import Llama, PromptCache
+from llamahybrid.request.ticket import Ticket
+
+WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
+RUNS, ENDED = WORDS[50:100], WORDS[150:250]
+
+
+@pytest.fixture
+def opened(open_model: Callable[..., Any]) -> Callable[..., Any]:
+    def make(**more: Any) -> Any:
+        return open_model(**{"n_parallel": 2, "n_batch": 64, "n_ctx": 1024, **more})
+
+    return make
+
+
+@pytest.fixture
+def beside(opened: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
+    """A model whose first slot holds a chat that ended beside an answer, and that answer."""
+    llm = opened()
+    state = llm.save_state()
+    answer = llm.generate(RUNS, temp=0.0)
+    next(answer)
+    list(islice(llm.generate(ENDED, temp=0.0), 2))
+    llm.state = state
+    assert llm.slots.here() is llm.slots.all[0]
+    assert llm.prompt_cache.ram.missing(llm.runner.checkpoints.view()), "nobody was to wait for that"
+    yield llm, answer
+    answer.close()
+
+
+def reset(llm: Llama) -> None:
+    llm.reset()
+
+
+def begin_by_hand(llm: Any) -> None:
+    llm.n_tokens = 0
+    llm.eval([1, 2, 3])
+
+
+def load_a_state(llm: Any) -> None:
+    llm.load_state(llm.state)
+
+
+def make_room(llm: Any) -> None:
+    """For the older of two requests that wait for cells; the younger one has not begun in its slot."""
+    cells = llm.slots.batcher.cells
+    older, younger = Ticket(), Ticket()
+    older.inside = younger.inside = 1
+    lives = [slot.evaluation.runner.live for slot in llm.slots.all]
+    cells._short = {older: lives[1], younger: lives[0]}
+    assert cells._give_way()
+    cells._short = {}
+
+
+@pytest.mark.parametrize("deed", [reset, begin_by_hand, load_a_state, make_room])
+def test_its_checkpoints_can_be_restored(beside: tuple[Any, Any], deed: Callable[[Any], None]) -> None:
+    llm, answer = beside
+    view = llm.slots.all[0].evaluation.runner.checkpoints.view()
+    deed(llm)
+    assert llm.prompt_cache.ram.missing(view) == []
+    answer.close()
+    list(islice(llm.generate([*ENDED, 3], temp=0.0), 1))
+    assert llm.last_request.cached == len(ENDED)
+
+
+def test_they_can_be_by_another_model_with_this_cache(opened: Callable[..., Any]) -> None:
+    cache = PromptCache(1 << 26)
+    llm = opened(prompt_cache=cache)
+    answers = [llm.generate(prompt, temp=0.0) for prompt in (RUNS, ENDED)]
+    for answer in answers:
+        next(answer)
+    llm.close()
+    other = opened(prompt_cache=cache)
+    for prompt in (RUNS, ENDED):
+        list(islice(other.generate([*prompt, 3], temp=0.0), 1))
+        assert other.last_request.cached == len(prompt)
