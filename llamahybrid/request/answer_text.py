@@ -33,8 +33,9 @@ class AnswerText:
             return spell(tokens)
         known: list[int] = getattr(self._thread, "tokens", [])
         n = len(known)
-        if n and tokens[:n] == known and (len(tokens) == n or tokens[n] != self._bos):
-            text: bytes = self._thread.text + spell(tokens[n:]) if len(tokens) > n else self._thread.text
+        more = tokens[n:]
+        if n and tokens[:n] == known and not (more and more[0] == self._bos):
+            text: bytes = self._thread.text + spell(more) if more else self._thread.text
         else:
             text = spell(tokens)
         # Whatever interrupts this leaves nothing that is half of one and half of the other.

@@ -58,7 +58,8 @@ class RequestHandle:
     def add(self, ticket: Ticket) -> None:
         """One more request."""
         self._tickets.append(ticket)
-        ticket.unwanted |= self._unwanted
+        if self._unwanted:  # no |=: it would undo what `drop` says between its read and its write
+            ticket.unwanted = True
         if self._cancelled:
             self._gate.cancel(ticket)
         if self._part_of is not None:

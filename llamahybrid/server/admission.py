@@ -71,8 +71,9 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Nobody else may wait."""
-        return len(self._queue) >= self.max_queue and not self._free(1)
+        """Nobody else may wait. A slot that is free is for whoever waits first, who may need more of them,
+        or another model."""
+        return len(self._queue) >= self.max_queue and (bool(self._queue) or not self._free(1))
 
     def require_room(self) -> None:
         """Raise Refusal where the next request would be sent away."""
@@ -93,7 +94,7 @@ class Admission:
         """
         place = Place(alias, weight, asyncio.get_running_loop().create_future())
         if (
-            not weight
+            not (weight or self.draining)
             and self._llm is not None
             and all(p.alias == self._alias == alias for p in (*self._queue, place))
         ):

@@ -8,6 +8,7 @@ from llama_cpp.server import types as upstream
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.server.errors import Refusal, bad
+from llamahybrid.server.schemas import MOST_REPEATS, repeats
 
 _CONFIG = ConfigDict(allow_inf_nan=False)
 
@@ -70,8 +71,10 @@ class CompletionRequest(upstream.CreateCompletionRequest, CacheOptions):  # type
             prompt = prompt[0]
         return prompt or ""
 
-    def refused(self, max_n: int) -> Refusal | None:
+    def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
         """Why this cannot be answered, if it cannot."""
+        if (self.logprobs or 0) > max_logprobs:
+            return bad(f"no more than {max_logprobs} logprobs for each token", "logprobs")
         if self.best_of not in (None, 1, self.n):
             return bad("best_of is not supported; ask for n answers", "best_of")
         if self.echo and not isinstance(self.text_or_tokens(), str):
@@ -101,10 +104,15 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
             said["response_format"] = {"type": "json_object", "schema": inner["schema"]}
         return said
 
-    def refused(self, max_n: int) -> Refusal | None:
+    def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
         """Why this cannot be answered, if it cannot."""
         if not self.messages:
             return bad("there are no messages", "messages")
+        if (self.top_logprobs or 0) > max_logprobs:
+            return bad(f"no more than {max_logprobs} logprobs for each token", "top_logprobs")
+        for name in ("response_format", "tools", "functions"):
+            if repeats(getattr(self, name)) > MOST_REPEATS:
+                return bad(f"lengths in a schema add up to more than {MOST_REPEATS:,}", name)
         return count_refused(self.n, max_n)
 
 

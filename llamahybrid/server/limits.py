@@ -105,7 +105,7 @@ class Guard:
 
     def _say(self, why: str, scope: Scope, path: str) -> None:
         self._refused(why)
-        logger.warning("refused (%s): %s from %s", why, path[:200], (scope.get("client") or ("?",))[0])
+        logger.warning("refused (%s): %r from %s", why, path[:200], (scope.get("client") or ("?",))[0])
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

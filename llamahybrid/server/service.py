@@ -25,7 +25,7 @@ from llamahybrid.server.loading import load, max_prompt
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.settings import ModelSettings, ServerSettings
-from llamahybrid.server.tenants import handle_maker, salt, salts_requests
+from llamahybrid.server.tenants import salt
 from llamahybrid.server.usage import timings, usage
 
 logger = logging.getLogger("llamahybrid.server")
@@ -46,8 +46,6 @@ class Service:
         loader: Callable[[ModelSettings], Llama] = load,
     ) -> None:
         """Opens nothing yet. Raises ValueError for settings that do not go together."""
-        if settings.salt_by_key and not salts_requests():
-            raise ValueError("salt_by_key: requests cannot have salts of their own here")
         if settings.salt_by_key and not settings.keys():
             raise ValueError("salt_by_key: there are no API keys")
         self.settings = settings
@@ -104,7 +102,7 @@ class Service:
         """Answer a request, once it is its turn. Raises Refusal."""
         arrived = time.perf_counter()
         body.require_understood(body.stream)
-        refused = body.refused(self.settings.max_n)
+        refused = body.refused(self.settings.max_n, self.settings.max_logprobs)
         if refused is not None:
             raise refused
         alias = self.models.alias(body.model)
@@ -117,15 +115,16 @@ class Service:
                 llm.create_completion if isinstance(body, CompletionRequest) else llm.create_chat_completion
             )
             limited = partial(_limited, create, self.settings.max_prompt_tokens)
-            job = Job(limited, options, handle_maker(llm, named), lambda last: None)
-            job.over = partial(self._over, job, arrived, place)
+            job = Job(limited, options, partial(llm.request, named), lambda last: None)
+            include = body.stream_options is not None and body.stream_options.include_usage
+            account = Account(partial(_told, llm), include)
+            job.over = partial(self._over, job, account, arrived, place)
             self.jobs[job] = None
             job.start(self._threads)
         except BaseException:
             self.admission.leave(place)
             raise
-        include = body.stream_options is not None and body.stream_options.include_usage
-        return Answer(job, Account(partial(_told, llm), include), self._ping_seconds)
+        return Answer(job, account, self._ping_seconds)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result], slots: int = 0) -> Result:
         """`work` on a model, in a thread. Raises Refusal, and what it raises."""
@@ -157,8 +156,10 @@ class Service:
         if not entered.cancelled() and entered.exception() is None:
             self.admission.leave(entered.result()[1])
 
-    def _over(self, job: Job, arrived: float, place: Place, last: Any) -> None:
+    def _over(self, job: Job, account: Account, arrived: float, place: Place, last: Any) -> None:
         self.jobs.pop(job, None)
+        if isinstance(last, Done):
+            account.settle(last)
         self.admission.leave(place)
         reports = last.reports if isinstance(last, Done) else ()
         end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"

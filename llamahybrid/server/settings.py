@@ -65,6 +65,9 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     )
     max_queue: int = Field(default=128, ge=0, description="More requests that wait for a slot get 429.")
     max_n: int = Field(default=16, ge=1, description="Answers that one request may ask for.")
+    max_logprobs: int = Field(
+        default=20, ge=0, description="Logprobs that one request may ask for at each token, as vLLM's."
+    )
     max_connections: int = Field(default=4096, ge=1, description="More connections get 503.")
     header_seconds: float = Field(
         default=15.0, gt=0, description="A connection that has not sent its headers by then is closed."

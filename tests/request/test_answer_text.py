@@ -59,6 +59,13 @@ def test_a_text_that_begins_with_bos_loses_its_space() -> None:
         assert answer.spell(tokens, Speller()) == Speller()(tokens)
 
 
+def test_a_bos_in_the_middle_takes_no_space_away() -> None:
+    answer, tokens = AnswerText(BOS), list(range(50, 80))
+    answer.spell(tokens, Speller())
+    tokens += [BOS, 60]
+    assert answer.spell(tokens, Speller()) == Speller()(tokens)
+
+
 def test_threads_do_not_disturb_each_other() -> None:
     answer, spell = AnswerText(BOS), Speller()
     answer.spell(list(range(40)), spell)

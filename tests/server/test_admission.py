@@ -218,3 +218,39 @@ def test_the_wait_that_is_told_follows_how_long_requests_took() -> None:
         assert admission.retry_after() <= 3
 
     play(scenario, slots=1)
+
+
+def test_no_more_may_wait_while_a_slot_is_free_for_whoever_is_first() -> None:
+    """It needs two of them, or a model that is being opened."""
+
+    async def scenario(admission: Admission, log: list[str]) -> None:
+        one = await client(admission, log, "1")
+        waiting = [asyncio.ensure_future(client(admission, log, "2", weight=2))]
+        await beat()
+        waiting.append(asyncio.ensure_future(client(admission, log, "3", alias="b")))
+        await beat()
+        with pytest.raises(Refusal):
+            admission.require_room()
+        admission.leave(one)
+        admission.leave(await waiting[0])
+        waiting.append(asyncio.ensure_future(client(admission, log, "4")))
+        await asyncio.sleep(0)
+        assert admission.waiting == 2  # nobody is in
+        with pytest.raises(Refusal):
+            await admission.enter("b", 1)
+        for each in waiting[1:]:
+            admission.leave(await each)
+
+    play(scenario, max_queue=2)
+
+
+def test_what_takes_no_slot_is_sent_away_on_shutdown_too() -> None:
+    """The model is about to be closed."""
+
+    async def scenario(admission: Admission, log: list[str]) -> None:
+        admission.leave(await client(admission, log, "1"))
+        admission.refuse_waiting()
+        with pytest.raises(Refusal):
+            await admission.enter("a", 0)
+
+    play(scenario)

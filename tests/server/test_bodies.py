@@ -55,12 +55,27 @@ def test_several_prompts_are_refused(prompt: Any) -> None:
 
 
 def test_what_cannot_be_answered_is_told() -> None:
-    assert CompletionRequest(prompt="a", best_of=3).refused(16)
-    assert CompletionRequest(prompt="a", n=3, best_of=3).refused(16) is None
-    assert CompletionRequest(prompt=[1], echo=True).refused(16)
-    assert CompletionRequest(prompt="a").refused(16) is None
-    assert chat().refused(16) is None
-    assert ChatCompletionRequest(messages=[]).refused(16)
+    assert CompletionRequest(prompt="a", best_of=3).refused(16, 20)
+    assert CompletionRequest(prompt="a", n=3, best_of=3).refused(16, 20) is None
+    assert CompletionRequest(prompt=[1], echo=True).refused(16, 20)
+    assert CompletionRequest(prompt="a").refused(16, 20) is None
+    assert chat().refused(16, 20) is None
+    assert ChatCompletionRequest(messages=[]).refused(16, 20)
+    assert CompletionRequest(prompt="a", logprobs=20).refused(16, 20) is None
+    assert CompletionRequest(prompt="a", logprobs=21).refused(16, 20)
+    assert chat(logprobs=True, top_logprobs=20).refused(16, 20) is None
+    assert chat(logprobs=True, top_logprobs=10**9).refused(16, 20)
+
+
+@pytest.mark.parametrize("many", [{"type": "string", "minLength": 10**9}, {"pattern": "^(a{9000}){9000}$"}])
+def test_schemas_whose_grammar_would_fill_memory_are_refused(many: dict[str, Any]) -> None:
+    inner = {"type": "object", "properties": {"a": many}}
+    form = {"type": "json_object", "schema": inner}
+    assert chat(response_format=form).refused(16, 20)
+    assert chat(tools=[{"type": "function", "function": {"name": "f", "parameters": inner}}]).refused(16, 20)
+    assert chat(functions=[{"name": "f", "parameters": inner}]).refused(16, 20)
+    form["schema"] = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 500}}}
+    assert chat(response_format=form).refused(16, 20) is None
 
 
 @pytest.mark.parametrize(

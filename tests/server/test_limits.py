@@ -138,3 +138,10 @@ def test_a_client_that_leaves_in_its_body_is_told_nothing() -> None:
 def test_what_is_refused_says_so_as_openai_does() -> None:
     assert set(ask([]).told["error"]) == {"message", "type", "param", "code"}
     assert Refusal(400, "x").body["error"]["type"] == "invalid_request_error"
+
+
+def test_a_path_writes_no_lines_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "llamahybrid.server"):
+        ask([b""], path="/x\nrefused (key): /y from 8.8.8.8")
+    (said,) = caplog.records
+    assert "\n" not in said.getMessage()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import llama_cpp
 import pytest
 
 from llamahybrid.capi.calls import NativeContext
@@ -208,6 +210,41 @@ def test_two_models_take_turns_and_the_first_is_closed(tiny_model: TinyModel) ->
         assert all(llm._gate.closed for llm in opened[:-1])
         assert not opened[-1]._gate.closed
     assert opened[-1]._gate.closed
+
+
+def test_who_reads_slowly_is_told_all_when_the_model_was_closed(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [
+        ModelSettings(model=str(tiny_model(arch)), model_alias=arch, **SMALL) for arch in ("qwen35", "mamba")
+    ]
+    with serving(*both) as server, socket.socket() as reader:
+        first, asked_closed, ends = server.llm, list[bool](), llama_cpp.llama_vocab_is_eog
+
+        def told(*args: Any) -> Any:
+            asked_closed.append(first._gate.closed)
+            return ends(*args)
+
+        monkeypatch.setattr(llama_cpp, "llama_vocab_is_eog", told)
+        server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.settimeout(30)
+        reader.connect(("127.0.0.1", server.port))
+        body = json.dumps({**ENDLESS, "stream_options": {"include_usage": True}}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        reader.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        reader.recv(1)
+        server.await_settled()
+        assert post(server, {"prompt": "x", "max_tokens": 1, "model": "mamba"}).status_code == 200
+        assert first._gate.closed
+        asked_closed.clear()
+        read = b""
+        while not read.endswith(b"\r\n0\r\n\r\n"):
+            part = reader.recv(1 << 16)
+            assert part, "the stream broke off"
+            read += part
+        assert b'"completion_tokens": 900' in read
+        assert True not in asked_closed  # its vocabulary was freed
 
 
 def test_shutting_down_ends_streams_as_they_should_and_keeps_what_was_said(

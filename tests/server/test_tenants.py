@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llamahybrid.server import tenants
-from llamahybrid.server.errors import Refusal
 from llamahybrid.server.keys import salt_of
-from llamahybrid.server.tenants import handle_maker, salt
+from llamahybrid.server.tenants import salt
+from tests.lab.serving import Serving, serving
 
 
 def test_a_salt_is_the_request_s_own_below_its_key_s() -> None:
@@ -22,28 +22,51 @@ def test_a_salt_is_the_request_s_own_below_its_key_s() -> None:
     assert salt("mine", "key", by_key=True) != salt("mine", "other", by_key=True)
 
 
-class Model:
-    """Notes what its requests are asked for with."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-
-    @contextmanager
-    def request(self, **options: Any) -> Iterator[None]:
-        self.asked.append(options)
-        yield
+@pytest.fixture(scope="module")
+def by_key(tiny_model: Callable[..., Path]) -> Iterator[Serving]:
+    """A server where each key has its own."""
+    with serving(tiny_model("qwen35"), salt_by_key=True, api_keys=["one", "two"]) as server:
+        yield server
 
 
-@pytest.mark.parametrize("supported", [False, True])
-def test_a_salt_is_used_or_refused(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
-    monkeypatch.setattr(tenants, "salts_requests", lambda: supported)
-    model: Any = Model()
-    with handle_maker(model, "")():
-        assert model.asked == [{}]
-    if supported:
-        with handle_maker(model, "mine")():
-            assert model.asked[1:] == [{"cache_salt": "mine"}]
-    else:
-        with pytest.raises(Refusal) as refused:
-            handle_maker(model, "mine")
-        assert refused.value.param == "cache_salt"
+def cached(server: Serving, prompt: str, key: str = "none", **said: Any) -> int:
+    """Prompt tokens that were not decoded, of 380."""
+    asked = {"prompt": prompt + "a word and another " * 20, "max_tokens": 3, "temperature": 0.0, **said}
+    with server.client(headers={"authorization": f"Bearer {key}"}) as client:
+        if not said.get("stream"):
+            return usage_of(client.post("/v1/completions", json=asked).json())
+        asked["stream_options"] = {"include_usage": True}
+        lines = client.post("/v1/completions", json=asked).text.split("\n\n")
+    return usage_of(json.loads(lines[-3].removeprefix("data: ")))
+
+
+def usage_of(made: dict[str, Any]) -> int:
+    n: int = made["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return n
+
+
+SAID: list[dict[str, Any]] = [{}, {"stream": True}, {"n": 2}]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_salts_in_bodies_part_users(server: Serving, said: dict[str, Any]) -> None:
+    prompt = f"{said}"
+    assert cached(server, prompt, cache_salt="one", **said) == 0
+    assert cached(server, prompt, cache_salt="two", **said) == 0
+    assert cached(server, prompt, **said) == 0
+    for own in ({"cache_salt": "one"}, {"cache_salt": "two"}, {}):
+        assert cached(server, prompt, **own, **said) > 350
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_keys_part_users(by_key: Serving, said: dict[str, Any]) -> None:
+    """And a salt in a body parts what one key asks for, and joins nobody."""
+    prompt = f"{said}"
+    assert cached(by_key, prompt, "one", **said) == 0
+    assert cached(by_key, prompt, "two", **said) == 0
+    for own in ("mine", salt_of("one"), salt_of("one") + "/mine"):
+        assert cached(by_key, prompt, "two", cache_salt=own, **said) == 0
+    assert cached(by_key, prompt, "one", cache_salt="mine", **said) == 0
+    for key in ("one", "two"):
+        assert cached(by_key, prompt, key, **said) > 350
+    assert cached(by_key, prompt, "one", cache_salt="mine", **said) > 350
