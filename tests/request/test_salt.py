@@ -343,6 +343,23 @@ def test_a_saved_state_is_of_its_salt(opened: Callable[..., Any], n_parallel: in
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
 
 
+def test_what_a_users_cache_is_given_late_is_of_its_own_salt(opened: Callable[..., Any]) -> None:
+    """Its answer is over, another salt's request came before its last chunk was taken."""
+    llm = opened()
+    llm.set_cache(llama_cpp.LlamaRAMCache())
+    stream = llm.create_completion(SECRET, max_tokens=3, temperature=0.0, stream=True)
+    while next(stream)["choices"][0]["finish_reason"] is None:
+        pass
+    assert llm.evaluation.active is None
+    with llm.request(B):
+        take(llm, OTHER)
+    assert list(stream) == []
+    assert llm.user_cache.cache_size
+    assert llm.runner.live.identity.serves(SHARED)
+    assert ask(llm, B, SECRET) == stock(opened, "qwen35", SECRET)
+    assert told(llm) == UNKNOWN
+
+
 def test_the_whole_context_is_not_that_of_another_salt(opened: Callable[..., Any]) -> None:
     """What this thread left in a second slot is not gathered for who has another salt."""
     llm = opened(n_parallel=2)
