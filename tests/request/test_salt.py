@@ -343,6 +343,21 @@ def test_a_saved_state_is_of_its_salt(opened: Callable[..., Any], n_parallel: in
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
 
 
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_what_a_draft_model_reads_is_of_the_salt_that_it_drafts_for(
+    opened: Callable[..., Any], n_parallel: int
+) -> None:
+    draft = ModelDraft(opened(n_parallel=n_parallel))
+    counter = DecodeCounter(draft.llm)
+    work = []
+    for salt in (digest(A), digest(B), SHARED):
+        draft.salt = salt
+        draft(np.array(SECRET, dtype=np.intc))
+        assert draft.llm.runner.live.identity.serves(salt)
+        work.append(counter.take())
+    assert work == [work[0]] * 3
+
+
 def test_what_a_users_cache_is_given_late_is_of_its_own_salt(opened: Callable[..., Any]) -> None:
     """Its answer is over, another salt's request came before its last chunk was taken."""
     llm = opened()
