@@ -19,6 +19,7 @@ from llamahybrid import Llama, ModelDraft, PromptCache
 from llamahybrid.errors import LlamaHybridError, RequestSuperseded, SnapshotError
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.request import runner as runner_module
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.salt import SALT_BYTES, SHARED, digest
 from llamahybrid.request.ticket import Ticket
@@ -341,6 +342,27 @@ def test_a_saved_state_is_of_its_salt(opened: Callable[..., Any], n_parallel: in
         with llm.request(A):
             llm.load_state(one)
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
+
+
+def test_damage_is_told_of_by_the_name_of_its_salt(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, restore = opened(), runner_module.apply_plan
+    dropped: list[str] = []
+
+    def damaged(live: Any, plan: Any, tokens: Any) -> str | None:
+        if plan.segments:
+            error = SnapshotError("damaged")
+            error.segment = plan.segments[0]
+            raise error
+        return restore(live, plan, tokens)
+
+    monkeypatch.setattr(runner_module, "apply_plan", damaged)
+    monkeypatch.setattr(llm.prompt_cache, "drop_segment", lambda name, segment: dropped.append(name))
+    with llm.request(A):
+        for prompt in (SECRET, OTHER, SECRET):
+            take(llm, prompt)
+        assert set(dropped) == {llm.runner.live.view().namespace}
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
