@@ -37,6 +37,8 @@ class SharedContext:
         """The library's, when we looked last (see `LiveSequence.touched_outside`)."""
         self.interrupted: Callable[[], object] = _nothing
         """Called when who waits for a computation is interrupted."""
+        self.clearing: Callable[[], object] = _nothing
+        """Called before the buffers are zeroed, while the others still hold what they hold."""
         self.thread = thread or ComputeThread()
         """Where there are several, what decodes for all of them."""
         self._ctx = ctx
@@ -83,10 +85,13 @@ class SharedContext:
 
     def clear(self, live: LiveSequence) -> None:
         """Zero the buffers for one sequence; what the others held is gone, and is known to be."""
-        for other in self.members:
-            if other is not live:
-                other.lose()
-        live.native.clear()
+        try:
+            self.clearing()
+        finally:
+            for other in self.members:
+                if other is not live:
+                    other.lose()
+            live.native.clear()
 
     def lose_all(self) -> None:
         """Nobody knows what the context holds."""

@@ -175,6 +175,8 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     assert first is not None, "it was just made"
     guarded.live = first.runner.live
     slots.batcher = batcher
+    if batcher is not None:  # with one slot nobody else holds any
+        shared.clearing = slots.store_attention
 
 
 def _probe(llm: Llama, thread: ComputeThread | None, slots: int) -> MemoryProfile:

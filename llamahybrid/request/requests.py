@@ -138,7 +138,7 @@ class Requests:
     def stream(self, made: Iterator[Any]) -> Iterator[Any]:
         """A stream that was made here and now: whatever it asks for later, it does with this salt."""
         handle, salt = self.handle(), self.salt()
-        if handle is None and not salt:
+        if handle is None and not self.salted:
             return made
         return advanced_for(RequestHandle(self.gate, handle, salt).entered(), made)
 

@@ -222,12 +222,12 @@ class RequestRunner:
             return True
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
         if isinstance(damaged, Segment):  # the checkpoints behind it may be sound
-            self.cache.drop_segment(self.live.fingerprint.hex(), damaged)
+            self.cache.drop_segment(self.live.identity.namespace, damaged)
         elif plan.checkpoint is not None:
             self.cache.drop(plan.checkpoint)
         else:
             for segment in plan.segments:
-                self.cache.drop_segment(self.live.fingerprint.hex(), segment)
+                self.cache.drop_segment(self.live.identity.namespace, segment)
         self.live.empty()
         return False
 

@@ -220,11 +220,15 @@ class Slots:
     def end(self, free: Callable[[], None]) -> None:
         """`free()` ends the context; the cache may be another model's, too, and has what it needs first."""
         try:
-            for slot in self.all:
-                if slot.evaluation is not None:
-                    slot.evaluation.runner.store_attention()
+            self.store_attention()
         finally:
             free()
+
+    def store_attention(self) -> None:
+        """What all slots hold is about to go (see `RequestRunner.store_attention`)."""
+        for slot in self.all:
+            if slot.evaluation is not None:
+                slot.evaluation.runner.store_attention()
 
     def close(self) -> None:
         """Nothing more is decoded."""

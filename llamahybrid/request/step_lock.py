@@ -76,7 +76,7 @@ class StepLock:
         if self._suspect != suspect:
             self._suspect, self._suspected_at = suspect, now
             return False
-        if now - self._suspected_at < POLL / 2:
+        if now - self._suspected_at < POLL / 2 or self._lock is not lock:  # another one who waits replaced it
             return False
         nobody_in()
         self.replace()

@@ -58,6 +58,8 @@ class ModelDraft(StepwiseDraft):
         return len(input_ids) - common_prefix(live.tokens, np.asarray(input_ids, dtype=np.int32))
 
     def _guess(self, ids: Tokens, count: int) -> npt.NDArray[np.intc]:
+        if not self._runner.live.identity.serves(self.salt):  # one of several slots is of whoever begins
+            self._runner.serve(self.salt)
         self._follow(ids)
         self._undo.take()
         return np.array(self._ahead(count), dtype=np.intc)

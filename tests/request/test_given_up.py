@@ -63,7 +63,16 @@ def make_room(llm: Any) -> None:
     cells._short = {}
 
 
-@pytest.mark.parametrize("deed", [reset, begin_by_hand, load_a_state, make_room])
+def forget_the_other(llm: Any) -> None:
+    """Whose bytes are zeroed before its slot is used again, and these with them."""
+    llm.prompt_cache.forget(RUNS)
+    llm.cancel()
+    runner = llm.slots.all[1].evaluation.runner
+    runner.serve(b"")
+    assert llm.slots.all[0].evaluation.runner.live.state.is_invalid
+
+
+@pytest.mark.parametrize("deed", [reset, begin_by_hand, load_a_state, make_room, forget_the_other])
 def test_its_checkpoints_can_be_restored(beside: tuple[Any, Any], deed: Callable[[Any], None]) -> None:
     llm, answer = beside
     view = llm.slots.all[0].evaluation.runner.checkpoints.view()

@@ -167,6 +167,20 @@ def test_threads_of_answers_have_the_callers_salt(open_model: Callable[..., Any]
     assert {ticket.salt for ticket in handle._tickets} == {digest("a")}
 
 
+def test_a_stream_that_was_made_outside_of_any_block_has_none_later(llm: Any) -> None:
+    def handler(**_: Any) -> Iterator[Any]:
+        yield llm.create_completion(WORDS, max_tokens=1)
+
+    llm.chat_handler = handler
+    with llm.request("a"):
+        llm.create_completion(WORDS, max_tokens=1)
+    made = llm.create_chat_completion([{"role": "user", "content": "x"}], stream=True)
+    with llm.request("b"):
+        assert len(list(made)) == 1
+        assert llm.requests.salt() == digest("b")
+    assert llm.requests._last.salt == SHARED
+
+
 class Interrupting:
     """Stands for the context variable: an interrupt comes right after it was set."""
 

@@ -19,6 +19,7 @@ from llamahybrid import Llama, ModelDraft, PromptCache
 from llamahybrid.errors import LlamaHybridError, RequestSuperseded, SnapshotError
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.request import runner as runner_module
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.salt import SALT_BYTES, SHARED, digest
 from llamahybrid.request.ticket import Ticket
@@ -341,6 +342,59 @@ def test_a_saved_state_is_of_its_salt(opened: Callable[..., Any], n_parallel: in
         with llm.request(A):
             llm.load_state(one)
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
+
+
+def test_damage_is_told_of_by_the_name_of_its_salt(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, restore = opened(), runner_module.apply_plan
+    dropped: list[str] = []
+
+    def damaged(live: Any, plan: Any, tokens: Any) -> str | None:
+        if plan.segments:
+            error = SnapshotError("damaged")
+            error.segment = plan.segments[0]
+            raise error
+        return restore(live, plan, tokens)
+
+    monkeypatch.setattr(runner_module, "apply_plan", damaged)
+    monkeypatch.setattr(llm.prompt_cache, "drop_segment", lambda name, segment: dropped.append(name))
+    with llm.request(A):
+        for prompt in (SECRET, OTHER, SECRET):
+            take(llm, prompt)
+        assert set(dropped) == {llm.runner.live.view().namespace}
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_what_a_draft_model_reads_is_of_the_salt_that_it_drafts_for(
+    opened: Callable[..., Any], n_parallel: int
+) -> None:
+    draft = ModelDraft(opened(n_parallel=n_parallel))
+    counter = DecodeCounter(draft.llm)
+    work = []
+    for salt in (digest(A), digest(B), SHARED):
+        draft.salt = salt
+        draft(np.array(SECRET, dtype=np.intc))
+        assert draft.llm.runner.live.identity.serves(salt)
+        work.append(counter.take())
+    assert work == [work[0]] * 3
+
+
+def test_what_a_users_cache_is_given_late_is_of_its_own_salt(opened: Callable[..., Any]) -> None:
+    """Its answer is over, another salt's request came before its last chunk was taken."""
+    llm = opened()
+    llm.set_cache(llama_cpp.LlamaRAMCache())
+    stream = llm.create_completion(SECRET, max_tokens=3, temperature=0.0, stream=True)
+    while next(stream)["choices"][0]["finish_reason"] is None:
+        pass
+    assert llm.evaluation.active is None
+    with llm.request(B):
+        take(llm, OTHER)
+    assert list(stream) == []
+    assert llm.user_cache.cache_size
+    assert llm.runner.live.identity.serves(SHARED)
+    assert ask(llm, B, SECRET) == stock(opened, "qwen35", SECRET)
+    assert told(llm) == UNKNOWN
 
 
 def test_the_whole_context_is_not_that_of_another_salt(opened: Callable[..., Any]) -> None:

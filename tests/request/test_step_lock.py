@@ -77,6 +77,27 @@ def test_one_look_at_a_lock_that_others_hold_replaces_nothing(lock: StepLock) ->
         assert lock.acquire(wait=False)
 
 
+def test_of_two_who_look_at_once_one_replaces_it(
+    lock: StepLock, frames: StepFrames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes later would take the new one away from who has it by then."""
+    told: list[int] = []
+    with Holder(lock):
+        assert not lock.heal(lambda: told.append(1))
+        time.sleep(POLL)
+
+        def looked(thread: int) -> bool:
+            monkeypatch.undo()
+            assert lock.heal(lambda: told.append(2))
+            assert lock.acquire(wait=False)
+            return False
+
+        monkeypatch.setattr(frames, "run_in", looked)
+        assert not lock.heal(lambda: told.append(3))
+        assert told == [2]
+        assert lock.held
+
+
 def test_a_lock_that_was_given_back_between_two_looks_is_not_replaced(lock: StepLock) -> None:
     """The same thread may have it again: it is not the same hold."""
     holds, looked = threading.Event(), threading.Event()
