@@ -180,7 +180,7 @@ class Terminal:
         return found.end()
 
     def interrupt(self, pattern: str, start: int) -> int:
-        """Ctrl-C at the prompt; again where one came between the prompt and readline's wait, which misses it."""
+        """Ctrl-C at the prompt; again where readline missed one that came before it waited."""
         for _ in range(10):
             self.type("\x03")
             with suppress(AssertionError):
