@@ -143,7 +143,7 @@ class Dialogue:
 
     def _undo(self, rest: str) -> Step:
         turns = self.conversation.turns
-        if not rest.isascii() or not (rest or "1").isdecimal():
+        if not (rest or "1").isdecimal():
             return _wrong("/undo, or /undo N for the last N turns")
         count = int(rest[:9] or 1)
         if not 1 <= count <= len(turns):

@@ -75,11 +75,11 @@ def test_an_edit_goes_on_from_what_is_the_same(tiny_model: TinyModel) -> None:
 
 
 def test_a_script_has_no_prompts_and_may_have_any_bytes(tiny_model: TinyModel) -> None:
-    script = b'caf\xe9 [/bold]\r\n/nonsense [/]\n/system \x1b[2J\n/system\n"""\nopen'
+    script = b'caf\xe9 [/bold]\r\n/nonsense[/b]\n/system \x1b[2J\n/system\n"""\nopen'
     out = run(tiny_model("qwen35"), script)
     assert len(reports(out)) == 2
     assert "> " not in out.replace("was '<think>'", "")
-    assert "no command /nonsense" in out
+    assert "no command /nonsense[/b]" in out
     assert "\x1b" not in out
     assert "not sent" in out
 
@@ -221,10 +221,13 @@ def test_ctrl_c_ends_the_answer_and_then_the_program(terminal: Terminal) -> None
     at = terminal.interrupt(r"Ctrl-C again.*\s+> $", at)
     terminal.type("/system\n")
     terminal.until(r"system prompt: none\s+> $", at)
-    for _ in range(100):
-        if terminal.process.poll() is None:
+    for _ in range(5):
+        for _ in range(2):
             terminal.type("\x03")
-            time.sleep(AGAIN_SECONDS / 5)
+            time.sleep(AGAIN_SECONDS / 4)
+        with suppress(subprocess.TimeoutExpired):  # readline missed one, see `interrupt`
+            terminal.process.wait(4)
+            break
     assert terminal.process.poll() == 0
 
 
