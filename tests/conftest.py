@@ -109,6 +109,7 @@ def lose_cells() -> Callable[[Any, int, int], None]:
 _NATIVE = (
     "campaigns",
     "capi",
+    "cli/test_asking.py",
     "cli/test_chat.py",
     "differential",
     "engine/test_loaded.py",

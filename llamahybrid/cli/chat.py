@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from types import FrameType, ModuleType
 
 from rich.console import Console
 
+from llamahybrid.cli.asking import Asking, Outcome
+from llamahybrid.cli.conversation import Conversation
+from llamahybrid.cli.dialogue import Dialogue, Do, Step
+from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 from llamahybrid.request.report import RequestReport
 
-_HELP = "/regen answers again, /edit N TEXT rewrites your message N and goes on from there, /exit leaves"
-_THINK_END = "</think>"
+readline: ModuleType | None
+try:
+    import readline
+except ImportError:  # not on every system; input() then edits as the terminal does
+    readline = None
+
+_THINK, _THINK_END = "<think>", "</think>"
+_CONTROLS = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
+_CONTROLS[ord("\r")] = ""
+"""An answer must not steer the terminal."""
 
 
 def turn_line(report: RequestReport) -> str:
     """One line about a request."""
-    line = (
-        f"total {report.total}, matched {report.matched}, cached {report.cached}, left {report.left}, "
-        f"first token after {report.first_token_seconds * 1e3:.0f} ms"
-    )
+    stopped = report.cancelled and not report.generated
+    line = f"cached {report.cached} of {report.total}, "
+    line += "stopped in the prompt" if stopped else f"decoded {report.left}"
+    if not stopped:
+        line += f", first token after {report.first_token_seconds * 1e3:.0f} ms"
     if report.drafted:
         line += f", drafted {report.drafted}, accepted {report.accepted}"
     if report.rollbacks:
@@ -26,71 +45,133 @@ def turn_line(report: RequestReport) -> str:
     return f"{line}; {report.reason}" if report.reason else line
 
 
-@dataclass
-class TerminalChat:
-    """The messages of one chat, and what the lines typed do to them."""
+def without_thinking(text: str) -> str | None:
+    """An answer as it is sent back with the history; None where its thinking never ended."""
+    _, end, said = text.rpartition(_THINK_END)
+    if not end and text.lstrip().startswith(_THINK):
+        return None
+    return said.lstrip() if end else text
 
-    llm: Llama
-    console: Console
-    system: str = ""
-    max_tokens: int = 512
-    keep_thinking: bool = False
-    turns: list[tuple[str, str]] = field(default_factory=list)
-    """(what the user said, what was answered), thinking already left out."""
+
+class TerminalChat:
+    """A chat on standard input and output; where that is no terminal, each line is a message."""
+
+    def __init__(
+        self,
+        llm: Llama,
+        console: Console,
+        system: str = "",
+        max_tokens: int = 512,
+        keep_thinking: bool = False,
+    ) -> None:
+        self.dialogue = Dialogue(Conversation(system))
+        self._console = console
+        self._max_tokens = max_tokens
+        self._keep_thinking = keep_thinking
+        self._asking = Asking(llm)
+        self._reading = False
+        for stream in (sys.stdin, sys.stdout):
+            if hasattr(stream, "reconfigure"):  # what is not in the terminal's encoding ends no chat
+                stream.reconfigure(errors="replace")
 
     def run(self) -> None:
-        """Answer what is typed, line by line, until `/exit` or the end of the input."""
-        self.console.print(_HELP, style="dim")
-        while True:
-            try:
-                text = self.console.input("[bold]> [/]").strip()
-            except EOFError:
-                return
-            if text == "/exit":
-                return
-            if text:
-                self._take(text)
+        """Answer what is typed until `/quit` or the end of the input."""
+        with closing(self._asking), self._interrupts():
+            self._tell(Step(notice="/help lists the commands"))
+            while (step := self._read()).do is not Do.QUIT:
+                self._tell(step)
+                if step.do is Do.ANSWER:
+                    self._answer()
+                elif step.do is Do.PREPARE:
+                    self._prepare()
+            self._tell(step)
 
-    def _take(self, text: str) -> None:
-        command, _, rest = text.partition(" ")
-        if command == "/regen" and self.turns:
-            self._answer(self.turns.pop()[0])
-        elif command == "/edit" and (edit := self._edit(rest)):
-            number, said = edit
-            del self.turns[number - 1 :]
-            self._answer(said)
-        elif command.startswith("/"):
-            self.console.print(_HELP, style="yellow")
-        else:
-            self._answer(text)
+    # -- input -------------------------------------------------------------------------------------
 
-    def _edit(self, rest: str) -> tuple[int, str] | None:
-        number, _, said = rest.partition(" ")
-        if said and number.isdecimal() and 1 <= int(number) <= len(self.turns):
-            return int(number), said
-        return None
-
-    def _answer(self, said: str) -> None:
-        """Stream the answer to `said`, keep the turn, and print its line."""
-        pieces: list[str] = []
-        stream = self.llm.create_chat_completion(
-            messages=self._messages(said), max_tokens=self.max_tokens, stream=True
-        )
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """Ctrl-C ends what runs; it is raised only where a line is read."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._interrupted)
         try:
-            for chunk in stream:
-                piece = chunk["choices"][0]["delta"].get("content") or ""
-                pieces.append(piece)
-                self.console.out(piece, end="", highlight=False)
-        except KeyboardInterrupt:
-            stream.close()
-        answer = "".join(pieces)
-        self.turns.append((said, answer if self.keep_thinking else answer.rpartition(_THINK_END)[2].lstrip()))
-        self.console.print()
-        if self.llm.last_request is not None:
-            self.console.print(turn_line(self.llm.last_request), style="dim", highlight=False)
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
-    def _messages(self, said: str) -> list[dict[str, str]]:
-        messages = [{"role": "system", "content": self.system}] if self.system else []
-        for user, assistant in self.turns:
-            messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-        return [*messages, {"role": "user", "content": said}]
+    def _interrupted(self, _: int, __: FrameType | None) -> None:
+        if self._reading:
+            self._reading = False
+            raise KeyboardInterrupt
+        self._asking.stop()
+
+    def _read(self) -> Step:
+        typed: str | None = None
+        try:
+            self._reading = True
+            self._asking.rearm()  # from when the line is there, Ctrl-C is about what comes of it
+            with suppress(EOFError):
+                typed = self._typed()
+            self._reading = False
+        except KeyboardInterrupt:
+            self._console.print()
+            return self.dialogue.interrupt(time.monotonic())
+        if typed is not None:
+            return self.dialogue.line(typed)
+        if sys.stdin.isatty():
+            self._console.print()
+        return self.dialogue.end()
+
+    def _typed(self) -> str:
+        if not sys.stdin.isatty():
+            if not (typed := sys.stdin.readline()):
+                raise EOFError
+            return typed
+        prefill = self.dialogue.prefill
+        if readline is None or not prefill or "\n" in prefill:
+            return input(self.dialogue.prompt)
+        readline.set_startup_hook(lambda: readline.insert_text(prefill))
+        try:
+            return input(self.dialogue.prompt)
+        finally:
+            readline.set_startup_hook(None)
+
+    # -- requests and what is shown ----------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Stream the answer to the last message, keep it, and tell what was reused."""
+        pieces: list[str] = []
+        for piece in self._asking.answer(self.dialogue.conversation.messages, self._max_tokens):
+            pieces.append(piece)
+            self._console.out(piece.translate(_CONTROLS), end="", highlight=False)
+        outcome, text = self._asking.outcome, "".join(pieces)
+        said = text if self._keep_thinking else without_thinking(text)
+        if outcome.finish != "stop" and not said:
+            said = None  # nothing came, which is no answer
+        self.dialogue.conversation.answered(said)
+        if text:
+            self._console.print()
+        self._report(outcome)
+        if said is None:
+            self._tell(Step(notice="not answered: /retry and /edit try again, a new message replaces it"))
+
+    def _prepare(self) -> None:
+        """Decode the history, and tell what of it was reused."""
+        self._asking.prepare(self.dialogue.conversation.messages)
+        outcome = self._asking.outcome
+        if outcome.error is None:  # there are templates that take no chat which ends in an answer
+            self._report(outcome)
+
+    def _report(self, outcome: Outcome) -> None:
+        if outcome.error is not None and not isinstance(outcome.error, RequestCancelled):
+            self._tell(Step(notice=f"{type(outcome.error).__name__}: {outcome.error}", wrong=True))
+        if outcome.report is not None:
+            how = {"cancelled": "interrupted; ", "length": "cut off at its limit; "}.get(outcome.finish, "")
+            self._tell(Step(notice=how + turn_line(outcome.report)))
+
+    def _tell(self, step: Step) -> None:
+        if step.notice:
+            style = "yellow" if step.wrong else "dim"
+            text = step.notice.translate(_CONTROLS)
+            self._console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)

@@ -1,0 +1,223 @@
+"""What typed lines mean: messages of one line or many, and commands. Knows no terminal and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+
+from llamahybrid.cli.conversation import Conversation, read
+
+HELP = '''\
+/undo [N]      take the last turn back, or the last N
+/edit [TEXT]   change the last message (asked for where TEXT is left out), and answer again
+/retry         another answer to it
+/system TEXT   another system prompt; "-": none; without TEXT: shows it
+/save FILE     the messages, as JSON
+/load FILE     go on from such a file
+/help, /quit   Ctrl-D leaves, too; Ctrl-C ends an answer
+A line that ends in a backslash goes on in the next one; so does all between two lines of """.'''
+
+AGAIN_SECONDS = 1.0
+"""A second Ctrl-C within this time ends the chat."""
+_FENCE = '"""'
+
+
+class Do(Enum):
+    """What has to be done next."""
+
+    READ = auto()
+    """Read the next line."""
+    ANSWER = auto()
+    """Have the last message answered."""
+    PREPARE = auto()
+    """The history is another one: decode it, so that the next message starts behind it."""
+    QUIT = auto()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of a line."""
+
+    do: Do = Do.READ
+    notice: str = ""
+    wrong: bool = False
+    """The notice tells what could not be done."""
+
+
+@dataclass
+class Dialogue:
+    """What was said, and what is being typed."""
+
+    conversation: Conversation = field(default_factory=Conversation)
+    editing: bool = False
+    """The next message takes the place of the last one."""
+    _lines: list[str] = field(default_factory=list)
+    _fenced: bool = False
+    _interrupted: float | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """A message was begun and goes on."""
+        return self._fenced or bool(self._lines)
+
+    @property
+    def prompt(self) -> str:
+        """What to show where the next line is typed."""
+        if self.unfinished:
+            return "... "
+        return "edit> " if self.editing else "> "
+
+    @property
+    def prefill(self) -> str:
+        """What the next line is to be made from."""
+        return self.conversation.turns[-1].said if self.editing and not self.unfinished else ""
+
+    def interrupt(self, now: float) -> Step:
+        """Ctrl-C at the prompt, at a time in seconds: drops what was being typed; the second one ends."""
+        again = self._interrupted is not None and now - self._interrupted <= AGAIN_SECONDS
+        self._drop()
+        self.editing = False
+        self._interrupted = now
+        return Step(Do.QUIT) if again else Step(notice="Ctrl-C again, Ctrl-D or /quit leaves")
+
+    def end(self) -> Step:
+        """The input is at its end."""
+        return Step(Do.QUIT, "a message that was not finished is not sent" if self.unfinished else "")
+
+    def line(self, typed: str) -> Step:
+        """A line as it was typed, or several that were pasted at once: these are one message."""
+        self._interrupted = None
+        lines = typed.rstrip("\r\n").split("\n")
+        if not self.unfinished and lines[0].strip() == _FENCE:
+            self._fenced = True
+            del lines[0]
+        if self._fenced:
+            closed = bool(lines) and lines[-1].strip() == _FENCE
+            self._lines += lines[:-1] if closed else lines
+            return self._message(self._drop(), literal=True) if closed else Step()
+        goes_on = lines[-1].endswith("\\")
+        if goes_on:
+            lines[-1] = lines[-1][:-1]
+        self._lines += lines
+        return Step() if goes_on else self._message(self._drop(), literal=False)
+
+    def _drop(self) -> str:
+        text = "\n".join(self._lines)
+        self._lines, self._fenced = [], False
+        return text
+
+    def _message(self, text: str, literal: bool) -> Step:
+        if not literal and text.startswith("/"):
+            self.editing = False
+            name, *rest = text.split(None, 1)
+            return self._command(name, *rest)
+        said = text if literal else text.strip()
+        if self.editing:
+            self.editing = False
+            return self._edit(said) if said.strip() else Step(notice="not changed")
+        if not said.strip():
+            return Step()
+        self.conversation.say(said)
+        return Step(Do.ANSWER)
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def _command(self, name: str, rest: str = "") -> Step:
+        commands: dict[str, Callable[[str], Step]] = {
+            "/undo": self._undo,
+            "/edit": self._edit,
+            "/retry": self._retry,
+            "/regen": self._retry,
+            "/system": self._system,
+            "/save": self._save,
+            "/load": self._load,
+            "/help": lambda _: Step(notice=HELP),
+            "/quit": lambda _: Step(Do.QUIT),
+            "/exit": lambda _: Step(Do.QUIT),
+        }
+        if name not in commands:
+            return _wrong(f"no command {name}: /help lists them; a space before it makes it a message")
+        return commands[name](rest.strip())
+
+    def _undo(self, rest: str) -> Step:
+        turns = self.conversation.turns
+        if not (rest or "1").isdecimal():
+            return _wrong("/undo, or /undo N for the last N turns")
+        count = int(rest[:9] or 1)
+        if not 1 <= count <= len(turns):
+            return _wrong(f"{_counted(len(turns), 'turn')} to take back")
+        del turns[-count:]
+        return Step(self._prepare(), f"{_counted(count, 'turn')} taken back, {len(turns)} left")
+
+    def _edit(self, text: str) -> Step:
+        turns = self.conversation.turns
+        if not turns:
+            return _wrong("there is no message to change")
+        if not text:
+            self.editing = True
+            return Step(notice="the message as it should be; an empty line leaves it")
+        turns.pop()
+        self.conversation.say(text)
+        return Step(Do.ANSWER)
+
+    def _retry(self, _: str) -> Step:
+        if not self.conversation.turns:
+            return _wrong("there is no message to answer")
+        self.conversation.answered(None)
+        return Step(Do.ANSWER)
+
+    def _system(self, text: str) -> Step:
+        if not text:
+            return Step(notice=f"system prompt: {self.conversation.system or 'none'}")
+        self.conversation.system = "" if text == "-" else text
+        return Step(self._prepare(), "system prompt changed" if text != "-" else "no system prompt")
+
+    def _save(self, name: str) -> Step:
+        if not name:
+            return _wrong("/save FILE")
+        try:
+            self.conversation.save(_path(name))
+        except (ValueError, OSError) as error:
+            return _wrong(f"not saved to {name}: {_plain(error)}")
+        return Step(notice=f"{_counted(len(self.conversation.messages), 'message')} saved to {name}")
+
+    def _load(self, name: str) -> Step:
+        if not name:
+            return _wrong("/load FILE")
+        try:
+            self.conversation = read(_path(name))
+        except (ValueError, OSError) as error:
+            return _wrong(f"{name} is not loaded: {_plain(error)}")
+        count = _counted(len(self.conversation.messages), "message")
+        waits = self._waits
+        return Step(self._prepare(), f"{count} loaded" + ("; /retry answers the last one" if waits else ""))
+
+    @property
+    def _waits(self) -> bool:
+        turns = self.conversation.turns
+        return bool(turns) and turns[-1].answer is None
+
+    def _prepare(self) -> Do:
+        """A history without a turn, or with an open question, is not what the next prompt begins with."""
+        return Do.PREPARE if self.conversation.turns and not self._waits else Do.READ
+
+
+def _wrong(notice: str) -> Step:
+    return Step(notice=notice, wrong=True)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n or 'no'} {what}{'' if n == 1 else 's'}"
+
+
+def _path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # nobody of that name
+        raise ValueError(str(error)) from error
+
+
+def _plain(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,183 @@
+"""What typed lines mean; no terminal, no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llamahybrid.cli.conversation import Turn
+from llamahybrid.cli.dialogue import HELP, Dialogue, Do, Step
+
+
+def typed(dialogue: Dialogue, *lines: str) -> Step:
+    """The last line's step; each question is answered with its own text in capitals."""
+    step = Step()
+    for line in lines:
+        step = dialogue.line(line)
+        if step.do is Do.ANSWER:
+            dialogue.conversation.answered(dialogue.conversation.turns[-1].said.upper())
+    return step
+
+
+def said(dialogue: Dialogue) -> list[str]:
+    return [turn.said for turn in dialogue.conversation.turns]
+
+
+@pytest.fixture
+def two() -> Dialogue:
+    dialogue = Dialogue()
+    typed(dialogue, "one", "two")
+    return dialogue
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["  plain \n"], "plain"),
+        (["a\\", "b \\\r\n", "c"], "a\nb \nc"),
+        (['"""', "", "  x\\", "/undo", '"""'], "\n  x\\\n/undo"),
+        (['"""\n/a\nb\n"""'], "/a\nb"),
+        (["pasted\n/b\n\nc"], "pasted\n/b\n\nc"),
+        (["a\\", '"""', "b"], 'a\n"""'),
+        ([" /usr/bin"], "/usr/bin"),
+        (['"""x"""'], '"""x"""'),
+    ],
+)
+def test_messages_of_one_line_and_of_many(lines: list[str], message: str) -> None:
+    dialogue = Dialogue()
+    for line in lines:
+        step = dialogue.line(line)
+        if step.do is Do.ANSWER:
+            break
+        assert dialogue.unfinished
+        assert dialogue.prompt == "... "
+    assert said(dialogue) == [message]
+    assert dialogue.prompt == "> "
+
+
+def test_nothing_said_is_nothing_asked() -> None:
+    dialogue = Dialogue()
+    for lines in ([""], ["  \n"], ['"""', " ", '"""'], ["\\", ""]):
+        assert typed(dialogue, *lines) == Step()
+    assert said(dialogue) == []
+
+
+def test_undo_takes_turns_back(two: Dialogue) -> None:
+    assert typed(two, "/undo").do is Do.PREPARE
+    assert said(two) == ["one"]
+    typed(two, "three", "four")
+    assert typed(two, "/undo 3") == Step(Do.READ, "3 turns taken back, 0 left")
+    for wrong in ("/undo", "/undo 1"):
+        assert typed(two, wrong) == Step(notice="no turns to take back", wrong=True)
+
+
+@pytest.mark.parametrize("number", ["0", "3", "-1", "x", "²", "9" * 5000])
+def test_undo_takes_no_other_number(two: Dialogue, number: str) -> None:
+    assert typed(two, f"/undo {number}").wrong
+    assert said(two) == ["one", "two"]
+
+
+def test_edit_changes_the_last_message(two: Dialogue) -> None:
+    assert typed(two, "/edit  2 apples\\", "and more").do is Do.ANSWER
+    assert two.conversation.turns == [Turn("one", "ONE"), Turn("2 apples\nand more", "2 APPLES\nAND MORE")]
+
+
+def test_edit_asks_where_no_text_is_given(two: Dialogue) -> None:
+    typed(two, "/edit")
+    assert (two.prompt, two.prefill) == ("edit> ", "two")
+    typed(two, "new\\")
+    assert (two.prompt, two.prefill) == ("... ", "")
+    assert typed(two, "message").do is Do.ANSWER
+    assert said(two) == ["one", "new\nmessage"]
+    assert two.prompt == "> "
+
+
+@pytest.mark.parametrize("instead", ["", "/help", "^C"])
+def test_an_edit_that_was_not_made_changes_nothing(two: Dialogue, instead: str) -> None:
+    typed(two, "/edit")
+    if instead == "^C":
+        two.interrupt(0.0)
+    else:
+        typed(two, instead)
+    assert (said(two), two.prompt, two.prefill) == (["one", "two"], "> ", "")
+
+
+def test_retry_asks_the_same_again(two: Dialogue) -> None:
+    assert two.line("/retry").do is Do.ANSWER
+    assert two.conversation.turns == [Turn("one", "ONE"), Turn("two")]
+
+
+@pytest.mark.parametrize(
+    "line", ["/retry", "/edit", "/edit x", "/undo", "/save", "/load", "/nonsense", "/", "/usr/bin is what?"]
+)
+def test_what_cannot_be_done_is_told(line: str) -> None:
+    dialogue = Dialogue()
+    step = dialogue.line(line)
+    assert (step.do, step.wrong) == (Do.READ, True)
+    assert step.notice
+    assert (said(dialogue), dialogue.prompt) == ([], "> ")
+
+
+def test_the_system_prompt(two: Dialogue) -> None:
+    assert typed(two, "/system Be brief.\\", "Always.").do is Do.PREPARE
+    assert two.conversation.messages[0] == {"role": "system", "content": "Be brief.\nAlways."}
+    assert "Always." in typed(two, "/system").notice
+    typed(two, "/system -")
+    assert two.conversation.messages[0]["role"] == "user"
+    assert Dialogue().line("/system x").do is Do.READ, "there is nothing yet to go on from"
+
+
+def test_a_chat_goes_on_from_a_file(two: Dialogue, tmp_path: Path) -> None:
+    file = tmp_path / "a chat.json"
+    assert typed(two, f"/save {file}").notice == f"4 messages saved to {file}"
+    other = Dialogue()
+    assert typed(other, "x", f"/load {file}") == Step(Do.PREPARE, "4 messages loaded")
+    assert other == two
+    two.line("three")  # and nobody answers it
+    typed(two, f"/save {file}")
+    step = typed(other, f"/load {file}")
+    assert step == Step(notice="5 messages loaded; /retry answers the last one")
+    assert other.line("/retry").do is Do.ANSWER
+
+
+def test_what_cannot_be_loaded_or_saved_changes_nothing(two: Dialogue, tmp_path: Path) -> None:
+    code = tmp_path / "x.py"
+    code.write_text("import os")
+    for line in (f"/load {code}", "/load ~nobody-of-that-name/x", "/load a\0b", f"/save {code}"):
+        assert typed(two, line).wrong, line
+    assert "No such file" in typed(two, f"/save {tmp_path}/absent/c.json").notice
+    assert said(two) == ["one", "two"]
+    assert code.read_text() == "import os"
+
+
+@pytest.mark.parametrize(("seconds", "do"), [(0.9, Do.QUIT), (1.1, Do.READ)])
+def test_a_second_interrupt_within_a_second_leaves(seconds: float, do: Do) -> None:
+    dialogue = Dialogue()
+    assert dialogue.interrupt(5.0).do is Do.READ
+    assert dialogue.interrupt(5.0 + seconds).do is do
+
+
+def test_an_interrupt_drops_what_was_typed_and_counts_from_the_last_line() -> None:
+    dialogue = Dialogue()
+    typed(dialogue, '"""', "never sent")
+    dialogue.interrupt(5.0)
+    assert (dialogue.unfinished, dialogue.prompt) == (False, "> ")
+    typed(dialogue, "said")
+    assert said(dialogue) == ["said"]
+    assert dialogue.interrupt(5.5).do is Do.READ
+
+
+def test_the_end_of_the_input_tells_of_what_was_not_finished() -> None:
+    dialogue = Dialogue()
+    assert dialogue.end() == Step(Do.QUIT)
+    typed(dialogue, '"""', "x")
+    assert "not sent" in dialogue.end().notice
+
+
+def test_help_names_every_command() -> None:
+    dialogue = Dialogue()
+    assert dialogue.line("/help").notice == HELP
+    for name in ("undo", "edit", "retry", "system", "save", "load", "help", "quit"):
+        assert f"/{name}" in HELP
+    assert {dialogue.line(line).do for line in ("/quit", "/exit")} == {Do.QUIT}
