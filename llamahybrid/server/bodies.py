@@ -20,7 +20,7 @@ class First(FailFast):
     __hash__ = object.__hash__
 
 
-# Without it each is, in some 10 KiB: a megabyte of such items took 15 s and 2 GB, and nothing else was served.
+# Without it each is: a megabyte of such items took 15 s and 2 GB, and nothing else was served meanwhile.
 Texts: TypeAlias = Annotated[list[str], First()]
 Tokens: TypeAlias = Annotated[list[int], First()]
 Messages: TypeAlias = Annotated[list[llama_cpp.ChatCompletionRequestMessage], First()]
