@@ -315,7 +315,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if (grammar := kwargs.get("grammar")) is not None:
             require_grammar(self._model.vocab, grammar)
         sampler = super()._init_sampler(*args, **kwargs)
-        return sampler if self._parallel == 1 else RowSampler.over(sampler, self)
+        if grammar is None and self._parallel == 1:
+            return sampler
+        return RowSampler.over(sampler, self, None if grammar is None else self.n_vocab())
 
     def copied_row(self) -> Logits | None:
         """The logits of the last token, where another request's batch took their place in the context."""

@@ -7,6 +7,7 @@ before another sequence's batch takes its place.
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
@@ -14,6 +15,8 @@ from weakref import ref
 import numpy as np
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
+
+from llamahybrid.errors import LlamaHybridError
 
 if TYPE_CHECKING:
     from llamahybrid.prompt_cache.base import Logits
@@ -62,19 +65,32 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
 
     _model: ref[HasRow]
     _candidates: Any = None
+    _n_vocab: int | None = None
 
     @classmethod
-    def over(cls, sampler: LlamaSampler, model: HasRow) -> RowSampler:
-        """Turn a sampler that upstream made for a model into one, in place."""
+    def over(cls, sampler: LlamaSampler, model: HasRow, grammar_over: int | None = None) -> RowSampler:
+        """Turn a sampler that upstream made for a model into one, in place.
+
+        `grammar_over`: it has a grammar, and the vocabulary has so many tokens.
+        """
         sampler.__class__ = cls
         assert isinstance(sampler, cls)
         sampler._model = ref(model)  # no cycle: a model is freed when nobody uses it any more
+        sampler._n_vocab = grammar_over
         return sampler
 
     def sample(self, ctx: Any, idx: int = -1) -> int:
-        """Sample and accept a token; `idx` as in `LlamaSampler.sample`."""
+        """Sample and accept a token; `idx` as in `LlamaSampler.sample`.
+
+        Raises LlamaHybridError where a grammar allows none, as `[b-a]` does, or what the vocabulary cannot
+        spell: the library accepts one all the same, and the process ends (src/llama-grammar.cpp,
+        llama_grammar_accept_token).
+        """
         model = self._model()
         row = None if model is None or idx != -1 else model.copied_row()
+        if row is None and self._n_vocab is not None:
+            first = llama_cpp.llama_get_logits_ith(ctx.ctx, idx)
+            row = np.ctypeslib.as_array(first, (self._n_vocab,))
         return int(super().sample(ctx, idx)) if row is None else self._sample_from(row)
 
     def _sample_from(self, row: Logits) -> int:
@@ -88,6 +104,9 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
         first = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
         array = llama_cpp.llama_token_data_array(data=first, size=len(row), selected=-1, sorted=False)
         llama_cpp.llama_sampler_apply(self.sampler, ctypes.byref(array))
-        token = int(array.data[array.selected].id)
+        chosen = array.data[array.selected]
+        if self._n_vocab is not None and not math.isfinite(chosen.logit):
+            raise LlamaHybridError("the grammar leads nowhere: it allows no token here")
+        token = int(chosen.id)
         llama_cpp.llama_sampler_accept(self.sampler, token)
         return token

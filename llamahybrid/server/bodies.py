@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+import llama_cpp
 from llama_cpp.server import types as upstream
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.schemas import MOST_REPEATS, repeats
 
 _CONFIG = ConfigDict(allow_inf_nan=False)
+
+
+class First(FailFast):
+    """Of a list, the first item that is wrong is told of. pydantic's own has no hash, as unions need one."""
+
+    __hash__ = object.__hash__
+
+
+# Without it each is: a megabyte of such items took 15 s and 2 GB, and nothing else was served meanwhile.
+Texts: TypeAlias = Annotated[list[str], First()]
+Tokens: TypeAlias = Annotated[list[int], First()]
+Messages: TypeAlias = Annotated[list[llama_cpp.ChatCompletionRequestMessage], First()]
+Tools: TypeAlias = Annotated[list[llama_cpp.ChatCompletionTool], First()]
+Functions: TypeAlias = Annotated[list[llama_cpp.ChatCompletionFunction], First()]
+
+MOST_PARTS = 1000
+"""Of one message: its contents, its calls of tools."""
+
+MOST_BIASES = 200_000
 
 
 class StreamOptions(BaseModel):
@@ -40,6 +60,20 @@ class CacheOptions(BaseModel):
         default=None, description="true: go on from what is known (llama-server). It cannot be turned off."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, said: Any) -> Any:
+        """Raise ValueError for more than is looked at one by one."""
+        if isinstance(said, dict):
+            biases, messages = said.get("logit_bias"), said.get("messages")
+            if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+                raise ValueError(f"logit_bias names more than {MOST_BIASES:,} tokens")
+            for message in messages if isinstance(messages, list) else ():
+                parts = message.values() if isinstance(message, dict) else ()
+                if any(isinstance(part, list) and len(part) > MOST_PARTS for part in parts):
+                    raise ValueError(f"a message has more than {MOST_PARTS:,} parts")
+        return said
+
     def require_understood(self, stream: bool) -> None:
         """Raise Refusal for what this server does not do."""
         if self.id_slot not in (None, -1):
@@ -58,9 +92,10 @@ class CompletionRequest(upstream.CreateCompletionRequest, CacheOptions):  # type
 
     model_config = _CONFIG
 
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(
+    prompt: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
         default="", description="The prompt, as text or as token ids; one of them."
     )
+    stop: str | Texts | None = upstream.stop_field
 
     def text_or_tokens(self) -> str | list[int]:
         """The prompt. Raises Refusal for several."""
@@ -86,6 +121,11 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
     """`/v1/chat/completions`."""
 
     model_config = _CONFIG
+
+    messages: Messages = Field(default=[], description="The messages to answer.")
+    stop: str | Texts | None = upstream.stop_field
+    tools: Tools | None = Field(default=None, description="Tools that the answer may call.")
+    functions: Functions | None = Field(default=None, description="The same, as they were named before.")
 
     @model_validator(mode="before")
     @classmethod
@@ -114,6 +154,18 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
             if repeats(getattr(self, name)) > MOST_REPEATS:
                 return bad(f"lengths in a schema add up to more than {MOST_REPEATS:,}", name)
         return count_refused(self.n, max_n)
+
+
+class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
+    """`/v1/embeddings`."""
+
+    input: str | Texts = Field(description="What to embed.")
+
+
+class DetokenizeRequest(upstream.DetokenizeInputRequest):  # type: ignore[misc]
+    """`/extras/detokenize`."""
+
+    tokens: Tokens = Field(description="Token ids.")
 
 
 def count_refused(n: int | None, most: int) -> Refusal | None:

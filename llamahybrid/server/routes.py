@@ -9,8 +9,6 @@ import llama_cpp
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.security import HTTPBearer
 from llama_cpp.server.types import (
-    CreateEmbeddingRequest,
-    DetokenizeInputRequest,
     DetokenizeInputResponse,
     ModelList,
     TokenizeInputCountResponse,
@@ -19,7 +17,12 @@ from llama_cpp.server.types import (
 )
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
+from llamahybrid.server.bodies import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+)
 from llamahybrid.server.errors import bad, later
 from llamahybrid.server.service import Service
 
@@ -80,7 +83,7 @@ async def create_chat_completion(
 
 
 @router.post("/v1/embeddings", summary="Embedding", tags=[_OPENAI], response_model=None)
-async def create_embedding(body: CreateEmbeddingRequest, service: InService) -> Response:
+async def create_embedding(body: EmbeddingRequest, service: InService) -> Response:
     """Embed texts; the model has to be opened with `embedding`."""
 
     def work(llm: Llama) -> Any:
@@ -121,7 +124,7 @@ async def count_query_tokens(body: TokenizeInputRequest, service: InService) -> 
 
 
 @router.post("/extras/detokenize", summary="Detokenize", tags=[_EXTRAS])
-async def detokenize(body: DetokenizeInputRequest, service: InService) -> DetokenizeInputResponse:
+async def detokenize(body: DetokenizeRequest, service: InService) -> DetokenizeInputResponse:
     """The text of token ids."""
 
     def work(llm: Llama) -> str:

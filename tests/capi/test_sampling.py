@@ -1,11 +1,15 @@
 """A sampler over a copied row says what it would say over the context's."""
 
+from contextlib import closing
+
+import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp import LlamaGrammar
 
 from llamahybrid import Llama
 from llamahybrid.capi.sampling import RowSampler, deep, require_grammar
+from llamahybrid.errors import LlamaHybridError
 
 PROMPT = [(7 * i + 1) % 200 for i in range(30)]
 SETTINGS = {"greedy": {"temp": 0.0}, "warm": {"temp": 1.5, "top_k": 50}, "mirostat": {"mirostat_mode": 2}}
@@ -86,3 +90,33 @@ def test_a_grammar_that_can_be_read_is_used(llm):
     assert not deep(quoted)
     made = LlamaGrammar.from_string('root ::= "yes"', verbose=False)
     assert llm.create_completion(PROMPT, max_tokens=9, grammar=made)["choices"][0]["text"] == "yes"
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("end", ["[b-a]", '"\\UFFFFFFFF"'])
+def test_a_grammar_that_leads_nowhere_is_an_error_and_not_the_end(tiny_model, end, n_parallel):
+    """The library accepts a token that it forbade, and the process dies."""
+    options = {"n_ctx": 256, "n_threads": 1, "verbose": False, "n_parallel": n_parallel}
+    with closing(Llama(str(tiny_model("llama")), **options)) as llm:
+        for how in (*SETTINGS.values(), {"mirostat_mode": 1}, {"temp": -1.0}):
+            how = {"temperature" if name == "temp" else name: value for name, value in how.items()}
+            made = LlamaGrammar.from_string(f'root ::= "a" {end}', verbose=False)
+            with pytest.raises(LlamaHybridError, match="leads nowhere"):
+                llm.create_completion(PROMPT, max_tokens=5, grammar=made, **how)
+            with pytest.raises(LlamaHybridError, match="leads nowhere"):
+                list(llm.create_completion(PROMPT, max_tokens=5, grammar=made, stream=True, **how))
+        assert llm.create_completion(PROMPT, max_tokens=2)["choices"]
+        assert llm.last_request.cached >= len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+def test_a_grammar_s_tokens_are_upstream_s(tiny_model, llm, how):
+    def said(of):
+        made = LlamaGrammar.from_string("root ::= [a-z]+", verbose=False)
+        of.reset()
+        of.eval(PROMPT)
+        sampler = of._init_sampler(grammar=made, **SETTINGS[how])
+        return [sampler.sample(of._ctx) for _ in range(20)]
+
+    with closing(llama_cpp.Llama(llm.model_path, n_ctx=256, n_threads=1, verbose=False, seed=5)) as stock:
+        assert said(llm) == said(stock)

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, count_refused
+from llamahybrid.server.bodies import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    count_refused,
+)
 from llamahybrid.server.errors import Refusal
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -104,3 +110,27 @@ def test_numbers_are_numbers(value: float) -> None:
         chat(logit_bias={"5": value})
     with pytest.raises(ValidationError):
         CompletionRequest(prompt="a", presence_penalty=value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (CompletionRequest, {"prompt": [1.5] * 5000}),
+        (CompletionRequest, {"prompt": [["a"]] * 5000}),
+        (CompletionRequest, {"prompt": [["a"] * 5000]}),
+        (CompletionRequest, {"prompt": "a", "stop": [1] * 5000}),
+        (CompletionRequest, {"prompt": "a", "logit_bias": {str(i): "x" for i in range(200_001)}}),
+        (ChatCompletionRequest, {"messages": [{"role": 1}] * 5000}),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": [{}] * 5000}]}),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": "a"}], "stop": [1] * 5000}),
+        (ChatCompletionRequest, {"tools": [{}] * 5000}),
+        (ChatCompletionRequest, {"functions": [{}] * 5000}),
+        (EmbeddingRequest, {"input": [1] * 5000}),
+        (DetokenizeRequest, {"tokens": ["a"] * 5000}),
+    ],
+)
+def test_much_that_is_wrong_is_not_told_of_one_by_one(body: type[BaseModel], said: dict[str, Any]) -> None:
+    """That fills memory, while nothing else is served."""
+    with pytest.raises(ValidationError) as refused:
+        body(**said)
+    assert refused.value.error_count() < 50

@@ -279,6 +279,7 @@ BAD: dict[str, tuple[dict[str, Any], int]] = {
         {"prompt": "x", "grammar": "root ::= " + "(" * 30000 + '"a"' + ")" * 30000},
         400,
     ),
+    "a grammar that leads nowhere": ({"prompt": "x", "grammar": "root ::= [b-a]"}, 400),
     "a path": ({"prompt": "x", "model": "/etc/passwd"}, 404),
     "a slot": ({"prompt": "x", "id_slot": 1}, 400),
     "no cache": ({"prompt": "x", "cache_prompt": False}, 400),
