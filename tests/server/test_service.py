@@ -115,8 +115,11 @@ def test_a_client_that_hangs_up_while_another_s_prompt_is_decoded_frees_its_slot
             assert first.result().status_code == 200
 
 
-def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(server: Serving, http: httpx.Client) -> None:
+def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(
+    server: Serving, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     admission = server.service.admission
+    Slow(monkeypatch, 0.01)  # else the first may be done before the third has begun
     with ThreadPoolExecutor(3) as pool:
         stop = threading.Event()
 
@@ -126,8 +129,8 @@ def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(server: Serving,
                 stop.wait(30)
 
         holding = [pool.submit(hold) for _ in range(3)]
-        wait_until(lambda: admission.running == 3)
         try:
+            wait_until(lambda: admission.running == 3)
             server.hang_up("/v1/completions", {"prompt": "x"}, lambda: admission.waiting == 1)
             wait_until(lambda: admission.waiting == 0 or admission.running < 3)
             assert admission.running == 3
