@@ -21,6 +21,7 @@ class Handle:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.reports: list[Any] = ["report"]
+        self.reasons = ["reason"]
         self.ended = threading.Event()
 
     def cancel(self) -> None:
