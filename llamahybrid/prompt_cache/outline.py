@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.disk_index import DiskIndex
@@ -93,18 +93,15 @@ class CacheOutline:
 # -- under the lock --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """Something that is kept for tokens up to `end`."""
+class _Mark(NamedTuple):
+    """Something that is kept for tokens up to `end`: its rank (1: goes first; 0: not soon), and `Kept`."""
 
     end: int
-    kept: Kept
-    rank: int = 0
-    """1: goes first; 0: not soon."""
+    rank: int
+    kept: tuple[int, int, int, int, int]
 
 
-@dataclass(frozen=True)
-class _Edge:
+class _Edge(NamedTuple):
     """A node as it was."""
 
     parent: int
@@ -112,16 +109,15 @@ class _Edge:
     end: int
     ids: bytes
     idle: int | None
-    more: int
+    children: int
     marks: tuple[_Mark, ...]
 
 
-@dataclass(frozen=True)
-class _Glance:
+class _Glance(NamedTuple):
     """A tree as it was; edges after those that they go on from."""
 
-    edges: list[_Edge] = field(default_factory=list)
-    more: int = 0
+    edges: list[_Edge]
+    conversations: int
 
 
 Shown: TypeAlias = Callable[[str], bool]
@@ -141,7 +137,7 @@ def _glance(
 
     `used`: the tree tells when each was used.
     """
-    made, numbers, order = _Glance(), dict[Node | None, int](), count()
+    edges, numbers, order = list[_Edge](), dict[Node | None, int](), count()
     wanted: dict[Node | None, set[Node]] = {}
     for each in first:
         for node in each.path():
@@ -149,30 +145,22 @@ def _glance(
     line: list[tuple[bool, int, int, Node, str]] = []
 
     def queue(parent: Node, namespace: str) -> None:
-        children = parent.children
         soon = wanted.get(parent, set())
-        for node in {*islice(reversed(children.values()), LOOK_AT * limit), *soon}:
+        for node in {*islice(reversed(parent.children.values()), LOOK_AT * limit), *soon}:
             heapq.heappush(line, (node not in soon, -node.last_used, next(order), node, namespace))
 
     names = [name for name in tree.namespaces() if shown(name)]
     for name in names:
         queue(tree.root(name), name)
-    while line and len(made.edges) < limit:
+    while line and len(edges) < limit:
         *_, node, name = heapq.heappop(line)
-        numbers[node] = len(made.edges)
+        numbers[node] = len(edges)
         idle = tree.requests - node.seen if used and node.seen else None
-        parent = numbers.get(node.parent, -1)
-        made.edges.append(
-            _Edge(parent, name, node.end, node.edge, idle, len(node.children), tuple(marks(node)))
-        )
-        queue(node, name)
-    shown_below = [0] * len(made.edges)
-    for edge in made.edges:
-        if edge.parent >= 0:
-            shown_below[edge.parent] += 1
-    edges = [replace(e, more=e.more - n) if n else e for e, n in zip(made.edges, shown_below, strict=True)]
-    roots = sum(len(tree.root(name).children) for name in names)
-    return _Glance(edges, roots - sum(e.parent < 0 for e in edges))
+        parent, children = numbers.get(node.parent, -1), node.children
+        edges.append(_Edge(parent, name, node.end, node.edge, idle, len(children), tuple(marks(node))))
+        if children:
+            queue(node, name)
+    return _Glance(edges, sum(len(tree.root(name).children) for name in names))
 
 
 def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:
@@ -182,11 +170,12 @@ def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:
 
     def marks(node: Node) -> Iterator[_Mark]:
         for entry in node.entries.values():
-            point = Kept(1, int(entry.checkpoint.logits is not None), int(entry.user_pinned), 0, entry.nbytes)
-            yield _Mark(entry.position, point, ranks.get(entry, 0))
+            prompts = int(entry.checkpoint.logits is not None)
+            kept = (1, prompts, int(entry.user_pinned), 0, entry.nbytes)
+            yield _Mark(entry.position, ranks.get(entry, 0), kept)
         if node.segments:
             nbytes = sum(s.nbytes for s in node.segments)
-            yield _Mark(node.segments[-1].end, Kept(attention=len(node.segments), nbytes=nbytes))
+            yield _Mark(node.segments[-1].end, 0, (0, 0, 0, len(node.segments), nbytes))
 
     first = [e.node for e in going if e.node is not None]
     return _glance(store.tree, shown, limit, marks, first, used=True)
@@ -199,8 +188,8 @@ def _glance_at_disk(index: DiskIndex, shown: Shown, limit: int, pinned: Sequence
         for place in () if node.disk is None else node.disk.places:
             for record in place.records:
                 point = record.is_checkpoint
-                kept = Kept(int(point), int(record.logits), 0, int(not point), record.nbytes)
-                yield _Mark(place.position, kept, int(record is going))
+                kept = (int(point), int(point and record.logits), 0, int(not point), record.nbytes)
+                yield _Mark(place.position, int(record is going), kept)
 
     first = [] if going is None else [going.place.node]
     return _glance(index.tree, shown, limit, marks, first, used=False)
@@ -264,13 +253,20 @@ def _joined(
         places.append(nodes)
     sums: dict[Node, _Sums] = {}
     for (tier, glance), nodes in zip(glances, places, strict=True):
-        for edge, node in zip(glance.edges if glance else (), nodes, strict=True):
+        edges = glance.edges if glance else []
+        hidden = [edge.children for edge in edges]
+        for edge, node in zip(edges, nodes, strict=True):
             _count(sums, tier, edge, node)
+            if edge.parent >= 0:
+                hidden[edge.parent] -= 1
+        for edge, node, more in zip(edges, nodes, hidden, strict=True):
+            there = sums.setdefault(_at(node, edge.end), _Sums()).more
+            there[tier] = there.get(tier, 0) + more
     for number, (name, tokens) in enumerate(live):
         for node in tree.match(name, tokens).path:
             sums.setdefault(node, _Sums()).slots.append(number)
-    more = max((glance.more for _, glance in glances if glance), default=0)
-    return CacheOutline(tuple(_in_order(tree, sums)), more)
+    hidden_roots = [g.conversations - sum(e.parent < 0 for e in g.edges) for _, g in glances if g]
+    return CacheOutline(tuple(_in_order(tree, sums)), max(hidden_roots, default=0))
 
 
 def _extended(tree: Tree, namespace: str, match: Match, ids: bytes, before: int = 0) -> Node:
@@ -292,11 +288,9 @@ def _count(sums: dict[Node, _Sums], tier: Tier, edge: _Edge, end: Node) -> None:
     """Note what an edge has at the nodes that cover it."""
     for mark in edge.marks:
         there = sums.setdefault(_at(end, mark.end), _Sums())
-        there.kept[tier] += mark.kept
+        there.kept[tier] += Kept(*mark.kept)
         if mark.rank:
             there.going[tier] = min(mark.rank, there.going.get(tier, mark.rank))
-    last = sums.setdefault(_at(end, edge.end), _Sums())
-    last.more[tier] = last.more.get(tier, 0) + edge.more
     node: Node | None = end
     start = edge.end - len(edge.ids) // ID_BYTES
     while edge.idle is not None and node is not None and node.end > start:

@@ -102,7 +102,8 @@ async def data(
 
 def _past(past: Past, viewer: Viewer) -> dict[str, Any]:
     told = asdict(past)
-    return {**told, "tenant": viewer.name(told.pop("tag"))}
+    del told["tag"]  # the whole of it
+    return {**told, "tenant": viewer.name(past.tag)}
 
 
 def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:

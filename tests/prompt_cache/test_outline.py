@@ -195,8 +195,8 @@ def test_only_what_is_asked_for_is_shown() -> None:
 def test_a_path_of_thousands_of_branches_ends_at_the_limit() -> None:
     tree, index = Tree(), DiskIndex()
     index._tree = tree
-    path = np.arange(6000, dtype=np.int32)
-    for at in range(2, 6000, 2):
+    path = np.arange(1000, dtype=np.int32)
+    for at in range(2, 1000, 2):
         tree.insert("model", np.array([*path[:at], 9_000_000 + at], np.int32))
     seen = outline_of_index(index, 100)
     assert len(seen.branches) <= 100

@@ -2,6 +2,7 @@
 "use strict";
 
 const BUSY_MS = 1000, IDLE_MS = 3000, HIDDEN_MS = 10000;
+const HERE = location.origin + location.pathname; // without a password that was part of the address
 const INDENT = 14, DEEPEST = 10;
 const at = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en");
@@ -164,7 +165,7 @@ async function look() {
   const mine = asked += 1;
   let wait = IDLE_MS;
   try {
-    const response = await fetch(`cache/data?text=${at("text").checked}`, { cache: "no-store" });
+    const response = await fetch(`${HERE}/data?text=${at("text").checked}`, { cache: "no-store" });
     if (!response.ok) throw new Error(`the server says ${response.status}`);
     const told = await response.json();
     if (mine !== asked) return; // another one was asked meanwhile
