@@ -73,7 +73,7 @@ class Branch:
     idle: int | None = None
     """Requests since one came along it; None: none since the process began."""
     more: int = 0
-    """Branches that go on from it and are not shown; with a disk, of the tier that has more of them."""
+    """Branches that go on from it and are not shown; at least, where tiers have different ones."""
 
     @property
     def end(self) -> int:
@@ -233,7 +233,13 @@ class _Sums:
     slots: list[int] = field(default_factory=list)
     going: dict[Tier, int] = field(default_factory=dict)
     idle: int | None = None
-    more: dict[Tier, int] = field(default_factory=dict)
+    branches: dict[int, int] = field(default_factory=dict)
+    """How many go on in the tier that has most of them, by position."""
+
+    def more(self, node: Node) -> int:
+        """Those of them that are not shown."""
+        shown = {node.end: len(node.children)}
+        return sum(max(0, n - shown.get(at, 1)) for at, n in self.branches.items())
 
 
 def _joined(
@@ -253,20 +259,14 @@ def _joined(
         places.append(nodes)
     sums: dict[Node, _Sums] = {}
     for (tier, glance), nodes in zip(glances, places, strict=True):
-        edges = glance.edges if glance else []
-        hidden = [edge.children for edge in edges]
-        for edge, node in zip(edges, nodes, strict=True):
+        for edge, node in zip(glance.edges if glance else (), nodes, strict=True):
             _count(sums, tier, edge, node)
-            if edge.parent >= 0:
-                hidden[edge.parent] -= 1
-        for edge, node, more in zip(edges, nodes, hidden, strict=True):
-            there = sums.setdefault(_at(node, edge.end), _Sums()).more
-            there[tier] = there.get(tier, 0) + more
     for number, (name, tokens) in enumerate(live):
         for node in tree.match(name, tokens).path:
             sums.setdefault(node, _Sums()).slots.append(number)
-    hidden_roots = [g.conversations - sum(e.parent < 0 for e in g.edges) for _, g in glances if g]
-    return CacheOutline(tuple(_in_order(tree, sums)), max(hidden_roots, default=0))
+    begun = max((glance.conversations for _, glance in glances if glance), default=0)
+    shown = sum(len(tree.root(name).children) for name in tree.namespaces())
+    return CacheOutline(tuple(_in_order(tree, sums)), max(0, begun - shown))
 
 
 def _extended(tree: Tree, namespace: str, match: Match, ids: bytes, before: int = 0) -> Node:
@@ -291,6 +291,9 @@ def _count(sums: dict[Node, _Sums], tier: Tier, edge: _Edge, end: Node) -> None:
         there.kept[tier] += Kept(*mark.kept)
         if mark.rank:
             there.going[tier] = min(mark.rank, there.going.get(tier, mark.rank))
+    if edge.children:
+        last = sums.setdefault(_at(end, edge.end), _Sums()).branches
+        last[edge.end] = max(edge.children, last.get(edge.end, 0))
     node: Node | None = end
     start = edge.end - len(edge.ids) // ID_BYTES
     while edge.idle is not None and node is not None and node.end > start:
@@ -322,6 +325,6 @@ def _in_order(tree: Tree, sums: dict[Node, _Sums]) -> Iterator[Branch]:
                 tuple(there.slots),
                 tuple(sorted(there.going, key=lambda tier: there.going[tier])),
                 there.idle,
-                max(there.more.values(), default=0),
+                there.more(node),
             )
             ahead += [(number, n) for n in sorted(node.children.values(), key=rank, reverse=True)]

@@ -112,7 +112,7 @@ function branches(tree) {
       parts.push(made("span", "goes", `goes next from ${names}`));
     }
     if (told.idle !== null) {
-      parts.push(made("span", "soft", told.idle ? `${number.format(told.idle)} requests ago` : "last request"));
+      parts.push(made("span", "soft", told.idle ? `${number.format(told.idle)} request${told.idle === 1 ? "" : "s"} ago` : "last request"));
     }
     if (told.parent < 0) parts.push(made("span", "soft", `model ${told.model}`), tenant(told.tenant));
     if (told.more) parts.push(made("span", "soft", `${number.format(told.more)} more go on from here`));
@@ -179,6 +179,7 @@ async function look() {
   timer = setTimeout(look, document.hidden ? HIDDEN_MS : wait);
 }
 
+at("text").checked = location.hash === "#text"; // so that it can be asked for in the address
 at("text").addEventListener("change", look);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
 look();
