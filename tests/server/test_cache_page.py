@@ -212,16 +212,18 @@ def test_slots_are_told_as_they_run(server: Serving, monkeypatch: pytest.MonkeyP
     asked = {"prompt": f"{SYSTEM}Tell me a story", "max_tokens": 500, "min_tokens": 500, "stream": True}
     with server.client() as client:
         with client.stream("POST", "/v1/completions", json=asked) as stream:
-            next(stream.iter_lines())
+            next(lines := stream.iter_lines())
             (busy,) = [slot for slot in data(server)["slots"] if slot["state"] != "idle"]
+            lines.close()  # until then: one that is collected hangs up
         assert busy["state"] == "answer"
         assert busy["prompt"] >= busy["cached"]
         assert busy["generated"] > 0
         assert busy["live"] >= busy["prompt"] > 0
         server.await_settled()
         with client.stream("POST", "/v1/completions", json={**asked, "cache_salt": "x"}) as stream:
-            next(stream.iter_lines())
+            next(lines := stream.iter_lines())
             slots = data(server)["slots"]
+            lines.close()
         assert [slot for slot in slots if slot["state"] != "idle"] == [{"state": "busy"}]
 
 
