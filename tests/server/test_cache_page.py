@@ -8,9 +8,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from llamahybrid.capi.calls import NativeContext
@@ -19,7 +21,7 @@ from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.salt import digest
 from llamahybrid.server import cache_page
 from llamahybrid.server.keys import salt_of
-from llamahybrid.server.viewers import DIGEST_LETTERS
+from llamahybrid.server.viewers import DIGEST_LETTERS, Viewer
 from tests.lab.serving import Serving, serving
 
 FILES = ("/cache", "/cache/cache.js", "/cache/cache.css", "/cache/data")
@@ -249,6 +251,20 @@ def test_what_is_live_is_nobody_s_while_a_slot_changes_hands() -> None:
 
     slot: Any = Changing()
     assert cache_page._live(slot)[0] == ""
+
+
+def test_of_a_slot_that_still_holds_another_tenant_s_tokens_their_number_is_not_told() -> None:
+    """A request has the slot, and has not begun."""
+    identity = SimpleNamespace(namespace=f"model+{tag('two')}", fingerprint=b"")
+    live = SimpleNamespace(identity=identity, tokens=np.arange(7, dtype=np.int32))
+    evaluation = SimpleNamespace(runner=SimpleNamespace(live=live))
+    slot: Any = SimpleNamespace(arrays=SimpleNamespace(salt=b""), evaluation=evaluation)
+    ticket = SimpleNamespace(salt=digest(salt_of("one")), request=None)
+    llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: ticket))
+    told = cache_page._slot(llm, slot, Viewer(own=tag("one")))
+    assert told == {"state": "begins", "live": 0, "tenant": "you"}
+    assert cache_page._slot(llm, slot, Viewer(operator=True))["live"] == 7
+    assert cache_page._slot(llm, slot, Viewer(own=tag("two"))) == {"state": "busy"}
 
 
 def test_looking_opens_no_model_and_waits_for_none(server: Serving, http: httpx.Client) -> None:
