@@ -22,7 +22,7 @@ PATCHES = {f"patches/{path.name}" for path in (HERE / "patches").iterdir()}
 PACKAGE = {
     path.relative_to(HERE).as_posix()
     for path in (HERE / "llamahybrid").rglob("*")
-    if path.suffix == ".py" or path.name == "py.typed"
+    if path.suffix in (".py", ".html", ".css", ".js") or path.name == "py.typed"
 }
 
 

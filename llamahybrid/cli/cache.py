@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
     from llamahybrid.prompt_cache.base import Tokens
     from llamahybrid.prompt_cache.disk import RecordStore
+    from llamahybrid.prompt_cache.disk_index import DiskIndex
     from llamahybrid.prompt_cache.records import Head
 
-cache = typer.Typer(no_args_is_help=True, help="List, verify and prune a folder of stored conversations.")
+cache = typer.Typer(no_args_is_help=True, help="List, show, verify and prune a folder of conversations.")
 
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="folder, as given to PromptCache(disk_dir=...)", file_okay=False)
 ]
 
+MOST_SHOWN = 200
 PREVIEW_TOKENS = 60
 PREVIEW_WIDTH = 36
 
@@ -72,6 +74,36 @@ def list_(
     console = Console()
     console.print(table)
     console.print(f"{len(found)} records, {store.nbytes / 2**20:,.1f} MiB")
+
+
+@cache.command()
+def show(
+    folder: Folder = None,
+    preview: Annotated[
+        Path | None, typer.Option(help="show the text, with the vocabulary of this GGUF file", exists=True)
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="branches to show")] = MOST_SHOWN,
+) -> None:
+    """Show what is stored as a tree: what conversations have in common is there once, and counts once.
+
+    What goes first when room is needed is marked, as far as the folder tells: a process that has it open
+    spares what its requests rest on.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from llamahybrid.cli.cache_tree import trees
+    from llamahybrid.prompt_cache.outline import outline_of_index
+
+    store = _opened(folder)
+    seen = outline_of_index(_index(store), most)
+    spell = _speller(preview) if preview else None
+    console = Console()
+    console.print(f"[bold]{escape(str(store.folder.parent))}[/]  {store.nbytes / 2**20:,.1f} MiB")
+    for tree in trees(seen, spell):
+        console.print(tree)
+    if seen.more:
+        console.print(f"{seen.more:,} more conversations; --most shows them")
 
 
 @cache.command()
@@ -159,6 +191,24 @@ def _heads(store: RecordStore) -> Iterator[tuple[str, Head, Tokens]]:
             yield (key, *store.head(key))
         except (RecordError, OSError) as error:
             typer.echo(f"{key}: {error}", err=True)
+
+
+def _index(store: RecordStore) -> DiskIndex:
+    """Where the records of a folder lie, and which of them were used last."""
+    from llamahybrid.errors import RecordError
+    from llamahybrid.prompt_cache.disk_index import DiskIndex
+    from llamahybrid.prompt_cache.records import read_ids
+
+    index, used = DiskIndex(), dict[str, float]()
+    for key in sorted(store.keys()):
+        try:
+            with store.opened(key) as (file, head, used_at):
+                index.add(head, read_ids(file, head), 0)
+                used[key] = used_at
+        except (RecordError, OSError) as error:
+            typer.echo(f"{key}: {error}", err=True)
+    index.in_order_of_use(used)
+    return index
 
 
 def _salt(head: Head) -> str:

@@ -65,6 +65,11 @@ class DiskIndex:
         self._bare: OrderedDict[Stored, None] = OrderedDict()  # segments that no checkpoint is behind
         self.nbytes = 0
 
+    @property
+    def tree(self) -> Tree:
+        """Its paths, with `OnDisk` at their edges."""
+        return self._tree
+
     def __len__(self) -> int:
         return sum(map(len, self._shards.values()))
 
@@ -281,6 +286,11 @@ class DiskIndex:
         if bare is not None:
             return bare.key
         return next((r.key for r in self._checkpoints if r.place not in places), None)
+
+    def going_next(self, spared: Iterable[tuple[str | None, Tokens]]) -> Stored | None:
+        """What `victim` names."""
+        key = self.victim(spared)
+        return None if key is None else self._shards[key[0]][key]
 
     def _close_up(self, node: Node) -> None:
         """Remove tokens at the end of a path that no record needs."""

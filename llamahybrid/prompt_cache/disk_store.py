@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Range, Tokens
@@ -22,6 +23,8 @@ from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
+
+Seen = TypeVar("Seen")
 
 logger = logging.getLogger("llamahybrid")
 
@@ -155,6 +158,11 @@ class DiskStore:
     def has(self, key: str) -> bool:
         """A record of this key is known."""
         return key in self._index
+
+    @guarded(nothing, changes=False)
+    def look(self, see: Callable[[DiskIndex], Seen]) -> Seen | None:
+        """What is seen of the index as it was read last, which leaves it as it is; None from inside."""
+        return see(self._index)
 
     def load(self, key: str) -> Record | None:
         """Read and check a record; None, with a record that is damaged removed, if that fails."""

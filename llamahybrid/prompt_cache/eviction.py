@@ -89,6 +89,11 @@ class ValueEviction:
         node = spare_segments(live)
         return Spare(node) if node is not None else ladder_victim(live, incoming)
 
+    def going_next(self, tree: Tree, count: int) -> list[Entry]:
+        """The checkpoints worth least of those that are looked at next, which changes nothing."""
+        ranked = sorted(tree.next_in_line(LOOKS), key=lambda e: self.value.of(e, tree.requests))
+        return [e for e in ranked if not e.pins and not e.user_pinned][:count]
+
     def _least(self, tree: Tree, on_path: set[Entry]) -> Entry | None:
         """The least worth of those looked at, live or not; None if no other than live ones may go."""
         for _ in range(0, len(tree), LOOKS - WORST):

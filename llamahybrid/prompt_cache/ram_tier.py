@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer, owned
 from llamahybrid.prompt_cache.ram_store import RamStore, row
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import restart_points
+
+Seen = TypeVar("Seen")
 
 RESTARTED = "an exception came while the prompt cache was changed; what it held in RAM is gone"
 
@@ -83,6 +86,11 @@ class RamTier:
         """Another budget: what no longer fits goes."""
         self.store.account.limit = limit
         self.store.make_room(0)
+
+    @guarded(nothing, changes=False)
+    def look(self, see: Callable[[RamStore], Seen]) -> Seen | None:
+        """What is seen of it, which leaves it as it is; None from inside."""
+        return see(self.store)
 
     # -- a request's start -------------------------------------------------------------------------
 

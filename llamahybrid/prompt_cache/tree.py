@@ -183,6 +183,10 @@ class Tree:
         """Those with any path."""
         return list(self._roots)
 
+    def root(self, namespace: str) -> Node:
+        """Where the paths of a namespace begin. Raises KeyError where there are none."""
+        return self._roots[namespace]
+
     def prune(self, node: Node) -> None:
         """Drop the segments that no checkpoint is behind, from `node` upward."""
         for above in node.path():

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 
 from llamahybrid.request.gate import RequestGate
-from llamahybrid.request.report import RequestReport
+from llamahybrid.request.report import RequestReport, sentence
 from llamahybrid.request.salt import SHARED
 from llamahybrid.request.ticket import Ticket
 
@@ -54,6 +54,11 @@ class RequestHandle:
     def reports(self) -> list[RequestReport]:
         """What each of them decoded and reused, so far, in the order they were made."""
         return [t.request.report() for t in self._tickets if t.request is not None]
+
+    @property
+    def reasons(self) -> list[str]:
+        """How each of their prompts started (see `report.sentence`), naming no token."""
+        return [sentence(t.request.plan, None) for t in self._tickets if t.request is not None]
 
     def add(self, ticket: Ticket) -> None:
         """One more request."""

@@ -58,8 +58,8 @@ class RequestReport:
         return self.total - self.cached
 
 
-def sentence(plan: Plan, spell: Callable[[int], str] = str, *, explain: bool = False) -> str:
-    """A plan's reason in words; `spell` gives a token's text.
+def sentence(plan: Plan, spell: Callable[[int], str] | None = str, *, explain: bool = False) -> str:
+    """A plan's reason in words; `spell` gives a token's text, None: no token is named.
 
     `explain`: the token that the prompt parts from is spelt, too. It may be another user's.
     """
@@ -82,9 +82,9 @@ def sentence(plan: Plan, spell: Callable[[int], str] = str, *, explain: bool = F
     return f"{known}; restored at {cached:,} from {'disk' if plan.source == 'disk' else 'RAM'}{lost}"
 
 
-def _divergence(plan: Plan, spell: Callable[[int], str], explain: bool) -> str:
+def _divergence(plan: Plan, spell: Callable[[int], str] | None, explain: bool) -> str:
     where = f"history differs at token {plan.matched:,} of {plan.total:,}"
-    if plan.differs is None:
+    if plan.differs is None or spell is None:
         return where
     new, old = map(spell, plan.differs)
     return f"{where}: {new!r} was {old!r}" if explain else f"{where}, {new!r}"

@@ -115,6 +115,16 @@ class Admission:
             self._move()
             raise
 
+    def visit(self) -> tuple[Llama, Place] | None:
+        """A place on the open model for a short look, which nobody waits for; None where that cannot be."""
+        if self.draining or self._llm is None or self._alias is None or self._swap is not None:
+            return None
+        if any(place.alias != self._alias for place in self._queue):
+            return None
+        place = Place(self._alias, 0, asyncio.get_running_loop().create_future())
+        self._inside.append(place)
+        return self._llm, place
+
     def leave(self, place: Place) -> None:
         """It is not used any more; harmless a second time."""
         if place not in self._inside:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from llamahybrid.server import errors
+from llamahybrid.server import cache_page, errors
 from llamahybrid.server.keys import ApiKeys
 from llamahybrid.server.limits import Guard
 from llamahybrid.server.routes import router
@@ -60,6 +60,7 @@ def app_of(service: Service) -> FastAPI:
     app.state.service = service
     errors.install(app)
     app.include_router(router)
+    app.include_router(cache_page.router)
     app.add_middleware(
         Guard,
         keys=ApiKeys(settings.keys()),

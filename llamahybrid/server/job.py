@@ -36,6 +36,8 @@ class Done:
 
     reports: tuple[RequestReport, ...]
     """What each answer decoded and reused, the one that decoded the prompt first."""
+    reasons: tuple[str, ...] = ()
+    """How each of their prompts started, naming no token."""
 
 
 class Notice(Enum):
@@ -129,7 +131,7 @@ class Job:
                         if self._dropped:
                             break
                         self._put(chunk)
-        return Done(tuple(handle.reports))
+        return Done(tuple(handle.reports), tuple(handle.reasons))
 
     def _put(self, item: Item) -> None:
         if not self._dropped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,18 @@ def key_of(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() == "bearer" and credentials.strip():
         return credentials.strip()
     return headers.get("x-api-key")
+
+
+def password_of(headers: Mapping[str, str]) -> str | None:
+    """The key where a browser that asks its user for a password puts it; any user name will do."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        text = base64.b64decode(credentials.strip(), validate=True).decode("utf-8", "surrogateescape")
+    except ValueError:
+        return None
+    return text.partition(":")[2] or None
 
 
 def salt_of(key: str | None) -> str:

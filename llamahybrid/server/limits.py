@@ -10,12 +10,22 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamahybrid.server.errors import Refusal
-from llamahybrid.server.keys import ApiKeys, key_of
+from llamahybrid.server.keys import ApiKeys, key_of, password_of
 
 logger = logging.getLogger("llamahybrid.server")
 
 OPEN = ("/health", "/v1/health")
 """Paths that need no key, as llama-server's."""
+
+PAGE = "/cache"
+"""What a browser shows: it and what lies below may be read with the key as a password.
+
+A browser sends a password along with whatever any page makes it ask for, so this opens nothing that acts.
+"""
+
+BROWSERS = 'Basic realm="llamahybrid: the API key is the password", charset="UTF-8"'
+
+READS = ("GET", "HEAD")
 
 WAITS_FOR_SLOTS = ("/v1/completions", "/v1/chat/completions", "/v1/engines/copilot-codex/completions")
 """Paths whose requests may have to wait."""
@@ -53,10 +63,14 @@ class Guard:
         preflight = scope["method"] == "OPTIONS"
         try:
             key = key_of(headers)
+            shown = scope["method"] in READS and (path == PAGE or path.startswith(f"{PAGE}/"))
+            if shown and key is None:
+                key = password_of(headers)
             if path not in OPEN and not preflight and not self._keys.admit(key):
                 self._say("key", scope, path)
                 message = "this server needs an API key" if key is None else "that API key is not known here"
-                raise Refusal(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+                challenge = {"WWW-Authenticate": BROWSERS if shown else "Bearer"}
+                raise Refusal(401, message, code="invalid_api_key", headers=challenge)
             if not headers.get("content-length", "0").isdecimal():
                 raise Refusal(400, "content-length is a number")
             if int(headers.get("content-length", "0")) > self._max_body:

@@ -15,11 +15,14 @@ import llama_cpp
 from starlette.requests import Request
 
 from llamahybrid.llama import Llama
+from llamahybrid.memory.fingerprint import salt_tag
+from llamahybrid.request.salt import digest
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Account, Answer
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import Refusal
+from llamahybrid.server.history import History
 from llamahybrid.server.job import Done, Job
 from llamahybrid.server.loading import load, max_prompt
 from llamahybrid.server.metrics import Gauges, Metrics
@@ -27,6 +30,7 @@ from llamahybrid.server.models import Models
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.tenants import salt
 from llamahybrid.server.usage import timings, usage
+from llamahybrid.server.viewers import Viewers
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -52,6 +56,8 @@ class Service:
         self.models = Models(models, loader)
         self.admission = Admission(self._open, settings.max_queue)
         self.metrics = Metrics(self._gauges)
+        self.viewers = Viewers(settings)
+        self.history = History()
         self.jobs: dict[Job, None] = {}
         """Those that run, oldest first."""
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
@@ -118,7 +124,7 @@ class Service:
             job = Job(limited, options, partial(llm.request, named), lambda last: None)
             include = body.stream_options is not None and body.stream_options.include_usage
             account = Account(partial(_told, llm), include)
-            job.over = partial(self._over, job, account, arrived, place)
+            job.over = partial(self._over, job, account, arrived, place, salt_tag(digest(named)))
             self.jobs[job] = None
             job.start(self._threads)
         except BaseException:
@@ -133,6 +139,15 @@ class Service:
         made = loop.run_in_executor(self._threads, work, llm)
         made.add_done_callback(lambda _: self.admission.leave(place))
         return await asyncio.shield(made)
+
+    async def look(self, see: Callable[[Llama], Result]) -> Result | None:
+        """What is seen of the open model, in a thread; None where none is open, or it is about to change."""
+        if (visit := self.admission.visit()) is None:
+            return None
+        llm, place = visit
+        seen = asyncio.get_running_loop().run_in_executor(self._threads, see, llm)
+        seen.add_done_callback(lambda _: self.admission.leave(place))
+        return await asyncio.shield(seen)
 
     async def _enter(self, request: Request, alias: str, slots: int) -> tuple[Llama, Place]:
         """A place, unless the client hangs up while it waits. Raises Refusal."""
@@ -156,7 +171,7 @@ class Service:
         if not entered.cancelled() and entered.exception() is None:
             self.admission.leave(entered.result()[1])
 
-    def _over(self, job: Job, account: Account, arrived: float, place: Place, last: Any) -> None:
+    def _over(self, job: Job, account: Account, arrived: float, place: Place, tag: str, last: Any) -> None:
         self.jobs.pop(job, None)
         if isinstance(last, Done):
             account.settle(last)
@@ -164,6 +179,7 @@ class Service:
         reports = last.reports if isinstance(last, Done) else ()
         end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
         self.metrics.answered(reports, job.started - arrived, end)
+        self.history.add(tag, last if isinstance(last, Done) else None, job.started - arrived, end)
 
     @property
     def _ping_seconds(self) -> float:

@@ -52,6 +52,15 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     )
     api_keys: list[SecretStr] = Field(default=[], description="Further API keys, beside api_key.")
     api_key_file: Optional[str] = Field(default=None, description="File with an API key on each line.")
+    operator_key: Optional[SecretStr] = Field(
+        default=None,
+        description="A further API key: whose page at /cache shows all tenants, and texts. "
+        "None: the API key, where there is one only.",
+    )
+    open_page: bool = Field(
+        default=False,
+        description="Without API keys: whether the page at /cache shows all tenants, and texts, to anybody.",
+    )
     salt_by_key: bool = Field(
         default=False,
         description="Whether users share nothing in the cache unless they have the same API key.",
@@ -85,6 +94,8 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
         given = [key.get_secret_value() for key in self.api_keys]
         if self.api_key is not None:
             given.append(self.api_key)
+        if self.operator_key is not None:
+            given.append(self.operator_key.get_secret_value())
         if self.api_key_file is not None:
             lines = Path(self.api_key_file).expanduser().read_text(encoding="utf-8").split("\n")
             read = [line.strip() for line in lines if line.strip()]

@@ -77,6 +77,49 @@ def test_a_preview_shows_the_end_of_the_text(folder: Path, tiny_model: Any) -> N
     assert spelt.decode(errors="replace").strip() in result.output
 
 
+def test_what_conversations_share_is_shown_once(folder: Path) -> None:
+    store = RecordStore(folder)
+    other = np.array([*TEXT[:30], *b"sleeps"], np.int32)
+    for name in ("aaaa", "aaaa+0aB._[red]zzzz"):
+        key = key_of(name, SNAPSHOT, len(other), other)
+        payload = np.zeros(2 << 20, np.uint8)
+        store.write(key, pack(name, SNAPSHOT, len(other), other, None, payload))
+    result = run("show", "--dir", folder)
+    assert result.exit_code == 0, result.output
+    lines = [line.strip("│├└─ ") for line in result.output.splitlines()[1:]]
+    assert sum(line.startswith("model ") for line in lines) == 3
+    assert "model aaaa, salt 0aB._[red]zzzz" in lines
+    (shared,) = [i for i, line in enumerate(lines) if line.startswith("0-30")]
+    assert "1 checkpoint, 0.1 MiB" in lines[shared]
+    assert {line[:5] for line in lines[shared + 1 : shared + 3]} == {"30-43", "30-36"}
+    assert "2.0 MiB" in result.output
+    assert result.output.count("goes next") == 1
+
+
+def test_only_so_many_branches_are_shown(folder: Path) -> None:
+    output = run("show", "--dir", folder, "--most", 1).output
+    assert "2 more conversations" in output
+    assert len([line for line in output.splitlines() if "checkpoint" in line]) == 1
+
+
+def test_the_tree_has_texts_when_asked(folder: Path, tiny_model: Any) -> None:
+    model = tiny_model("mamba")
+    import llama_cpp
+
+    spelt = llama_cpp.Llama(str(model), vocab_only=True, verbose=False).detokenize(TEXT[-6:].tolist())
+    assert spelt.decode(errors="replace").strip() in run("show", "--dir", folder, "--preview", model).output
+    assert spelt.decode(errors="replace").strip() not in run("show", "--dir", folder).output
+
+
+def test_showing_goes_on_past_what_is_damaged(folder: Path) -> None:
+    victim = sorted(folder.glob("*/*/*.record"))[3]
+    victim.write_bytes(victim.read_bytes()[:100])
+    result = run("show", "--dir", folder)
+    assert result.exit_code == 0
+    assert victim.stem in result.output
+    assert victim.exists()
+
+
 def test_sound_folders_verify(folder: Path) -> None:
     result = run("verify", "--dir", folder)
     assert (result.exit_code, result.output.strip()) == (0, "9 records are sound, 0 damaged")
@@ -148,7 +191,7 @@ def test_pruning_needs_to_be_told_what(folder: Path) -> None:
     assert len(keys(folder)) == 9
 
 
-@pytest.mark.parametrize("command", ["list", "verify", "prune"])
+@pytest.mark.parametrize("command", ["list", "show", "verify", "prune"])
 def test_a_folder_with_nothing_is_left_alone(tmp_path: Path, command: str) -> None:
     result = run(command, "--dir", tmp_path, *(["--max-mib", "1"] if command == "prune" else []))
     assert result.exit_code == 1

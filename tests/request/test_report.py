@@ -62,3 +62,10 @@ def test_the_token_of_others_is_spelt_only_on_demand() -> None:
 @pytest.mark.parametrize("plan", [WHOLE, replace(KNOWN, reason=Reason("extended"))])
 def test_a_difference_is_spelt_only_where_the_reason_is_one(plan: Plan) -> None:
     assert sentence(replace(plan, differs=(7, 8)), spell, explain=True) == sentence(plan)
+
+
+@pytest.mark.parametrize("explain", [False, True])
+def test_without_a_speller_no_token_is_named(explain: bool) -> None:
+    plan = Plan(10, 7, 5, "ram", None, None, reason=Reason("known"), differs=(7777, 8888))
+    told = sentence(plan, None, explain=explain)
+    assert told == "history differs at token 7 of 10; restored at 5 from RAM, 2 known tokens lost"

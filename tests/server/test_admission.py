@@ -167,6 +167,28 @@ def test_what_takes_no_slot_waits_for_none() -> None:
     assert play(scenario, slots=1)[-1] == "counts tokens on a"
 
 
+def test_who_looks_neither_waits_nor_opens_a_model_nor_keeps_one_open() -> None:
+    async def scenario(admission: Admission, log: list[str]) -> None:
+        assert admission.visit() is None
+        place = await client(admission, log, "1")
+        visit = admission.visit()
+        assert visit is not None
+        assert visit[0] == "a"
+        assert admission.running == 1
+        other = asyncio.ensure_future(client(admission, log, "2", alias="b"))
+        await beat()
+        assert admission.visit() is None, "another model is wanted"
+        admission.leave(place)
+        await beat()
+        assert not other.done(), "nothing is closed under who looks"
+        admission.leave(visit[1])
+        await other
+        admission.refuse_waiting()
+        assert admission.visit() is None
+
+    assert play(scenario) == ["open a", "1 on a", "open b", "2 on b"]
+
+
 def test_a_model_that_cannot_be_opened_is_told_to_who_asked_for_it_alone() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         broken = asyncio.ensure_future(admission.enter("broken", 1))

@@ -21,6 +21,7 @@ class Handle:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.reports: list[Any] = ["report"]
+        self.reasons = ["reason"]
         self.ended = threading.Event()
 
     def cancel(self) -> None:
@@ -58,7 +59,7 @@ def test_a_completion_comes_out_and_then_what_it_took() -> None:
     async def scenario(job: Job, threads: ThreadPoolExecutor) -> None:
         job.start(threads)
         assert await job.item() == {"text": "a"}
-        assert await job.item() == Done(("report",))  # type: ignore[arg-type]
+        assert await job.item() == Done(("report",), ("reason",))  # type: ignore[arg-type]
 
     play(lambda text: {"text": text}, scenario, text="a")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 
 import pytest
 
-from llamahybrid.server.keys import ApiKeys, key_of, salt_of
+from llamahybrid.server.keys import ApiKeys, key_of, password_of, salt_of
 
 
 def test_without_keys_everybody_is_let_in() -> None:
@@ -54,6 +55,31 @@ def test_every_key_is_compared_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_where_a_key_stands(headers: dict[str, str], key: str | None) -> None:
     assert key_of(headers) == key
+
+
+@pytest.mark.parametrize(
+    ("credentials", "password"),
+    [
+        (b"any:one", "one"),
+        (b":one", "one"),
+        (b"any:with:colons", "with:colons"),
+        ("any:é".encode(), "é"),
+        (b"any:\xff", "\udcff"),
+        (b"any:", None),
+        (b"one", None),
+        (b"", None),
+    ],
+)
+def test_where_a_browser_puts_a_password(credentials: bytes, password: str | None) -> None:
+    header = base64.b64encode(credentials).decode()
+    assert password_of({"authorization": f"Basic {header}"}) == password
+    assert password_of({"authorization": f"Bearer {header}"}) is None
+
+
+@pytest.mark.parametrize("header", ["Basic", "Basic !", "Basic YQ", "Basic é", ""])
+def test_what_is_no_password(header: str) -> None:
+    assert password_of({"authorization": header}) is None
+    assert password_of({}) is None
 
 
 def test_a_key_s_salt_is_its_own_and_does_not_show_it() -> None:

@@ -125,8 +125,9 @@ def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(
 
         def hold() -> None:
             with http.stream("POST", "/v1/completions", json=ENDLESS) as response:
-                next(response.iter_lines())
+                next(lines := response.iter_lines())
                 stop.wait(30)
+                lines.close()  # until then: one that is collected hangs up
 
         holding = [pool.submit(hold) for _ in range(3)]
         try:

@@ -1,0 +1,51 @@
+"""An outline of a cache as trees in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.markup import escape
+from rich.tree import Tree
+
+from llamahybrid.prompt_cache.base import HERE_ONLY, Tokens
+from llamahybrid.prompt_cache.nodes import tokens_of
+from llamahybrid.prompt_cache.outline import Branch, CacheOutline
+
+NAME_LETTERS = 8
+"""Of a model's fingerprint, as `list` shows it."""
+
+DEEPEST = 12
+"""What lies deeper stands below the branch at this depth: a terminal is only so wide."""
+
+
+def trees(seen: CacheOutline, spell: Callable[[Tokens], str] | None = None) -> list[Tree]:
+    """A tree for each model and salt. `spell`: the text of tokens, cut to what fits into a line."""
+    roots: dict[str, Tree] = {}
+    made: list[tuple[Tree, int]] = []
+    for branch in seen.branches:
+        name = branch.namespace
+        if name not in roots:
+            model, _, salt = name.removesuffix(HERE_ONLY).partition("+")
+            roots[name] = Tree(
+                f"model {escape(model[:NAME_LETTERS])}" + (f", salt {escape(salt)}" if salt else "")
+            )
+        above, depth = (roots[name], 0) if branch.parent < 0 else made[branch.parent]
+        label = _label(branch)
+        if spell is not None:
+            label += f"  [dim]{escape(spell(tokens_of(branch.ids)))}[/]"
+        node = above.add(label)
+        made.append((above, depth) if depth >= DEEPEST else (node, depth + 1))
+    return list(roots.values())
+
+
+def _label(branch: Branch) -> str:
+    kept = branch.disk
+    parts = [f"{branch.start:,}-{branch.end:,}"]
+    if kept.nbytes:
+        plural = "" if kept.checkpoints == 1 else "s"
+        parts.append(f"{kept.checkpoints} checkpoint{plural}, {kept.nbytes / 2**20:.1f} MiB")
+    if "disk" in branch.goes_next:
+        parts.append("[red]goes next[/]")
+    if branch.more:
+        parts.append(f"{branch.more:,} more go on from here")
+    return "  ".join(parts)

@@ -1,0 +1,199 @@
+"""The page at /cache: what lies where, what the last requests reused, and what the slots do.
+
+A page, its script and its style, from this package alone; the script asks for JSON again and again and puts
+it in as text, never as markup. A policy forbids everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from importlib.resources import files
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from llamahybrid.llama import Llama
+from llamahybrid.memory.fingerprint import salt_tag
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.nodes import tokens_of
+from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
+from llamahybrid.request.slots import Slot
+from llamahybrid.server.history import Past
+from llamahybrid.server.limits import PAGE
+from llamahybrid.server.service import Service
+from llamahybrid.server.viewers import Viewer, tag_of
+
+MOST_TEXTS = 200
+"""Branches that are shown with text."""
+
+FIRST_TOKENS, LAST_TOKENS = 48, 24
+"""What is shown of a branch's text."""
+
+SHAPE_LETTERS = 8
+"""Of a model's fingerprint: enough to tell models apart."""
+
+NO_TOKENS: Tokens = np.empty(0, np.int32)
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+
+router = APIRouter(include_in_schema=False)
+
+
+@lru_cache
+def _file(name: str) -> bytes:
+    return (files("llamahybrid.server") / "page" / name).read_bytes()
+
+
+def _shown(name: str) -> Response:
+    kind = f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+    return Response(_file(name), headers={**HEADERS, "Content-Type": kind})
+
+
+@router.get(PAGE)
+def page() -> Response:
+    """The page."""
+    return _shown("cache.html")
+
+
+@router.get(f"{PAGE}/cache.js")
+def script() -> Response:
+    """Its script."""
+    return _shown("cache.js")
+
+
+@router.get(f"{PAGE}/cache.css")
+def style() -> Response:
+    """Its style."""
+    return _shown("cache.css")
+
+
+@router.get(f"{PAGE}/data")
+async def data(
+    request: Request,
+    text: bool = False,
+    most: Annotated[int, Query(ge=1, le=MOST_BRANCHES)] = MOST_BRANCHES,
+) -> Response:
+    """What it shows. `text`: with text, where the viewer may read it; `most`: branches of each tier."""
+    service: Service = request.app.state.service
+    viewer = service.viewers.of(getattr(request.state, "api_key", None))
+    seen = await service.look(lambda llm: _model(llm, viewer, text, most))
+    told = {
+        "model": service.models.current,
+        "operator": viewer.operator,
+        "text": {"allowed": viewer.operator or bool(viewer.own), "shown": text},
+        "waiting": service.admission.waiting,
+        "requests": [_past(past, viewer) for past in service.history if viewer.sees(past.tag)],
+        **(seen or {"tiers": {}, "slots": [], "tree": {"branches": [], "more": 0}}),
+    }
+    return JSONResponse(told, headers=HEADERS)
+
+
+def _past(past: Past, viewer: Viewer) -> dict[str, Any]:
+    told = asdict(past)
+    del told["tag"]  # the whole of it
+    return {**told, "tenant": viewer.name(past.tag)}
+
+
+def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
+    """What the open model has."""
+    slots = [_slot(llm, slot, viewer) for slot in llm.slots.all]
+    cache = llm.prompt_cache
+    if cache is None:
+        return {"tiers": {}, "slots": slots, "tree": {"branches": [], "more": 0}}
+    live = [_live(slot) for slot in llm.slots.all]
+    most = min(most, MOST_TEXTS) if text else most
+    seen = outline(cache, live, lambda name: viewer.sees(tag_of(name)), most)
+    stats = cache.stats()
+    return {
+        "tiers": _tiers(stats.bytes_ram, stats.extra, None if cache.disk is None else cache.disk.store.limit),
+        "slots": slots,
+        "tree": {
+            "branches": [_branch(llm, branch, viewer, text) for branch in seen.branches],
+            "more": seen.more,
+        },
+    }
+
+
+def _live(slot: Slot) -> tuple[str, Tokens]:
+    """What is live in a slot; nothing while it is given to another tenant: no step is waited for."""
+    if slot.evaluation is None:
+        return "", NO_TOKENS
+    live = slot.evaluation.runner.live
+    before, name = live.identity.fingerprint, live.identity.namespace
+    tokens = live.tokens.copy()
+    return (name, tokens) if live.identity.fingerprint is before else ("", NO_TOKENS)
+
+
+def _tiers(ram: int, extra: Mapping[str, int], disk_limit: int | None) -> dict[str, Any]:
+    tiers: dict[str, Any] = {"ram": {"bytes": ram, "idle": extra["idle_bytes"], "budget": extra["budget"]}}
+    if disk_limit is not None:
+        waiting = extra["disk_waiting"]
+        tiers["disk"] = {"bytes": extra["disk_bytes"], "waiting": waiting, "budget": disk_limit}
+    return tiers
+
+
+def _slot(llm: Llama, slot: Slot, viewer: Viewer) -> dict[str, Any]:
+    """What a slot does; of what is not for the viewer, that it is in use."""
+    ticket = llm.slots.user(slot)
+    tag = salt_tag(slot.arrays.salt if ticket is None else ticket.salt)
+    if not viewer.sees(tag):
+        return {"state": "idle" if ticket is None else "busy"}
+    name, tokens = _live(slot)
+    told = {"live": len(tokens) if viewer.sees(tag_of(name)) else 0, "tenant": viewer.name(tag)}
+    request = None if ticket is None else ticket.request
+    if request is None:
+        return {"state": "idle" if ticket is None else "begins", **told}
+    plan = request.plan
+    return {
+        "state": "prompt" if request.prefilling else "answer",
+        "prompt": plan.total,
+        "cached": plan.cached,
+        "generated": request.generated,
+        **told,
+    }
+
+
+def _branch(llm: Llama, branch: Branch, viewer: Viewer, text: bool) -> dict[str, Any]:
+    tag = tag_of(branch.namespace)
+    told: dict[str, Any] = {
+        "parent": branch.parent,
+        "model": branch.namespace[:SHAPE_LETTERS],
+        "tenant": viewer.name(tag),
+        "start": branch.start,
+        "end": branch.end,
+        "ram": vars(branch.ram),
+        "disk": vars(branch.disk),
+        "slots": branch.slots,
+        "next": branch.goes_next,
+        "idle": branch.idle,
+        "more": branch.more,
+    }
+    if text and viewer.reads(tag):
+        told["text"] = spell(llm, branch)
+    return told
+
+
+def spell(llm: Llama, branch: Branch) -> str:
+    """How a branch begins and ends."""
+    tokens = tokens_of(branch.ids).tolist()
+    if len(tokens) <= FIRST_TOKENS + LAST_TOKENS:
+        return _text(llm, tokens)
+    return f"{_text(llm, tokens[:FIRST_TOKENS])} … {_text(llm, tokens[-LAST_TOKENS:])}"
+
+
+def _text(llm: Llama, tokens: list[int]) -> str:
+    known = [token for token in tokens if 0 <= token < llm.n_vocab()]  # others stand for images and sound
+    text: bytes = llm._model.detokenize(known, special=True)
+    return text.decode("utf-8", errors="replace")
