@@ -20,10 +20,6 @@ MAX_RAM_BYTES = 8 << 30
 MAPPED_BYTES = 64 << 10
 """Buffers from this size on are mappings of their own."""
 
-POPULATED_BYTES = 16 << 20
-"""Up to this size their pages are had at once, which takes a third less than one by one as they are filled
-(2.3 MiB: 1.4 ms, not 2.0). Larger ones would keep other threads of Python waiting meanwhile."""
-
 
 def default_ram_bytes() -> int:
     """An eighth of physical memory, within 256 MiB and 8 GiB."""
@@ -42,8 +38,7 @@ def new_buffer(n_bytes: int) -> Bytes:
     if n_bytes < MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8)
     private = getattr(mmap, "MAP_PRIVATE", None)  # Windows knows no flags
-    at_once = getattr(mmap, "MAP_POPULATE", 0) if n_bytes <= POPULATED_BYTES else 0  # Linux
-    flags = {} if private is None else {"flags": private | mmap.MAP_ANONYMOUS | at_once}
+    flags = {} if private is None else {"flags": private | mmap.MAP_ANONYMOUS}
     try:
         return np.frombuffer(mmap.mmap(-1, n_bytes, **flags), np.uint8)
     except OSError:  # Linux allows a process some 65,000 mappings

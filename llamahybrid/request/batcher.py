@@ -259,11 +259,6 @@ class Batcher:
         answers = sum(not ticket.over for ticket in self._answering)
         return replace(costs, snapshot_seconds=costs.snapshot_seconds * max(1, answers))
 
-    def busy(self) -> bool:
-        """Another request is in its answer, or waits to decode its prompt."""
-        current = self._gate.current
-        return any(t is not current and not t.over for t in (*self._answering, *self._prompts))
-
     def largest_piece(self) -> int:
         """Tokens of a prompt to be decoded at once, so that answers that run keep their pace."""
         if not any(not t.over for t in self._answering):

@@ -350,8 +350,7 @@ class RequestRunner:
             request.staged.clear()
         self._stop_unprovable(request)
         opaque = live.state.opaque  # an invalid one is, too
-        pages = self._batcher is None or not self._batcher.busy() or self.cache.leaves_process
-        self.checkpoints.carry_out(request.schedule.end(live.n, opaque, pages=pages), request)
+        self.checkpoints.carry_out(request.schedule.end(live.n, opaque), request)
         if self._remembered is not None and not opaque:
             self._remembered.save(self.meter.costs())
 

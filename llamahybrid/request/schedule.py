@@ -153,11 +153,8 @@ class Schedule:
         """The cache took a checkpoint of this request."""
         self._last = position
 
-    def end(self, position: int, opaque: bool = False, *, pages: bool = True) -> Actions:
-        """The request is over, however it ended; `opaque`: some of what is live is no prompt's tokens.
-
-        `pages` False: others would wait while its attention is stored, which can wait till the tip goes.
-        """
+    def end(self, position: int, opaque: bool = False) -> Actions:
+        """The request is over, however it ended; `opaque`: some of what is live is no prompt's tokens."""
         yield Action.ADMIT_STAGED
         if opaque:
             return
@@ -165,5 +162,4 @@ class Schedule:
         if due or self._keeps_end:
             yield Action.CHECKPOINT_IF_FINITE
         yield Action.REMEMBER
-        if pages:
-            yield Action.PAGE_OUT
+        yield Action.PAGE_OUT

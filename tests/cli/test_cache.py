@@ -207,6 +207,6 @@ def test_chat_keeps_its_conversations_where_the_commands_look(
     for _ in range(2):
         result = CliRunner().invoke(app, arguments, input="hello there, how are you today\n/exit\n")
         assert result.exit_code == 0, result.output
-    (left,) = re.findall(r"left (\d+)", result.output)
+    (left,) = re.findall(r"decoded (\d+)", result.output)
     assert int(left) <= 3, "it goes on where the answer begins"
     assert "records" in run("list").output

@@ -154,20 +154,6 @@ def test_what_another_caller_decoded_makes_all_slots_unknown(opened):
     assert lives[1].state.is_invalid
 
 
-def test_an_answer_that_ends_beside_another_has_its_attention_stored_when_its_slot_goes(opened):
-    llm = opened(n_parallel=2)
-    stays = llm.generate(WORDS[:50], temp=0.0)
-    next(stays)
-    chat = WORDS[50:150]
-    chat = chat + ask(llm, chat, 20)
-    assert llm.runner.cache.stats().segments == 0
-    ask(llm, WORDS[200:300], 2)  # takes its slot
-    assert llm.runner.cache.stats().segments > 0
-    ask(llm, [*chat, *WORDS[300:310]], 2)
-    assert llm.last_request.cached >= 100
-    stays.close()
-
-
 def test_a_snapshot_counts_for_each_answer_that_it_has_wait(opened):
     llm = opened(n_parallel=2)
     batcher = llm.slots.batcher

@@ -212,10 +212,6 @@ def test_a_long_answers_end_is_stored(generated: int, told: list[Action]) -> Non
     assert list(done(planned()).end(200 + generated)) == told
 
 
-def test_attention_is_stored_later_where_others_would_wait_for_it() -> None:
-    assert list(done(planned()).end(210, pages=False)) == [Action.ADMIT_STAGED, Action.REMEMBER]
-
-
 def test_an_answers_end_is_not_stored_near_a_checkpoint() -> None:
     made = done(planned())
     answered(made, 200, 270)
