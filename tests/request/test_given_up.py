@@ -1,4 +1,7 @@
-"""What a slot held of a chat that ended beside others, and that goes otherwise than for another prompt."""
+"""A chat whose attention was not stored when it ended, and whose slot goes otherwise than for another prompt.
+
+That is so where there was no room for it at its end; here nothing is stored then.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
+from llamahybrid.request.checkpoints import Checkpoints
 from llamahybrid.request.ticket import Ticket
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
@@ -25,16 +29,18 @@ def opened(open_model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def beside(opened: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
+def beside(opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """A model whose first slot holds a chat that ended beside an answer, and that answer."""
     llm = opened()
     state = llm.save_state()
     answer = llm.generate(RUNS, temp=0.0)
     next(answer)
-    list(islice(llm.generate(ENDED, temp=0.0), 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "page_out", lambda *_, **__: None)
+        list(islice(llm.generate(ENDED, temp=0.0), 2))
     llm.state = state
     assert llm.slots.here() is llm.slots.all[0]
-    assert llm.prompt_cache.ram.missing(llm.runner.checkpoints.view()), "nobody was to wait for that"
+    assert llm.prompt_cache.ram.missing(llm.runner.checkpoints.view())
     yield llm, answer
     answer.close()
 
