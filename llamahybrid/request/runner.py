@@ -155,7 +155,7 @@ class RequestRunner:
     def store_attention(self) -> None:
         """What is live goes, and not for a prompt: store what the checkpoints need that it alone still has.
 
-        An end that others would have waited for leaves that to whoever takes the slot (see `end`).
+        Its end stored it, unless there was no room for it then.
         """
         live = self.live
         if self._batcher is not None and live.n and live.profile.keeps_chats and not live.touched_outside():
