@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from llamahybrid.errors import DecodeError
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
@@ -252,12 +250,6 @@ class Batcher:
         costs = self._meter.costs()
         more = tokens * costs.prefill_seconds + costs.batch_seconds
         return not self._piece_seconds or self._piece_seconds + more <= PIECE_STEPS * self._step_seconds
-
-    def costs(self) -> Costs:
-        """What was measured; a snapshot has every answer wait that shares its steps, and each takes some."""
-        costs = self._meter.costs()
-        answers = sum(not ticket.over for ticket in self._answering)
-        return replace(costs, snapshot_seconds=costs.snapshot_seconds * max(1, answers))
 
     def largest_piece(self) -> int:
         """Tokens of a prompt to be decoded at once, so that answers that run keep their pace."""

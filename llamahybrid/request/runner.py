@@ -98,8 +98,7 @@ class RequestRunner:
             if applied:
                 break
         keeps_end = profile.attention_is_all and self.cache.leaves_process
-        measured = self.meter.costs if self._batcher is None else self._batcher.costs
-        schedule = Schedule(plan, costs, measured, wanted=needs_checkpoints, keeps_end=keeps_end)
+        schedule = Schedule(plan, costs, self.meter.costs, wanted=needs_checkpoints, keeps_end=keeps_end)
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
         self.checkpoints.carry_out(schedule.begin(tip), request)
         return request

@@ -152,16 +152,3 @@ def test_what_another_caller_decoded_makes_all_slots_unknown(opened):
     llm.slots.all[0].evaluation.runner.check()
     assert lives[0].n == 0
     assert lives[1].state.is_invalid
-
-
-def test_a_snapshot_counts_for_each_answer_that_it_has_wait(opened):
-    llm = opened(n_parallel=2)
-    batcher = llm.slots.batcher
-    alone = batcher.costs().snapshot_seconds
-    streams = [llm.generate(WORDS[i * 50 : i * 50 + 50], temp=0.0) for i in range(2)]
-    for stream in streams:
-        next(stream)
-    batcher._meter.saved(1000, 1.0)
-    assert batcher.costs().snapshot_seconds == 2 * batcher._meter.costs().snapshot_seconds > alone
-    for stream in streams:
-        stream.close()
