@@ -10,7 +10,7 @@ BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-stock llama-server lint integrations fuzz soak bench clean
+.PHONY: help venv demo test test-stock llama-server lint integrations upstream fuzz soak bench gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -39,6 +39,9 @@ lint: venv ## ruff and mypy
 integrations: venv ## LangChain, llama-index, outlines, ... each in an environment of its own (ONLY="guidance llm": these)
 	$(BIN)/python -m tests.integrations.environments $(ONLY)
 
+upstream: venv ## is there a newer llama-cpp-python, and what of the patches merges into it
+	$(BIN)/llamahybrid engine rebase latest --check
+
 fuzz: venv ## random histories, alone and several at once, threads, streams, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.parallel_fuzz --seconds $(TIME)
@@ -50,9 +53,11 @@ fuzz: venv ## random histories, alone and several at once, threads, streams, can
 	$(BIN)/python -m tests.lab.line_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid" 2>/dev/null; then \
+		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.rpc tests.lab.fuzz --seconds $(TIME) && \
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.blob_fuzz --native --seconds $(TIME); \
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
 	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60 --faults $(KILLS)
+	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
 soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget; a server under load, hung up on and killed
@@ -63,6 +68,9 @@ soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones ag
 bench: venv ## overhead against stock, and what drafts gain
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.speculative
+
+gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped where there is none)
+	$(BIN)/python -m benchmarks.gpu --seconds $(TIME)
 
 clean: ## remove what the other targets made here (the cache folder keeps the built wheel)
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

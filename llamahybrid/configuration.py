@@ -79,7 +79,8 @@ def configure(
     `disk`: a folder to keep it in, too, "~/chats"; "~/chats:20GiB" with a budget; a size alone, or True: in
     the user's cache folder; 0, False or "off": not on disk.
     `parallel`: requests that may run at once on a `Llama` (its `n_parallel`). Where a model or its arguments
-    do not allow for several there is one.
+    do not allow for several there is one, and where a program gives a draft model, which several would not
+    ask; a warning says so.
 
     An argument that is left out stays as it was; None takes back what was configured, so that the environment
     counts again: `LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK` and `LLAMAHYBRID_PARALLEL` take the same words.

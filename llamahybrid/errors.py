@@ -31,6 +31,20 @@ class DecodeError(LlamaHybridError, RuntimeError):
         self.code = code
 
 
+class DeviceError(LlamaHybridError, RuntimeError):
+    """A device that a model is to lie on cannot be had: llama.cpp lacks it, or its server does not answer."""
+
+
+class DeviceLost(DecodeError, DeviceError):
+    """An RPC server with layers of the model is gone: this `Llama` can only be closed; open it again.
+
+    What RAM and disk hold stays; a `Llama` that is given the same `prompt_cache` goes on from there.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(-3, message)  # llama_decode's result where computing fails
+
+
 class SnapshotError(LlamaHybridError, ValueError):
     """State bytes are damaged, truncated, or belong to another model, engine or context."""
 
@@ -64,3 +78,11 @@ class FolderRefused(LlamaHybridError, OSError):
 
 class ConfigurationError(LlamaHybridError, ValueError):
     """What `configure` or the environment says of the cache means nothing; the message says what would."""
+
+
+class ReportError(LlamaHybridError, ValueError):
+    """A report or trace of the harness is damaged, or of another format."""
+
+
+class TargetError(LlamaHybridError, RuntimeError):
+    """What the harness tests cannot be started, has died, or answers what it should not."""

@@ -16,16 +16,17 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from llamahybrid.capi.sampling import RowSampler, require_grammar
+from llamahybrid.capi.sampling import CheckedSampler, RowSampler, require_grammar, sampled
 from llamahybrid.configuration import cache_for, current
+from llamahybrid.devices.offload import Offload, offered
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
-from llamahybrid.request.assembly import ContextShape, Wish, assemble, slots_for
-from llamahybrid.request.completion import arguments, completion, decode_ahead, generation
+from llamahybrid.request.assembly import ContextShape, Wish, assemble, shaped, slots_for
+from llamahybrid.request.completion import arguments, completion, decode_ahead, generation, keeps_rows
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.request.report import RequestReport
@@ -61,6 +62,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     recurrent state of memory for each. Upstream's attributes (`input_ids`, `n_tokens`, ...) are then those of
     the calling thread's request; draft models are not asked.
     `cache_salt`: see the property of that name.
+    `rpc_servers`: "host:port,host:port" of llama.cpp's RPC servers (`llamahybrid rpc-server`): GPUs for
+    `n_gpu_layers` and `tensor_split`, before this machine's own. Raises DeviceError where one does not
+    answer; `DeviceLost` ends the request that finds one gone.
     `explain`: `last_request.reason` also spells the token that a prompt parts from, which may be another
     user's where a cache is shared.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
@@ -82,6 +86,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         n_parallel: int | None = None,
         cache_salt: str = "",
         explain: bool = False,
+        rpc_servers: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         self.requests = Requests(self, wait)
@@ -92,7 +97,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         cache = cache_for(prompt_cache) if reusing else None
         wanted = Wish(current().parallel or 1) if n_parallel is None else n_parallel
         n_parallel = slots_for(wanted, model_path, cache is not None, kwargs)
-        self._made_with = {"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel}
+        self._made_with = {
+            **{"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel, "wait": wait},
+            **{"draft_planes": draft_planes, "explain": explain, "rpc_servers": rpc_servers},
+        }
         self._parallel = n_parallel
         self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)
         self._draft_model: LlamaDraftModel | None = None
@@ -100,13 +108,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.on_request: Callable[[RequestReport], None] | None = None
         self._cache_salt = cache_salt
         self._answer_text: AnswerText | None = None
+        self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
             super().__init__(model_path, **kwargs)
+            self.offload.opened(self._model)
             return
         self._prompt_cache = cache
         files = ModelFiles(model_path, by_content=cache.leaves_process)
         try:
             super().__init__(model_path, **kwargs)
+            self.offload.opened(self._model)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
             assemble(self, self.slots, n_parallel, cache, files)
@@ -116,6 +127,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             files.abandon()
             raise
 
+    _spells_control = False
+    """Control tokens are spelt in answers, too."""
+
     input_ids = upstream_attribute("input_ids")
     n_tokens = upstream_attribute("n_tokens")
     scores = upstream_attribute("scores")
@@ -124,6 +138,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _requires_eval = upstream_attribute("requires_eval")
     _logits_all = upstream_attribute("logits_all")
     _seed = upstream_seed()
+    model_params = offered()
+    context_params = shaped()
     cache_salt = model_salt()
 
     @property
@@ -139,7 +155,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def runner(self) -> RequestRunner | None:
         """What runs requests on context memory; None where upstream's behaviour was asked for."""
-        return None if self.evaluation is None else self.evaluation.runner
+        evaluation = self.evaluation
+        return None if evaluation is None else evaluation.runner
 
     @property
     def drafts(self) -> Drafts | None:
@@ -158,17 +175,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._draft_model = model
         if self.evaluation is not None:
             self.evaluation.drafts.model = model
-
-    @property
-    def context_params(self) -> Any:
-        """The `llama_context_params` of this model's context."""
-        return self._context_params
-
-    @context_params.setter
-    def context_params(self, params: Any) -> None:
-        # Upstream assigns the defaults here and fills in its own arguments afterwards (llama.py:342).
-        self._shape.ask_for(params)
-        self._context_params = params
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -240,7 +246,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.requests.refuse_salt()
             return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
         options = _COMPLETE(*args, **kwargs)
-        ticket = self.requests.ticket(completing=True, rows=self.requests.keeps_rows(options))
+        ticket = self.requests.ticket(completing=True, rows=keeps_rows(self, options))
         ticket.rests_on = self.slots.rests_on(ticket.salt)
         return completion(self.requests, ticket, super()._create_completion, options)
 
@@ -278,7 +284,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         create = super().create_chat_completion
         if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)
-        rows = self.requests.keeps_rows(kwargs)
+        rows = keeps_rows(self, kwargs)
         return self.requests.whole(lambda: create(*args, **kwargs), completing=True, rows=rows)
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -296,32 +302,33 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.requests.alone(lambda evaluation: evaluation.eval(tokens))
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """Sample a token from the logits of the last one, as `llama_cpp.Llama.sample`."""
-        work = partial(super().sample, *args, **kwargs)
+        """As `llama_cpp.Llama.sample`. Raises LlamaHybridError where there are no logits to sample from."""
+        work = partial(sampled, self, super().sample, *args, **kwargs)
         if (self._parallel == 1 and not self.requests.salted) or self._gate.inside or self.evaluation is None:
-            return int(work())
-        return self.requests.alone(lambda evaluation: int(evaluation.with_logits(work)))
+            return work()
+        return self.requests.alone(lambda evaluation: evaluation.with_logits(work))
 
     def detokenize(
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
     ) -> bytes:
         """As `llama_cpp.Llama.detokenize`; of a list that grows, only what is new is spelt."""
+        spell = partial(super().detokenize, special=special or self._spells_control)
         if special or self._answer_text is None or type(self.tokenizer_) is not LlamaTokenizer:
-            text: bytes = super().detokenize(tokens, prev_tokens=prev_tokens, special=special)
-            return text
-        return self._answer_text.spell(tokens, super().detokenize)
+            return bytes(spell(tokens, prev_tokens=prev_tokens))
+        return self._answer_text.spell(tokens, spell)
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         if (grammar := kwargs.get("grammar")) is not None:
             require_grammar(self._model.vocab, grammar)
         sampler = super()._init_sampler(*args, **kwargs)
         if grammar is None and self._parallel == 1:
-            return sampler
+            return CheckedSampler.checking(sampler)
         return RowSampler.over(sampler, self, None if grammar is None else self.n_vocab())
 
-    def copied_row(self) -> Logits | None:
-        """The logits of the last token, where another request's batch took their place in the context."""
-        return None if self.runner is None else self.runner.live.row.copied()
+    def last_row(self) -> int | Logits:
+        """Where the sampler finds the last token's logits (see `HasRow.last_row`)."""
+        runner = self.runner
+        return -1 if runner is None else runner.live.row.place()
 
     @property
     def _scores(self) -> Any:
@@ -388,12 +395,4 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.user_cache = UsefulStates.of(cache, self.evaluation.runner)
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        return {
-            **state,
-            **self._made_with,
-            "wait": self._gate.wait,
-            "draft_planes": self._shape.planes,
-            "cache_salt": self._cache_salt,
-            "explain": self._explain,
-        }
+        return {**super().__getstate__(), **self._made_with, "cache_salt": self._cache_salt}

@@ -14,7 +14,7 @@ import os
 import pkgutil
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from types import ModuleType
 
@@ -25,9 +25,10 @@ from llamahybrid.errors import ConfigurationError
 USAGE = "usage: llamahybrid run PROGRAM [ARGUMENT ...]\n       llamahybrid run -m MODULE [ARGUMENT ...]"
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], then: Callable[[], None] | None = None) -> int:
     """Run a program; 2 where there is none or the environment means nothing, 1 for an unknown module, else 0.
 
+    `then` is called once llama_cpp is there and ours is in its place.
     Whatever the program raises, SystemExit among it, comes through.
     """
     as_module = bool(arguments) and arguments[0].startswith("-m")
@@ -46,6 +47,8 @@ def run(arguments: Sequence[str]) -> int:
     if not as_module and not os.path.exists(name):
         return _failed(f"llamahybrid run: can't open file {os.path.abspath(name)!r}: no such file", 2)
     after_import("llama_cpp", _install)
+    if then is not None:
+        after_import("llama_cpp", lambda module: then())
     if as_module:
         _set_first_path(os.getcwd())
         if _missing(name):

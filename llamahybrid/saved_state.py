@@ -126,7 +126,10 @@ def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_c
     evaluation = llm.slots.gather()
     evaluation.claim()  # the end of an answer may come after another salt's request
     evaluation.decode(evaluation.align(), None)
-    return seal_state(native_save(), evaluation.runner.live, evaluation.arrays.true_rows)
+    state = native_save()
+    if llm.offload.watch is not None:
+        llm.offload.watch.check()
+    return seal_state(state, evaluation.runner.live, evaluation.arrays.true_rows)
 
 
 def load(

@@ -24,6 +24,26 @@ llamahybrid.engine.activation.activate()  # before any test module imports llama
 TinyModel: TypeAlias = Callable[..., Path]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _steady_costs() -> Iterator[None]:
+    """No test depends on how fast the machine is just now, but for those of `measured_costs`."""
+    from llamahybrid.memory.costs import CostMeter
+    from tests.lab.steady_costs import steady
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CostMeter, "costs", steady)
+        yield
+
+
+@pytest.fixture
+def measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs as they are measured, for a test of that."""
+    from llamahybrid.memory.costs import CostMeter
+    from tests.lab.steady_costs import measured
+
+    monkeypatch.setattr(CostMeter, "costs", measured)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model(arch, **kw)`: the path of such a model (arguments of `tiny.make`), made once a session."""
@@ -111,6 +131,7 @@ _NATIVE = (
     "capi",
     "cli/test_asking.py",
     "cli/test_chat.py",
+    "devices",
     "differential",
     "engine/test_loaded.py",
     "evaluate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import llama_cpp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import llamahybrid
 from llamahybrid import ConfigurationError, PromptCache, configuration, configure
@@ -209,6 +211,18 @@ def test_a_wish_for_slots_does_not_make_an_embedding_model_fail(
         assert len(open_model(**options).slots.all) == 1
     with pytest.raises(ValueError, match="prompt cache only"):
         open_model(embedding=True, n_parallel=4)
+
+
+def test_a_wish_for_slots_takes_no_draft_model_away(
+    open_model: Opener, nothing_said: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of one slot it is asked, of several it would not be; who gives both means it so."""
+    nothing_said.setenv("LLAMAHYBRID_PARALLEL", "4")
+    draft = LlamaPromptLookupDecoding()
+    with caplog.at_level(logging.WARNING, "llamahybrid"):
+        assert len(open_model(draft_model=draft).slots.all) == 1
+    assert "draft_model" in caplog.text
+    assert len(open_model(draft_model=draft, n_parallel=2).slots.all) == 2
 
 
 def test_nonsense_in_the_environment_is_told_where_a_model_is_opened(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from llamahybrid.engine import sdist, series
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PATHS = sorted(
@@ -33,6 +35,6 @@ def test_a_target_is_in_the_makefile(target: str) -> None:
 
 
 def test_the_next_patch_has_the_next_number() -> None:
-    series = (ROOT / "patches" / "series").read_text(encoding="utf-8").split()
-    assert f"--start-number {int(series[-1][:4]) + 1} " in TEXT
+    names = list(series.patches(sdist.PIN.version))
+    assert f"--start-number {int(names[-1][:4]) + 1} " in TEXT
     assert len(PATHS) > 10

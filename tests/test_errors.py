@@ -32,8 +32,14 @@ CAUGHT_AS: dict[str, set[type[BaseException]]] = {
     "EngineError": {RuntimeError},
     "FolderRefused": {OSError},
     "ConfigurationError": {ValueError},
+    "ReportError": {ValueError},
+    "TargetError": {RuntimeError},
+    "DeviceError": {RuntimeError},
+    "DeviceLost": {RuntimeError},
 }
-INTERNAL = {"Abandoned", "BatchLost", "Taken", "NotApplicable", "Refused", "Refusal", "PromptTooLong"}
+INTERNAL = {
+    *("Abandoned", "BatchLost", "Taken", "NotApplicable", "Refused", "Refusal", "PromptTooLong", "ReadLate"),
+}
 """Raised and caught within one room."""
 
 

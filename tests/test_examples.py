@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("test_"))
+"""Those for pytest are run in tests/test_pytest_plugin.py."""
 
 SAYS = {
     "cancel.py": r"ended by 'cancelled' after \d+ pieces\nasked again: 0 prompt tokens decoded\n",

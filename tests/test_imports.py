@@ -67,9 +67,12 @@ ORDER = (
     "llamahybrid",  # the front door; `cli` is the other one
     "__main__",
     "cli",
+    "assertions",
     "program",
     "installation",
+    "ray",
     "server",
+    "events",
     "evaluate",
     "hazards",
     "llama",
@@ -80,6 +83,7 @@ ORDER = (
     "memory",
     "tiny",
     "prompt_cache",  # handed data by all above; imports nothing of the package but its errors
+    "devices",
     "capi",
     "engine",
     "upstream",  # the names of llama_cpp that all of these lean on
@@ -92,6 +96,7 @@ FOR_TYPES_ONLY = {
     ("llamahybrid.capi.sampling", "llamahybrid.prompt_cache.base"),
     ("llamahybrid.hazards.context", "llamahybrid.hazards.bench"),
     ("llamahybrid.memory.adapters", "llamahybrid.memory.context"),
+    ("llamahybrid.memory.watching", "llamahybrid.memory.context"),
     ("llamahybrid.memory.shared", "llamahybrid.memory.sequence"),
     ("llamahybrid.request.answers", "llamahybrid.llama"),
     ("llamahybrid.request.arrays", "llamahybrid.llama"),

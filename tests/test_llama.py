@@ -158,7 +158,7 @@ def test_an_answer_that_is_no_number_makes_no_checkpoints(open_model, monkeypatc
     generator = llm.generate([*PROMPT, 4], temp=0.0)
     next(generator)
     stored = llm.prompt_cache.stats().entries
-    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda *_: nothing)
     list(itertools.islice(generator, 130))
     generator.close()
     assert llm.prompt_cache.stats().entries == stored

@@ -18,7 +18,7 @@ pytest.importorskip("setuptools", minversion="77", reason="an older one cannot r
 HERE = Path(__file__).parents[1]
 WASTE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "results")
 
-PATCHES = {f"patches/{path.name}" for path in (HERE / "patches").iterdir()}
+PATCHES = {path.relative_to(HERE).as_posix() for path in (HERE / "patches").rglob("*") if path.is_file()}
 PACKAGE = {
     path.relative_to(HERE).as_posix()
     for path in (HERE / "llamahybrid").rglob("*")
@@ -30,7 +30,14 @@ PACKAGE = {
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy to build in, with everything that must stay out."""
     copy = tmp_path_factory.mktemp("checkout")
-    for file in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+    for file in (
+        "llamahybrid_pytest.py",
+        "pyproject.toml",
+        "setup.py",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+    ):
         shutil.copy(HERE / file, copy)
     for folder in ("llamahybrid", "native", "patches", "tests", "benchmarks", "examples", "docs"):
         shutil.copytree(HERE / folder, copy / folder, ignore=WASTE)
@@ -50,7 +57,7 @@ def files_of(folder: Path) -> set[str]:
 def test_the_wheel_holds_the_package_its_types_and_the_patches(checkout: Path, tmp_path: Path) -> None:
     setup(checkout, "build_py", "--build-lib", str(tmp_path))
     wheel = {name for name in files_of(tmp_path) if "__pycache__" not in name}
-    assert wheel == PACKAGE | {f"llamahybrid/{name}" for name in PATCHES}
+    assert wheel == PACKAGE | {f"llamahybrid/{name}" for name in PATCHES} | {"llamahybrid_pytest.py"}
     assert "llamahybrid/py.typed" in wheel
 
 
@@ -59,7 +66,7 @@ def test_the_sdist_holds_what_the_wheel_is_made_of(checkout: Path, tmp_path: Pat
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as sdist:
         inside = {member.name.partition("/")[2] for member in sdist if member.isfile()}
-    assert inside >= PACKAGE | PATCHES
+    assert inside >= PACKAGE | PATCHES | {"llamahybrid_pytest.py"}
     assert inside >= {"native/shim.cpp", "native/shim.cdef.h", "native/build_shim.py", "setup.py", "LICENSE"}
     extra = {name.partition("/")[0] for name in inside} & {"tests", "benchmarks", "examples", "docs"}
     assert not extra

@@ -15,6 +15,8 @@ from types import FrameType
 
 import pytest
 
+from tests.lab import house_picture
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "llamahybrid"
 TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
@@ -200,3 +202,12 @@ def test_answers_are_made_together_that_way(recorded_together: Recorder) -> None
 def test_another_order_is_noticed(recorded: Recorder) -> None:
     assert strays(DOWN[::-1], recorded.entered)
     assert strays([Row("saved_state.py", ("seal_state",))], recorded.entered)
+
+
+def test_the_picture_is_that_of_the_imports() -> None:
+    (drawn,) = house_picture.BLOCK.findall(TOUR)
+    assert drawn == house_picture.current(), "python -m tests.lab.house_picture"
+
+
+def test_the_picture_leaves_out_what_follows() -> None:
+    assert house_picture.reduced({("a", "b"), ("b", "c"), ("a", "c")}) == {("a", "b"), ("b", "c")}

@@ -123,7 +123,7 @@ def test_what_somebody_wraps_is_no_change_of_llama_cpp(monkeypatch: pytest.Monke
 
 def test_the_doctor_prints_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     def names() -> list[doctor.Finding]:
-        return [finding for finding in doctor.examine(tuple, True) if finding.topic == "private names"]
+        return [finding for finding in doctor.examine(tuple, True, list) if finding.topic == "private names"]
 
     assert [finding.advice for finding in names()] == [""]
     monkeypatch.delattr(llama_cpp.Llama, "_scores")

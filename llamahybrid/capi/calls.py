@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 FULL = 0
 
+LAST_ROW = -1
+"""The library's index for the output row of a batch's last token (include/llama.h, llama_get_logits_ith)."""
+
 Outputs = Literal["none", "last", "all"]
 
 
@@ -195,13 +198,14 @@ class NativeContext:
 
     def save_partial(self, out: Bytes) -> int | None:
         """Write the PARTIAL state into `out` (uint8, `state_size` long); its xxh3-64, None on failure."""
-        return library().save_state(self._pointer, out, self.seq, PARTIAL)
+        checksum = library().save_state(self._pointer, out, self.seq, PARTIAL)
+        return None if getattr(self._ctx, "lost", False) else checksum
 
     def load_partial(self, data: Bytes) -> bool:
         """Read a PARTIAL state; False where it was refused (stock has destroyed the destination then)."""
         return library().load_state(self._pointer, data, self.seq, PARTIAL)
 
-    def logits(self, n_vocab: int, index: int = -1) -> Logits | None:
+    def logits(self, n_vocab: int, index: int = LAST_ROW) -> Logits | None:
         """The output row of one of the batch's tokens, the last by default, valid until the next decode.
 
         A view into native memory, shape (n_vocab,); None where there is none.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
@@ -56,15 +57,45 @@ def require_grammar(vocab: Any, grammar: Any) -> None:
 class HasRow(Protocol):
     """A model whose rows of logits are copied before others take their place."""
 
-    def copied_row(self) -> Logits | None:
-        """The logits of the last token, shape (n_vocab,), where they do not lie in the context any more."""
+    def last_row(self) -> int | Logits:
+        """The logits of the last token: their row in the context, as the library counts, or a copy.
+
+        A copy has the shape (n_vocab,).
+        """
 
 
-class RowSampler(LlamaSampler):  # type: ignore[misc]
+class CheckedSampler(LlamaSampler):  # type: ignore[misc]
+    """A `LlamaSampler` that raises where there are no logits: the library ends the process.
+
+    (src/llama-sampler.cpp, llama_sampler_sample)
+    """
+
+    @classmethod
+    def checking(cls, sampler: LlamaSampler) -> CheckedSampler:
+        """Turn a sampler into one, in place."""
+        sampler.__class__ = cls
+        assert isinstance(sampler, cls)
+        return sampler
+
+    def sample(self, ctx: Any, idx: int = -1) -> int:
+        """Sample and accept a token, as `LlamaSampler.sample`. Raises LlamaHybridError without logits."""
+        _row(ctx, idx)
+        return int(super().sample(ctx, idx))
+
+
+def _row(ctx: Any, idx: int) -> Any:
+    """The first logit of a row of the context. Raises LlamaHybridError where there is none."""
+    if not ctx.ctx or not (first := llama_cpp.llama_get_logits_ith(ctx.ctx, idx)):
+        raise LlamaHybridError("there are no logits to sample from: eval a token first")
+    return first
+
+
+class RowSampler(CheckedSampler):
     """A `LlamaSampler` that samples from a copied row where there is one, else from the context."""
 
     _model: ref[HasRow]
     _candidates: Any = None
+    _ids: Any = None
     _n_vocab: int | None = None
 
     @classmethod
@@ -82,23 +113,25 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
     def sample(self, ctx: Any, idx: int = -1) -> int:
         """Sample and accept a token; `idx` as in `LlamaSampler.sample`.
 
-        Raises LlamaHybridError where a grammar allows none, as `[b-a]` does, or what the vocabulary cannot
-        spell: the library accepts one all the same, and the process ends (src/llama-grammar.cpp,
-        llama_grammar_accept_token).
+        Raises LlamaHybridError without logits, and where a grammar allows none, as `[b-a]` does, or what the
+        vocabulary cannot spell: the library accepts one all the same, and the process ends
+        (src/llama-grammar.cpp, llama_grammar_accept_token).
         """
         model = self._model()
-        row = None if model is None or idx != -1 else model.copied_row()
-        if row is None and self._n_vocab is not None:
-            first = llama_cpp.llama_get_logits_ith(ctx.ctx, idx)
-            row = np.ctypeslib.as_array(first, (self._n_vocab,))
-        return int(super().sample(ctx, idx)) if row is None else self._sample_from(row)
+        row = idx if model is None or idx != -1 else model.last_row()
+        if isinstance(row, np.ndarray):
+            return self._sample_from(row)
+        if self._n_vocab is not None:
+            return self._sample_from(np.ctypeslib.as_array(_row(ctx, row), (self._n_vocab,)))
+        return int(super().sample(ctx, row))
 
     def _sample_from(self, row: Logits) -> int:
         """What llama_sampler_sample does with a row of the context (src/llama-sampler.cpp)."""
         if self._candidates is None or len(self._candidates) != len(row):
             self._candidates = np.zeros(len(row), _CANDIDATE)
+            self._ids = np.arange(len(row), dtype=np.int32)
         candidates = self._candidates
-        candidates["id"] = np.arange(len(row), dtype=np.int32)
+        candidates["id"] = self._ids
         candidates["logit"] = row
         candidates["p"] = 0
         first = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
@@ -110,3 +143,12 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
         token = int(chosen.id)
         llama_cpp.llama_sampler_accept(self.sampler, token)
         return token
+
+
+def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """What `llm.sample` gives; a sampler that it has made for a call that failed goes."""
+    try:
+        return int(sample(*args, **kwargs))
+    except LlamaHybridError:
+        llm._sampler = None  # upstream would go on with it, whatever it is told next
+        raise

@@ -1,7 +1,8 @@
-"""``llamahybrid engine build|list|doctor``."""
+"""``llamahybrid engine build|list|doctor|rebase``."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,12 +37,23 @@ def build(
             exists=True, file_okay=False, help="checkout of llama-cpp-python or llama.cpp, as it is"
         ),
     ] = None,
+    cuda: Annotated[bool, typer.Option("--cuda", help="for NVIDIA GPUs; finds toolkit and cuBLAS")] = False,
+    cuda_arch: Annotated[
+        str | None,
+        typer.Option(metavar="CC", help="compute capability, as 90; default: of the GPU that is here"),
+    ] = None,
 ) -> None:
     """Build the patched engine (minutes; CMAKE_ARGS works as usual) and print where its libraries lie."""
     from llamahybrid.engine import choice, patched
+    from llamahybrid.engine import cuda as nvidia
     from llamahybrid.engine.progress import display
 
     site = choice.Site.here()
+    if cuda or cuda_arch:
+        with errors_shown():
+            options = nvidia.cmake_args(cuda_arch)
+        # as if the user had set them: they are then in the key of what is built, too
+        os.environ["CMAKE_ARGS"] = f"{options} {os.environ.get('CMAKE_ARGS', '')}".strip()
     if source is None and (reason := choice.forecast(site)):
         typer.echo(f"note: {reason}", err=True)
     with errors_shown():
@@ -84,11 +96,48 @@ def list_() -> None:
 def doctor() -> None:
     """Say which engine is loaded, whether it fits, what it can do, and what to do next."""
     from llamahybrid.capi import shim
+    from llamahybrid.devices import ggml
     from llamahybrid.engine.doctor import examine
 
     with errors_shown():
-        findings = examine(lambda: shim.library().optional, shim.available)
+        findings = examine(lambda: shim.library().optional, shim.available, ggml.gpus)
     for finding in findings:
         typer.echo(f"{finding.topic:20}{finding.text}")
         if finding.advice:
             typer.echo(f"{'':20}-> {finding.advice}")
+
+
+@engine.command()
+def rebase(
+    target: Annotated[str, typer.Argument(help="release, sdist, checkout's folder, or: latest")],
+    base: Annotated[str | None, typer.Option(help="release whose patches to begin with")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the patches; default: patches/RELEASE here")
+    ] = None,
+    tree: Annotated[Path | None, typer.Option(help="keep the git tree here, to go on by hand")] = None,
+    check: Annotated[bool, typer.Option("--check", help="write no patches, only tell")] = False,
+) -> None:
+    """Merge the patches three-way into another llama.cpp; exit status 1 where any is left to do by hand."""
+    from llamahybrid.cli.rebase import show
+    from llamahybrid.engine import rebase as merging
+    from llamahybrid.engine import sdist, series
+    from llamahybrid.engine.progress import display
+
+    with errors_shown():
+        if target == "latest":
+            target = sdist.latest()
+            if target in series.releases():
+                typer.echo(f"llama-cpp-python {target} is the newest release, and there are patches for it")
+                return
+        aim = merging.Target.of(target)
+        begin = base or aim.base()
+        folder = out or Path("patches") / aim.name
+        if not check:
+            merging.vacant(folder)
+        with display("merged") as progress:
+            carried = merging.carry(aim, begin, progress, keep=tree)
+        if not check:
+            merging.write(carried, aim, folder)
+    show(carried, aim.name, begin, None if check else folder, tree)
+    if any(patch.conflicts or patch.missing for patch in carried):
+        raise typer.Exit(1)

@@ -8,13 +8,24 @@ from typing import Annotated, Any
 
 import typer
 
+from llamahybrid.cli.bench import bench
 from llamahybrid.cli.cache import cache
+from llamahybrid.cli.check import check
+from llamahybrid.cli.compare import compare
 from llamahybrid.cli.engine import engine, errors_shown
+from llamahybrid.cli.record import record, replay
+from llamahybrid.cli.report import report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.split(".")[0] + ".")
 
 app.add_typer(engine, name="engine")
 app.add_typer(cache, name="cache")
+app.command()(bench)
+app.command()(report)
+app.command()(compare)
+app.command()(check)
+app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(record)
+app.command()(replay)
 
 
 @app.callback()
@@ -74,7 +85,12 @@ def chat(
     keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
     keep: Annotated[bool, typer.Option(help="on disk, too: later starts go on from there")] = False,
     draft: Annotated[int, typer.Option(min=0, help="tokens to guess at once from the text so far")] = 0,
-    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    n_gpu_layers: Annotated[
+        int | None, typer.Option(help="layers on the GPU; -1: all, as with --rpc by default")
+    ] = None,
+    rpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers, too")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
 ) -> None:
     """Chat in the terminal; a line after each turn says what had to be decoded."""
@@ -87,7 +103,8 @@ def chat(
     from llamahybrid.prompt_cache import PromptCache
 
     options: dict[str, Any] = {
-        "n_gpu_layers": n_gpu_layers,
+        "n_gpu_layers": (-1 if rpc else 0) if n_gpu_layers is None else n_gpu_layers,
+        "rpc_servers": rpc,
         "n_threads": threads,
         "n_threads_batch": threads,
         "draft_model": LlamaPromptLookupDecoding(num_pred_tokens=draft) if draft else None,
@@ -115,6 +132,29 @@ def serve(context: typer.Context) -> None:
     served.run()
     if not served.started:
         raise typer.Exit(1)
+
+
+@app.command("rpc-server")
+def rpc_server(
+    host: Annotated[str, typer.Option(help="address to listen at, one of this machine's")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen at")] = 50052,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; default: one for each core")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(file_okay=False, help="keep weights here, so that they are sent once")
+    ] = None,
+) -> None:
+    """Lend this machine's GPUs, else its CPU, to a model on another (`chat --rpc`, `Llama(rpc_servers=...)`).
+
+    Both sides need the same llama.cpp. One program at a time is served; others wait.
+    """
+    from llamahybrid.devices import server
+
+    with errors_shown():
+        if not server.is_private(server.address_of(host)):
+            typer.echo(f"warning: {server.WARNING}", err=True)
+        server.run(host, port, threads, keep)
 
 
 @app.command()
@@ -146,6 +186,7 @@ def hazards(
         str | None, typer.Option(help="stock: fail where the pinned stock build differs")
     ] = None,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    rpc: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="probes at a time")] = 2,
     timeout: Annotated[float, typer.Option(min=1, help="seconds a probe may take")] = 60,
 ) -> None:
@@ -163,6 +204,7 @@ def hazards(
             junit=junit,
             expect_stock=expect is not None,
             gpu_layers=n_gpu_layers,
+            rpc=rpc,
             jobs=jobs,
             seconds=timeout,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ _SHARED = re.compile(r"(?:lib)?ggml-([a-z0-9_-]+?)(?:-[0-9a-f]{8,})?\.")
 _COPIES = ("../../llama_cpp_python.libs", "../.dylibs")
 _REGISTERS = re.compile(r"ggml_backend_([a-z0-9]+)_reg")
 _NAMES = {"vk": "vulkan"}
+_SYSTEM = re.compile(r"(ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|atomic)\.so)")
 
 
 def of(folder: Path | None) -> frozenset[str] | None:
@@ -32,6 +34,20 @@ def of(folder: Path | None) -> frozenset[str] | None:
         if re.match(r"(lib)?(llama|ggml)\b", file.name):
             inside |= _registered(file)
     return frozenset({*inside, *shared}) if "cpu" in inside else None
+
+
+def needs(folder: Path, backend: str) -> list[str]:
+    """Libraries from elsewhere that a backend of a folder is loaded with: its toolkit's, and its driver's.
+
+    Empty where it needs none but the system's own, and where that cannot be told.
+    """
+    shared = [file for file in _files(folder) if (m := _SHARED.match(file.name)) and m.group(1) == backend]
+    names: set[str] = set()
+    for file in shared or [file for file in _files(folder) if re.match(r"(lib)?(llama|ggml)\b", file.name)]:
+        with contextlib.suppress(OSError, ValueError):
+            names |= elf.needed(file)
+    own = {file.name for file in _files(folder)}
+    return sorted(name for name in names - own if not _SYSTEM.match(name) and "ggml" not in name)
 
 
 def how_to_build(names: Iterable[str]) -> str:

@@ -49,8 +49,10 @@ def wheel(progress: Progress) -> Path:
     return _wheels(home)[0]
 
 
-def run(source: Path, out: Path, progress: Progress, log: Path) -> None:
+def run(source: Path, out: Path, progress: Progress, log: Path, cmake_args: str = "") -> None:
     """`pip wheel` of an sdist or its tree into the new folder `out`; the log is kept only if it fails.
+
+    `cmake_args`: what CMake is told before the environment's CMAKE_ARGS, which have the last word.
 
     Raises:
         EngineError: the build failed; the message names the log and ends with its last lines.
@@ -65,7 +67,11 @@ def run(source: Path, out: Path, progress: Progress, log: Path) -> None:
         log,
         "llama-cpp-python did not build. It needs a C++ compiler (Debian: `apt install g++ cmake`) and "
         "CMAKE_ARGS that fit this machine",
-        environment={**os.environ, "TMPDIR": str(temporary)},
+        environment={
+            **os.environ,
+            "TMPDIR": str(temporary),
+            "CMAKE_ARGS": f"{cmake_args} {os.environ.get('CMAKE_ARGS', '')}".strip(),
+        },
         made=lambda: bool(_wheels(out)),
     )
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamahybrid.engine import backends, bindings, installed, sdist, series
+from llamahybrid.engine import backends, bindings, installed, series
 from llamahybrid.engine.installed import Engine
-from llamahybrid.engine.recipe import Recipe
+from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe
 from llamahybrid.engine.trust import untrusted
 
 
@@ -61,12 +61,13 @@ def fitting(site: Site | None = None, refused: Callable[[str], None] = lambda re
 
 def forecast(site: Site) -> str:
     """Why what `engine build` would build now is not going to be taken; empty: nothing speaks against it."""
-    if _release(site.version) != sdist.PIN.version:
+    if _release(site.version) not in series.releases():
+        built = series.release(site.version)
         return (
-            f"the patches are made for llama-cpp-python {sdist.PIN.version}, installed is "
-            f"{site.version or 'none'}: it is taken beside {sdist.PIN.version} alone"
+            f"there are patches for llama-cpp-python {', '.join(series.releases())}, installed is "
+            f"{site.version or 'none'}: it is made for {built} and taken beside {built} alone"
         )
-    options = " ".join(value for _, value in Recipe.options_here())
+    options = " ".join([CMAKE_ARGS, *(value for _, value in Recipe.options_here())])
     usual = {"cpu", "metal", "blas"} if sys.platform == "darwin" else {"cpu"}
     named = {name for name in site.backends or () if f"GGML_{name.upper()}" in options}
     if missing := (site.backends or frozenset()) - named - usual:
@@ -88,7 +89,7 @@ def _unfit(engine: Engine, site: Site) -> str:
         return f"built from {engine.source}: choose it with LLAMAHYBRID_ENGINE={engine.libraries}"
     if engine.version != _release(site.version):
         return f"made for llama-cpp-python {engine.version}, installed is {site.version or 'none'}"
-    if dict(engine.patches) != series.patches():
+    if dict(engine.patches) != series.patches(engine.version):
         return "the patches have changed since"
     if not engine.recipe.runs_here():
         return "built for another machine"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from llamahybrid import upstream
 from llamahybrid.engine import backends, bindings, choice, installed, loading, sdist, symbols
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.installed import Engine
 
-_UNVERIFIED = ("cuda", "hip", "musa", "metal", "vulkan", "sycl", "cann", "opencl", "blas", "rpc")
+_UNVERIFIED = ("cuda", "hip", "musa", "metal", "vulkan", "sycl", "cann", "opencl", "blas")
 """Backends that no recorded run of the suite has used."""
+_SHOWN = {"cuda": "CUDA", "blas": "BLAS", "hip": "HIP", "sycl": "SYCL", "cann": "CANN", "opencl": "OpenCL"}
 _COMPARE = "`llamahybrid probe MODEL --n-gpu-layers -1` compares it with stock"
+Gpus: TypeAlias = Callable[[], Sequence[str]]
 _MAPS = Path("/proc/self/maps")
 
 
@@ -28,12 +31,13 @@ class Finding:
     """What to do next; empty: nothing."""
 
 
-def examine(load: Callable[[], Collection[str]], shim: bool) -> list[Finding]:
+def examine(load: Callable[[], Collection[str]], shim: bool, gpus: Gpus) -> list[Finding]:
     """Load llama_cpp as any program would, and look at it; what cannot be loaded is told from its files.
 
     Args:
         load: loads it, and gives those of `upstream.OPTIONAL` that its library has.
         shim: the native shim was compiled.
+        gpus: names the GPUs that the loaded library has found.
     """
     version = bindings.version()
     if version is None:
@@ -49,7 +53,7 @@ def examine(load: Callable[[], Collection[str]], shim: bool) -> list[Finding]:
             _built(None, site),
             _functions(symbols.named(folder) if folder else ()),
             _shim(shim),
-            *_backends(folder, loaded=False),
+            *_backends(folder, gpus, loaded=False),
         ]
     folder = bindings.loaded_from()
     engine = next((e for e in installed.engines() if e.libraries.resolve() == folder), None)
@@ -62,7 +66,7 @@ def examine(load: Callable[[], Collection[str]], shim: bool) -> list[Finding]:
         _functions(optional),
         *_names(),
         _shim(shim),
-        *_backends(folder, loaded=True),
+        *_backends(folder, gpus, loaded=True),
     ]
 
 
@@ -173,22 +177,24 @@ def _shim(present: bool) -> Finding:
     )
 
 
-def _backends(folder: Path | None, *, loaded: bool) -> list[Finding]:
+def _backends(folder: Path | None, gpus: Gpus, *, loaded: bool) -> list[Finding]:
     names = backends.of(folder)
     if names is None:
-        findings = [Finding("backends", "cannot be told from its files" + _offload(loaded))]
+        findings = [Finding("backends", "cannot be told from its files" + _offload(loaded, gpus))]
     else:
-        findings = [Finding("backends", ", ".join(sorted(names)) + _offload(loaded))]
+        findings = [Finding("backends", ", ".join(sorted(names)) + _offload(loaded, gpus))]
     for name in sorted((names or frozenset()) & set(_UNVERIFIED)):
-        shown = {"cuda": "CUDA", "blas": "BLAS", "rpc": "RPC"}.get(name, name.capitalize())
-        findings.append(Finding(shown, f"{shown}: built, not verified", _COMPARE))
+        shown = _SHOWN.get(name, name.capitalize())
+        toolkit = backends.needs(folder, name) if folder else []
+        needs = f"; it needs {', '.join(toolkit)}" if toolkit else ""
+        findings.append(Finding(shown, f"{shown}: built, not verified{needs}", _COMPARE))
+    if "rpc" in (names or ()):
+        findings.append(Finding("RPC", "layers can lie on other machines", "Llama(rpc_servers=...)"))
     return findings
 
 
-def _offload(loaded: bool) -> str:
+def _offload(loaded: bool, gpus: Gpus) -> str:
     if not loaded:
         return "; not loaded"
-    from llama_cpp import llama_cpp
-
-    llama_cpp.llama_backend_init()
-    return "" if llama_cpp.llama_supports_gpu_offload() else "; no GPU in use"
+    found = gpus()
+    return f"; {', '.join(found)}" if found else "; no GPU in use"

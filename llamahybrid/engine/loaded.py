@@ -10,6 +10,7 @@ from pathlib import Path
 
 import xxhash
 
+from llamahybrid.engine import installed
 from llamahybrid.engine.bindings import loaded_from
 from llamahybrid.engine.content import Signature, digest
 
@@ -50,6 +51,22 @@ def engine_digest() -> bytes:
     if all(signature.settled for _, signature in signatures):
         _known[tuple(signatures)] = hasher.digest()
     return hasher.digest()
+
+
+def patches() -> frozenset[str]:
+    """The numbers of the patches that the engine of this process has: of one that was built here, else none.
+
+    What its manifest says counts only while its libraries are those that were built.
+    """
+    folder = loaded_from()
+    if folder is None:
+        return frozenset()
+    try:
+        engine = installed.read(folder.parent)
+    except ValueError:
+        return frozenset()
+    sound = engine.libraries.resolve() == folder and engine.files and not engine.damage()
+    return frozenset(name[:4] for name in engine.patches) if sound else frozenset()
 
 
 _known: dict[tuple[tuple[Path, Signature], ...], bytes] = {}

@@ -1,4 +1,4 @@
-"""Builds the patched engine: the pinned sdist with our series, or a checkout of one's own as it is."""
+"""Builds the patched engine: the installed release's sdist with our series, or a checkout as it is."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from llamahybrid.engine import build, installed, sdist, series, storage, symbols
+from llamahybrid.engine import bindings, build, installed, sdist, series, storage, symbols
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.process import Progress
-from llamahybrid.engine.recipe import Recipe, short_name
+from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe, short_name
 from llamahybrid.errors import EngineError
 
 _LIBRARIES = "llama_cpp/lib/"
-_LLAMA_CPP = "vendor/llama.cpp"
+LLAMA_CPP = "vendor/llama.cpp"
 
 
 @storage.disk_errors()
@@ -31,18 +31,20 @@ def make(progress: Progress, *, force: bool = False, source: Path | None = None)
         progress: told of each step.
         force: build even if it is there already.
         source: a checkout to build from instead, as it is: of llama-cpp-python (with ``vendor/llama.cpp``),
-            or of llama.cpp, built by the pinned llama-cpp-python. It may have changed, so it is always built.
+            or of llama.cpp, built by that release's llama-cpp-python. It may have changed, so it is always
+            built.
 
     Raises:
         EngineError: the sdist cannot be had, a patch does not apply, `source` is no checkout, the disk says
             no, or the build failed.
     """
-    recipe = Recipe.here()
-    patches = {} if source else series.patches()
+    release = series.release(bindings.version())
+    recipe = Recipe.here(series.pin(release))
+    patches = {} if source else series.patches(release)
     origin = str(source.resolve()) if source else ""
     home = installed.home() / key(recipe, patches, origin)
     if source:
-        _kind(source)
+        kind(source)
     again = force or source is not None
     if not again and (engine := _complete(home)):
         return engine
@@ -51,9 +53,9 @@ def make(progress: Progress, *, force: bool = False, source: Path | None = None)
             return engine
         started = time.monotonic()
         progress(0, 0, "Unpacking")
-        tree = _tree(scratch / "tree", source)
-        version = _version(tree)
-        build.run(tree, scratch / "wheel", progress, log=home.parent / f"{home.name}.log")
+        tree = _tree(scratch / "tree", source, release)
+        version = version_of(tree)
+        build.run(tree, scratch / "wheel", progress, home.parent / f"{home.name}.log", CMAKE_ARGS)
         new = scratch / "engine"
         _extract(next((scratch / "wheel").glob("*.whl")), new / "lib")
         Engine(
@@ -83,34 +85,34 @@ def _complete(home: Path) -> Engine | None:
 
 def key(recipe: Recipe, patches: dict[str, str], origin: str = "") -> str:
     """A short name for all that shapes an engine; a checkout is known by its path alone."""
-    return short_name([asdict(recipe), patches, origin])
+    return short_name([asdict(recipe), patches, origin, CMAKE_ARGS])
 
 
-def _kind(source: Path) -> str:
+def kind(source: Path) -> str:
     """Where llama.cpp lies in a checkout: ``vendor/llama.cpp``, or ``.`` if that is what it is.
 
     Raises:
         EngineError: it is neither.
     """
-    for place in (_LLAMA_CPP, "."):
+    for place in (LLAMA_CPP, "."):
         home = source / place
         if (home / "include" / "llama.h").is_file() and (home / "CMakeLists.txt").is_file():
             return place
     raise EngineError(
-        f"{source} is a checkout of neither llama-cpp-python (with {_LLAMA_CPP}) nor llama.cpp; "
+        f"{source} is a checkout of neither llama-cpp-python (with {LLAMA_CPP}) nor llama.cpp; "
         "after `git clone` of llama-cpp-python, `git submodule update --init` fetches llama.cpp"
     )
 
 
-def _tree(dest: Path, source: Path | None) -> Path:
+def _tree(dest: Path, source: Path | None, release: str) -> Path:
     """A llama-cpp-python tree that the build may write into."""
     if source is None:
-        series.apply(sdist.unpack(dest) / _LLAMA_CPP)
-    elif _kind(source) == _LLAMA_CPP:
+        series.apply(sdist.unpack(dest, series.pin(release)) / LLAMA_CPP, release)
+    elif kind(source) == LLAMA_CPP:
         _copy(source, dest)
     else:
-        shutil.rmtree(sdist.unpack(dest) / _LLAMA_CPP)
-        _copy(source, dest / _LLAMA_CPP)
+        shutil.rmtree(sdist.unpack(dest, series.pin(release)) / LLAMA_CPP)
+        _copy(source, dest / LLAMA_CPP)
     return dest
 
 
@@ -125,9 +127,16 @@ def _copy(source: Path, dest: Path) -> None:
     shutil.copytree(source, dest, symlinks=True, ignore=left_out)
 
 
-def _version(tree: Path) -> str:
+def version_of(tree: Path, default: str = "") -> str:
+    """The version of a llama-cpp-python tree; `default` where it does not say.
+
+    Raises:
+        EngineError: it does not say, and there is no default.
+    """
     init = tree / "llama_cpp" / "__init__.py"
     found = re.search(r'__version__ = "(.+)"', init.read_text()) if init.is_file() else None
+    if found is None and default:
+        return default
     if found is None:
         raise EngineError(f"{tree} does not say which llama-cpp-python it is")
     return found.group(1)

@@ -1,4 +1,4 @@
-"""Shows how far a build has come."""
+"""Shows how far a build, or a merge, has come."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llamahybrid.engine import process
 
 
 @contextmanager
-def display() -> Iterator[process.Progress]:
-    """A bar on a terminal, plain lines in a log; both on stderr."""
+def display(done_is: str = "compiled") -> Iterator[process.Progress]:
+    """A bar on a terminal, plain lines in a log; both on stderr. `done_is`: what a step that is done is."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _plain_lines()
+        yield _plain_lines(done_is)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
@@ -29,13 +29,13 @@ def display() -> Iterator[process.Progress]:
         yield show
 
 
-def _plain_lines() -> process.Progress:
-    """One line for each phase and each tenth of the build, for logs."""
+def _plain_lines(done_is: str) -> process.Progress:
+    """One line for each phase and each tenth of the steps, for logs."""
     last = ""
 
     def show(done: int, total: int, text: str) -> None:
         nonlocal last
-        now = f"{done * 10 // total * 10} % compiled" if total else text
+        now = f"{done * 10 // total * 10} % {done_is}" if total else text
         if now != last:
             print(f"llama-cpp-python: {now}", file=sys.stderr, flush=True)
             last = now

@@ -20,6 +20,11 @@ from functools import cache
 from pathlib import Path
 
 from llamahybrid.engine import sdist
+from llamahybrid.engine.sdist import Pin
+
+CMAKE_ARGS = "-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF"
+"""What every engine is built with unless the environment says otherwise. RPC is a small library of its own,
+and opens no connection by itself; RDMA would hang on what happens to be installed where it is built."""
 
 # Read by CMake (cmake-env-variables), scikit-build-core, the compilers, and the CMakeLists of the sdist.
 _NAMES = """
@@ -62,11 +67,11 @@ class Recipe:
     """Language to the compiler's own words about its version."""
 
     @classmethod
-    def here(cls) -> Recipe:
-        """The recipe for the pinned sdist on this machine, with the options in the environment."""
+    def here(cls, pin: Pin | None = None) -> Recipe:
+        """That for an sdist (None: `sdist.PIN`) on this machine, with the options in the environment."""
         options = cls.options_here()
         return cls(
-            sdist=sdist.PIN.sha256,
+            sdist=(pin or sdist.PIN).sha256,
             options=options,
             python=str(sys.implementation.cache_tag),
             platform=sysconfig.get_platform(),

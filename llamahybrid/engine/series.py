@@ -1,46 +1,77 @@
-"""The patch series: what it holds, and applying it to the llama.cpp of an unpacked sdist."""
+"""The patch series, one per release of llama-cpp-python, and applying it to the llama.cpp of its sdist.
+
+`patches/VERSION/` holds a release's patches, their order (`series`) and the sha256 of the sdist that they are
+made for (`pin`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
+from llamahybrid.engine.sdist import Pin
 from llamahybrid.errors import EngineError
 
 _PACKAGE = Path(__file__).parents[1]
 
 
-def folder() -> Path:
-    """Where `series` and its patches lie: inside an installed package, beside the package in a checkout.
+def releases() -> tuple[str, ...]:
+    """The releases that there are patches for, oldest first; none where the package lacks them."""
+    found = (path.parent.name for place in _places() for path in place.glob("*/series"))
+    return tuple(sorted(found, key=order))
+
+
+def release(installed: str | None) -> str:
+    """The release whose patches an installed llama-cpp-python (0.3.36+cu124, say) gets: else the newest."""
+    known = releases()
+    own = (installed or "").partition("+")[0]
+    return own if own in known else "".join(known[-1:])
+
+
+def order(version: str) -> tuple[int, ...]:
+    """Sorts versions."""
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def folder(version: str) -> Path:
+    """Where a release's patches lie: inside an installed package, beside the package in a checkout.
 
     Raises:
-        EngineError: neither has them.
+        EngineError: there are none.
     """
-    for place in (_PACKAGE / "patches", _PACKAGE.parent / "patches"):
-        if (place / "series").is_file():
-            return place
+    for place in _places():
+        if version and (place / version / "series").is_file():
+            return place / version
+    if version and releases():
+        raise EngineError(f"no patches for llama-cpp-python {version}; there are for {', '.join(releases())}")
     raise EngineError(f"the patch series is missing from {_PACKAGE}; install llamahybrid again")
 
 
-def patches() -> dict[str, str]:
-    """The patches in the order of the series: file name to sha256."""
-    home = folder()
+def pin(version: str) -> Pin:
+    """The sdist that a release's patches are made for."""
+    return Pin(version, (folder(version) / "pin").read_text().strip())
+
+
+def patches(version: str) -> dict[str, str]:
+    """A release's patches in the order of the series: file name to sha256."""
+    home = folder(version)
     return {
         name: hashlib.sha256((home / name).read_bytes()).hexdigest()
         for name in (home / "series").read_text().split()
     }
 
 
-def apply(tree: Path) -> None:
-    """Apply the series to a llama.cpp source tree, in order.
+def apply(tree: Path, version: str) -> None:
+    """Apply a release's series to a llama.cpp source tree, in order.
 
     Raises:
         EngineError: a patch does not apply, or there is neither `patch` nor `git` to apply it with.
     """
-    home = folder()
+    home = folder(version)
     if shutil.which("patch"):
         command = ["patch", "-p1", "--batch", "--forward", "--fuzz=0", "-i"]
     elif shutil.which("git"):
@@ -48,9 +79,9 @@ def apply(tree: Path) -> None:
     else:
         raise EngineError("applying the patches needs `patch` or `git`; install one of them and try again")
     before = _leftovers(tree)
-    for name in patches():
+    for name in patches(version):
         run = subprocess.run(
-            [*command, str(home / name)], cwd=tree, env=_environment(tree), capture_output=True, text=True
+            [*command, str(home / name)], cwd=tree, env=environment(tree), capture_output=True, text=True
         )
         if run.returncode:
             raise EngineError(
@@ -61,8 +92,8 @@ def apply(tree: Path) -> None:
         file.unlink()
 
 
-def _environment(tree: Path) -> dict[str, str]:
-    """Without what makes either tool work elsewhere or otherwise than it does by itself."""
+def environment(tree: Path) -> dict[str, str]:
+    """Variables without what makes either tool work elsewhere or otherwise than it does by itself."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -72,6 +103,12 @@ def _environment(tree: Path) -> dict[str, str]:
     # git leaves out, silently, what lies outside of a repository that it finds above the tree
     alone = {"GIT_CEILING_DIRECTORIES": str(tree.absolute().parent)}
     return {**kept, **alone, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+
+
+def _places() -> tuple[Path, ...]:
+    """The folder of all series, first where an installed package has it."""
+    places = (_PACKAGE / "patches", _PACKAGE.parent / "patches")
+    return tuple(place for place in places if any(place.glob("*/series")))[:1]
 
 
 def _leftovers(tree: Path) -> set[Path]:

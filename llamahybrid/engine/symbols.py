@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llamahybrid.engine import elf, installed
+from llamahybrid.engine import backends, elf, installed
 from llamahybrid.errors import EngineError
 from llamahybrid.upstream import OPTIONAL
 
@@ -31,14 +31,20 @@ _DRIVERS = re.compile(
     r"\.so[.\d]*: cannot open shared object file"
 )
 """Libraries that come with a GPU's driver: a build machine needs none."""
+_ON_DRIVERS = frozenset({"cuda", "hip", "musa", "vulkan", "sycl", "cann", "opencl"})
+"""Backends that load a GPU's driver with them, where there is one."""
 
 
 def optional(folder: Path) -> tuple[str, ...]:
     """Those of `OPTIONAL` that the libllama in a folder has.
 
+    One that would load a GPU's driver is not loaded: its file says what it has.
+
     Raises:
         EngineError: it cannot be loaded, and that is not for want of a GPU's driver.
     """
+    if _ON_DRIVERS & (backends.of(folder) or frozenset()) and (found := named(folder)):
+        return found
     path = str(installed.library(folder, "llama"))
     run = subprocess.run(
         [sys.executable, "-c", _LOAD, path, *OPTIONAL],
@@ -48,9 +54,9 @@ def optional(folder: Path) -> tuple[str, ...]:
         errors="replace",
     )
     if run.returncode == 0:
-        found = run.stdout.split()
+        found = tuple(run.stdout.split())
     elif _DRIVERS.search(run.stderr):
-        found = list(named(folder))
+        found = named(folder)
     else:
         reason = run.stderr.strip() or f"it ended its process ({run.returncode})"
         raise EngineError(f"what was built cannot be loaded: {reason}")

@@ -31,6 +31,8 @@ class Request:
     tools: Sequence[dict[str, Any]] = ()
     seed: int | None = None
     """None: greedy; otherwise temperature 1 with this seed."""
+    chat: str = ""
+    """Whose conversation it is, where a workload has several."""
 
 
 @dataclass(frozen=True)

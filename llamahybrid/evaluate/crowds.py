@@ -13,7 +13,7 @@ def four_users(speech: Speech) -> Conversation:
     for _ in range(5):
         for i in range(4):
             histories[i] += speech.message(50)
-            answer = yield Request(60, histories[i] + speech.reply(thinking=True))
+            answer = yield Request(60, histories[i] + speech.reply(thinking=True), chat=str(i))
             histories[i] += speech.reply() + speech.spoken(answer.tokens[30:])
 
 
@@ -25,7 +25,7 @@ def shared_system_prompt(speech: Speech) -> Conversation:
         for i in range(8):
             chat = (3 * i + turn) % 8
             histories[chat] += speech.message(60) + speech.reply()
-            answer = yield Request(40, histories[chat])
+            answer = yield Request(40, histories[chat], chat=str(chat))
             histories[chat] += answer.tokens
 
 
@@ -42,8 +42,8 @@ def document_questions(speech: Speech) -> Conversation:
     """Two documents of 1,500 tokens, asked about in turn; each question starts from the document alone."""
     documents = [speech.message(40, "system") + speech.message(1500) for _ in range(2)]
     for _ in range(4):
-        for document in documents:
-            yield Request(40, document + speech.message(30) + speech.reply())
+        for i, document in enumerate(documents):
+            yield Request(40, document + speech.message(30) + speech.reply(), chat=str(i))
 
 
 def interrupted_agents(speech: Speech) -> Conversation:
@@ -51,7 +51,7 @@ def interrupted_agents(speech: Speech) -> Conversation:
     agents = [speech.message(400, "system") + speech.message(40) + speech.reply() for _ in range(2)]
     for step in range(10):
         i = (step // 2 + step // 3) % 2
-        answer = yield Request(40, agents[i])
+        answer = yield Request(40, agents[i], chat=str(i))
         agents[i] = [*agents[i], *answer.tokens, *speech.message(200), *speech.reply()]
 
 

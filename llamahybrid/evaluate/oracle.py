@@ -16,24 +16,24 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return compare_arrays(np.array(a, np.int32), np.array(b, np.int32))
 
 
-def least_decodes(records: Sequence[Record]) -> list[int]:
-    """Least tokens each request of one conversation could decode.
+def least_decodes(records: Sequence[Record], salts: Sequence[str] | None = None) -> list[int]:
+    """Least tokens each request of one conversation could decode; with `salts`, one each, they share nothing.
 
     A request needs its prompt without the longest prefix ever evaluated before, at least the one token whose
     logits it samples from (none if this very prompt was sampled from before), and each sampled token but the
     last, which is never decoded.
     """
-    evaluated: list[Tokens] = []
-    sampled: set[tuple[int, ...]] = set()
+    evaluated: dict[str, list[Tokens]] = {}
+    sampled: set[tuple[str, tuple[int, ...]]] = set()
     least = []
-    for record in records:
+    for record, salt in zip(records, salts or [""] * len(records), strict=True):
         tokens = np.array(record.prompt + record.generated[:-1], np.int32)
         prompt = tokens[: len(record.prompt)]
-        known = max((compare_arrays(prompt, other) for other in evaluated), default=0)
-        rest = 0 if record.prompt in sampled else max(1, len(record.prompt) - known)
+        known = max((compare_arrays(prompt, other) for other in evaluated.get(salt, ())), default=0)
+        rest = 0 if (salt, record.prompt) in sampled else max(1, len(record.prompt) - known)
         least.append(rest + max(0, len(record.generated) - 1))
-        evaluated.append(tokens)
-        sampled.add(record.prompt)
+        evaluated.setdefault(salt, []).append(tokens)
+        sampled.add((salt, record.prompt))
     return least
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import llama_cpp
 
@@ -13,36 +14,57 @@ _TEXT = (
 )
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """What prompts are made of; plain data, so that it can come from another process."""
+
+    words: tuple[int, ...]
+    """Ordinary tokens."""
+    opening: int | None
+    """The control token that messages start with, as chat templates have it; None: there are not two."""
+    thinking: int | None
+    """The one that thinking starts with."""
+
+    @classmethod
+    def of(cls, llm: llama_cpp.Llama, most: int | None = None) -> Vocabulary:
+        """That of a model; `most`: so many words at most."""
+        vocab = llama_cpp.llama_model_get_vocab(llm.model)
+        special = {llm.token_bos(), llm.token_eos(), llm.token_nl()}
+        words: list[int] = []
+        marks: list[int] = []
+        for token in range(llm.n_vocab()):
+            attr = llama_cpp.llama_vocab_get_attr(vocab, token)
+            if attr & llama_cpp.LLAMA_TOKEN_ATTR_NORMAL:
+                words.append(token)
+            elif attr & (
+                llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+            ) and not (token in special or llama_cpp.llama_vocab_is_eog(vocab, token)):
+                marks.append(token)
+        openings = _spelled(llm, "<|im_start|>") + marks
+        thoughts = [mark for mark in _spelled(llm, "<think>") + marks if mark not in openings[:1]]
+        if not thoughts:
+            return cls(tuple(words[:most]), None, None)
+        return cls(tuple(words[:most]), openings[0], thoughts[0])
+
+
 class Speech:
-    """Makes prompts out of the ordinary and the control tokens of `llm`'s vocabulary.
+    """Makes prompts out of the ordinary and the control tokens of a vocabulary.
 
     A message is [mark, role, newline, words...], as chat templates have it; the mark is a control token, so
     that message starts can be found. Thinking starts with a mark of its own.
     """
 
-    def __init__(self, llm: llama_cpp.Llama, seed: int = 0, marked: bool = True) -> None:
+    def __init__(self, llm: llama_cpp.Llama | Vocabulary, seed: int | str = 0, marked: bool = True) -> None:
         """`marked` False: ordinary tokens stand for the marks, as in prompts made without a template.
 
         So they do in a vocabulary that has not got two (Llama 2's).
         """
-        vocab = llama_cpp.llama_model_get_vocab(llm.model)
-        special = {llm.token_bos(), llm.token_eos(), llm.token_nl()}
+        known = llm if isinstance(llm, Vocabulary) else Vocabulary.of(llm)
         self._random = random.Random(seed)
-        self._words: list[int] = []
-        marks: list[int] = []
-        for token in range(llm.n_vocab()):
-            attr = llama_cpp.llama_vocab_get_attr(vocab, token)
-            if attr & llama_cpp.LLAMA_TOKEN_ATTR_NORMAL:
-                self._words.append(token)
-            elif attr & (
-                llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-            ) and not (token in special or llama_cpp.llama_vocab_is_eog(vocab, token)):
-                marks.append(token)
+        self._words = list(known.words)
         self._ordinary = frozenset(self._words)
-        openings = _spelled(llm, "<|im_start|>") + marks
-        thoughts = [mark for mark in _spelled(llm, "<think>") + marks if mark not in openings[:1]]
-        if marked and thoughts:
-            opening, self._think = openings[0], thoughts[0]
+        if marked and known.opening is not None and known.thinking is not None:
+            opening, self._think = known.opening, known.thinking
         else:
             opening, self._think = self._words[4:6]
         self._roles = {role: [opening, *self._words[i : i + 2]] for i, role in enumerate(("system", "user"))}

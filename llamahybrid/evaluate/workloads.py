@@ -27,6 +27,8 @@ class Workload:
     """Needs a model with a chat template."""
     marked: bool = True
     """Messages start with control tokens, as chat templates have it."""
+    clients: int = 1
+    """So many play it at once, each with words of its own; one after the other where a target takes one."""
 
 
 RAW_BOUND = 1.06

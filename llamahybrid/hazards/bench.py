@@ -14,6 +14,8 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
+from llamahybrid.devices.offload import Offload
+from llamahybrid.devices.rpc import endpoints
 from llamahybrid.engine import installed
 from llamahybrid.hazards.context import Context
 from llamahybrid.hazards.outcome import Logits, NotApplicable
@@ -38,12 +40,15 @@ _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_l
 class Bench:
     """A model under test, and what it has to offer."""
 
-    def __init__(self, path: str, gpu_layers: int = 0) -> None:
+    def __init__(self, path: str, gpu_layers: int = 0, rpc: str = "") -> None:
+        """`rpc`: servers that layers go to, as `Llama` takes them."""
         lib.llama_log_set(_LOG, None)
         lib.llama_backend_init()
         self.path = path
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
+        self.offload = Offload(endpoints(rpc), watched=False)
+        self.offload.ask_for(params)
         self.model = lib.llama_model_load_from_file(path.encode(), params)
         if not self.model:
             raise RuntimeError(f"llama_model_load_from_file made no model of {path}")

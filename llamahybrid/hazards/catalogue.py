@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llamahybrid.hazards import (
     aborts,
+    batches,
     copies,
     crashes,
     devices,
@@ -18,6 +19,7 @@ from llamahybrid.hazards.probe import Probe
 PROBES: tuple[Probe, ...] = (
     *rollback.PROBES,
     *copies.PROBES,
+    *batches.PROBES,
     *windows.PROBES,
     *aborts.PROBES,
     *nan.PROBES,

@@ -1,4 +1,4 @@
-"""The process that runs one probe: `python -m llamahybrid.hazards.child PROBE MODEL GPU_LAYERS`.
+"""The process that runs one probe: `python -m llamahybrid.hazards.child PROBE MODEL GPU_LAYERS RPC`.
 
 Without arguments it only loads the library and says which one that is. Either way the last line on stdout is
 JSON; whatever else happens to this process is for `runner` to see.
@@ -31,13 +31,13 @@ def about() -> dict[str, str]:
     return {"path": llama_cpp._lib._name, "system": llama_cpp.llama_print_system_info().decode().strip()}
 
 
-def outcome(name: str, model: str, gpu_layers: int) -> dict[str, Any]:
+def outcome(name: str, model: str, gpu_layers: int, rpc: str = "") -> dict[str, Any]:
     """Run one probe on the model file at `model`."""
     from llamahybrid.hazards.bench import Bench
     from llamahybrid.hazards.catalogue import find
 
     try:
-        return find(name).run(Bench(model, gpu_layers)).as_json()
+        return find(name).run(Bench(model, gpu_layers, rpc)).as_json()
     except NotApplicable as error:
         return Outcome(Verdict.NOT_APPLICABLE, str(error)).as_json()
     except Refused as error:
@@ -55,7 +55,8 @@ if __name__ == "__main__":
     if sys.platform != "win32":
         _no_core_file()
     _load()
-    result = outcome(sys.argv[1], sys.argv[2], int(sys.argv[3])) if len(sys.argv) > 1 else about()
+    given = sys.argv[1:]
+    result = outcome(given[0], given[1], int(given[2]), *given[3:]) if given else about()
     sys.stdout.write("\n" + json.dumps(result) + "\n")
     sys.stdout.flush()
     os._exit(0)  # destructors of a context that was misused are no part of the question

@@ -59,6 +59,7 @@ def on_device_other_context(bench: Bench) -> Outcome:
 @_ends(
     "ON_DEVICE blobs, PARTIAL and full mixed",
     site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
+    patches=("0006", "0009"),  # refused, and the live state is kept
 )
 def on_device_flags(bench: Bench) -> Outcome:
     """Save PARTIAL, then full, on the device; restore the PARTIAL blob, then the full one as PARTIAL."""
@@ -117,6 +118,7 @@ def on_device_no_memory(bench: Bench) -> Outcome:
 @_ends(
     "A blob with two recurrent cells for one sequence",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
+    patches=("0006", "0009"),  # refused, and the live state is kept
 )
 def two_recurrent_cells(bench: Bench) -> Outcome:
     """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""

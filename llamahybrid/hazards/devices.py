@@ -136,7 +136,7 @@ def _split(bench: Bench, length: int, **params: Any) -> tuple[Context, bytes]:
     sound="asks the devices for whole rows, the only parts that can be had",
     verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
     says="the same bytes in pieces of at most 1048320",
-    patches=("0018", "0029"),
+    patches=("0018",),
     model=Model("qwen35", embd=_WIDE),
     also=on(Verdict.NOT_APPLICABLE, Model("llama", embd=_WIDE), Model("lfm2", embd=_WIDE)),
 )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -37,6 +38,7 @@ def hazards(
     junit: Path | None = None,
     expect_stock: bool = False,
     gpu_layers: int = 0,
+    rpc: str = "",
     jobs: int = 2,
     seconds: float = 60.0,
     console: Console | None = None,
@@ -61,6 +63,7 @@ def hazards(
             under_test,
             arch=arch,
             gpu_layers=gpu_layers,
+            rpc=rpc,
             jobs=jobs,
             seconds=seconds,
             done=lambda _: progress.advance(task),
@@ -78,21 +81,26 @@ def hazards(
 
 
 def table(results: Sequence[Result], title: str) -> Table:
-    """One line a probe: what is done, which patches mend it, what came of it, and how far off it was."""
-    shown = Table("probe", "model", "mended by", "verdict", title=title)
-    shown.add_column("difference", justify="right")
+    """One line a probe: what came of it on which model, how far off it was, and which patches mend it.
+
+    Names and verdicts are whole at 80 columns; what happened is folded.
+    """
+    shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("probe", no_wrap=True)
+    shown.add_column("verdict", no_wrap=True)
     shown.add_column("what happened", overflow="fold")
     for result in results:
-        outcome = result.outcome
-        shown.add_row(
-            result.probe.id,
-            result.model.name,
-            " ".join(result.probe.patches),
-            f"[{_COLOURS[outcome.verdict]}]{outcome.verdict.value}[/]",
-            "" if outcome.difference is None else f"{outcome.difference:.2g}",
-            escape(outcome.detail),
-        )
+        verdict = result.outcome.verdict
+        shown.add_row(result.probe.id, f"[{_COLOURS[verdict]}]{verdict.value}[/]", escape(_happened(result)))
     return shown
+
+
+def _happened(result: Result) -> str:
+    """The outcome in words, on which model, and what mends it."""
+    outcome, patches = result.outcome, result.probe.patches
+    off = "" if not outcome.difference else f"logits off by {outcome.difference:.2g}"
+    mended = f"mended by {' '.join(patches)}" if patches and not outcome.verdict.sound else ""
+    return f"{result.model.name}: {'; '.join(filter(None, (outcome.detail, off, mended)))}"
 
 
 def summary(results: Sequence[Result]) -> str:

@@ -102,10 +102,16 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: f
 
 
 def run_on(
-    file: Path, probe: Probe, under_test: Library, *, gpu_layers: int = 0, seconds: float = 60.0
+    file: Path,
+    probe: Probe,
+    under_test: Library,
+    *,
+    gpu_layers: int = 0,
+    rpc: str = "",
+    seconds: float = 60.0,
 ) -> Outcome:
     """Run a probe on a model file, in a process of its own."""
-    command = (*_CHILD, probe.id, str(file), str(gpu_layers))
+    command = (*_CHILD, probe.id, str(file), str(gpu_layers), *([rpc] if rpc else []))
     return supervise(command, under_test.environment, seconds)
 
 
@@ -116,6 +122,7 @@ def run(
     arch: str | None = None,
     known: bool = False,
     gpu_layers: int = 0,
+    rpc: str = "",
     jobs: int = 2,
     seconds: float = 60.0,
     done: Callable[[Result], Any] = lambda result: None,
@@ -123,7 +130,8 @@ def run(
     """Run `probes` against a library, `jobs` at a time, each for `seconds` at most; results in their order.
 
     `arch` replaces the model that each probe names; with `known` it runs on every model that it knows
-    (`Probe.known`), not on its first one only. `done` is called with each result as it comes.
+    (`Probe.known`), not on its first one only. `rpc`: RPC servers that layers go to. `done` is
+    called with each result as it comes.
 
     Raises:
         UnknownArchitecture: `tiny` cannot make `arch`.
@@ -139,7 +147,7 @@ def run(
         def run_one(pair: tuple[Probe, Model]) -> Result:
             probe, model = pair
             start = time.perf_counter()
-            outcome = run_on(files[model], probe, under_test, gpu_layers=gpu_layers, seconds=seconds)
+            outcome = run_on(files[model], probe, under_test, gpu_layers=gpu_layers, rpc=rpc, seconds=seconds)
             result = Result(probe, model, outcome, time.perf_counter() - start)
             done(result)
             return result

@@ -1,8 +1,7 @@
 """What is put on a context beside its model (LoRA, control vectors, modes), noticed as it is done.
 
-There are no getters for it in llama.h, so the calls are watched: by an `errcheck` on llama_cpp's function
-objects, which everyone in the process shares, however they imported them. Calls by other ways (a library
-handle of one's own, an extension module) are not seen: `Llama.cache_salt` is for those.
+There are no getters for it in llama.h, so the calls are watched. Those by ways that `watching` does not see
+are what `Llama.cache_salt` is for.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakValueDictionary
 
 import xxhash
 from llama_cpp import llama_cpp as native
 
 from llamahybrid.engine.content import Nameless, Signature, digest
+from llamahybrid.memory.watching import address, context_at, contexts, watch
 
 if TYPE_CHECKING:
     from llamahybrid.memory.context import GuardedContext
@@ -89,7 +88,6 @@ Change: TypeAlias = "Callable[[Any, Any, Adapters, GuardedContext], Adapters]"
 """Arguments, result, what was on the context, the context: what is on it now."""
 
 _loaded: dict[int, _Loaded] = {}  # by address
-_contexts: WeakValueDictionary[int, GuardedContext] = WeakValueDictionary()  # by address
 
 
 def follow(context: GuardedContext, adapter: Any = None, scale: float = 0.0) -> Adapters:
@@ -97,22 +95,12 @@ def follow(context: GuardedContext, adapter: Any = None, scale: float = 0.0) -> 
 
     `adapter`: the llama_adapter_lora * that it was made with, at `scale`.
     """
-    _contexts[_address(context.ctx)] = context
+    contexts[address(context.ctx)] = context
     return Adapters(((_lora(adapter), ctypes.c_float(scale).value),) if adapter and scale else ())
 
 
 def _lora(adapter: Any) -> bytes:
-    return _loaded.setdefault(_address(adapter), _Loaded(None)).name
-
-
-def _address(pointer: Any) -> int:
-    """The address in whatever ctypes takes for a pointer."""
-    if pointer is None or isinstance(pointer, int):
-        return pointer or 0
-    pointer = getattr(pointer, "_obj", pointer)  # of a byref()
-    if isinstance(pointer, ctypes.c_void_p):
-        return pointer.value or 0
-    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+    return _loaded.setdefault(address(adapter), _Loaded(None)).name
 
 
 # -- what the calls mean ------------------------------------------------------------------------
@@ -127,13 +115,13 @@ def _set_loras(arguments: Any, result: int, before: Adapters, context: GuardedCo
 
 def _set_control(arguments: Any, result: int, before: Adapters, context: GuardedContext) -> Adapters:
     data, (size, width, first, last) = arguments[1], (int(getattr(n, "value", n)) for n in arguments[2:])
-    if not _address(data):
+    if not address(data):
         return replace(before, control=b"")
     layers = range(max(1, first), min(last, native.llama_model_n_layer(context.model.model) - 1) + 1)
     if result or size < width * (layers.stop - 1):
         raise ValueError("what an earlier control vector left behind counts, too")
     row = ctypes.sizeof(ctypes.c_float) * width
-    numbers = ctypes.string_at(_address(data) + row * (layers.start - 1), row * len(layers))
+    numbers = ctypes.string_at(address(data) + row * (layers.start - 1), row * len(layers))
     return replace(before, control=f"{layers}".encode() + xxhash.xxh3_128_digest(numbers))
 
 
@@ -147,8 +135,8 @@ def _set_mode(setter: str) -> Change:
 
 def _noticed(change: Change) -> Callable[[Any, Any], None]:
     def notice(result: Any, arguments: Any) -> None:
-        context = _contexts.get(_address(arguments[0]))
-        if context is None or _address(context.ctx) != _address(arguments[0]):
+        context = context_at(arguments[0])
+        if context is None:
             return
         try:
             context.adapt(change(arguments, result, context.adapters, context))
@@ -162,49 +150,34 @@ def _noticed(change: Change) -> Callable[[Any, Any], None]:
 
 
 def _lora_loaded(result: Any, arguments: Any) -> None:
-    if _address(result):
+    if address(result):
         path = arguments[1]
-        _loaded[_address(result)] = _Loaded(Path(os.fsdecode(getattr(path, "value", path))).absolute())
+        _loaded[address(result)] = _Loaded(Path(os.fsdecode(getattr(path, "value", path))).absolute())
 
 
 def _lora_of_a_stream(result: Any, arguments: Any) -> None:
-    _loaded[_address(result)] = _Loaded(None)
+    _loaded[address(result)] = _Loaded(None)
 
 
 def _lora_freed(result: Any, arguments: Any) -> None:
-    _loaded.pop(_address(arguments[0]), None)
+    _loaded.pop(address(arguments[0]), None)
 
 
 def _state_loaded(result: Any, arguments: Any) -> None:
     """What is live is another state now, of as many tokens perhaps: neither positions nor counters tell."""
-    context = _contexts.get(_address(arguments[0]))
-    if context is not None and context.live is not None and _address(context.ctx) == _address(arguments[0]):
+    context = context_at(arguments[0])
+    if context is not None and context.live is not None:
         context.live.shared.lose_all()
-
-
-def _watch(name: str, notice: Callable[[Any, Any], None]) -> None:
-    """Have `notice` called behind every call of a function of llama_cpp, with its result and arguments."""
-    function: Any = getattr(native, name, None)
-    if not hasattr(function, "errcheck"):
-        return  # this version of llama_cpp does not have it
-    before = function.errcheck
-
-    def check(result: Any, called: Any, arguments: Any) -> Any:
-        try:
-            notice(result, arguments)
-        except Exception:
-            logger.exception("%s could not be followed", name)
-        return before(result, called, arguments) if before is not None else result
-
-    function.errcheck = check
+    if context is not None and context.outside is not None:
+        context.outside.forget()
 
 
 for _loader in STATE_LOADERS:
-    _watch(_loader, _state_loaded)
-_watch("llama_adapter_lora_init", _lora_loaded)
-_watch("llama_adapter_lora_init_from_file_ptr", _lora_of_a_stream)
-_watch("llama_adapter_lora_free", _lora_freed)
-_watch("llama_set_adapters_lora", _noticed(_set_loras))
-_watch("llama_set_adapter_cvec", _noticed(_set_control))
+    watch(_loader, _state_loaded)
+watch("llama_adapter_lora_init", _lora_loaded)
+watch("llama_adapter_lora_init_from_file_ptr", _lora_of_a_stream)
+watch("llama_adapter_lora_free", _lora_freed)
+watch("llama_set_adapters_lora", _noticed(_set_loras))
+watch("llama_set_adapter_cvec", _noticed(_set_control))
 for _setter in MODES:
-    _watch(_setter, _noticed(_set_mode(_setter)))
+    watch(_setter, _noticed(_set_mode(_setter)))

@@ -22,7 +22,7 @@ POLL = 0.1
 class _Task:
     """Work that is to be done there."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
         self._error: BaseException | None = None
         self.over = False
@@ -97,7 +97,7 @@ class ComputeThread:
     def __init__(self) -> None:
         self._desk: _Desk | None = None
 
-    def run(self, work: Callable[[], None], interrupted: Callable[[], object]) -> None:
+    def run(self, work: Callable[[], object], interrupted: Callable[[], object]) -> None:
         """Do `work` there and wait for it; what it raises.
 
         An exception that comes while it waits (KeyboardInterrupt) is raised when `work` is through, and

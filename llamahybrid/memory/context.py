@@ -14,10 +14,12 @@ from llama_cpp._internals import LlamaContext
 
 from llamahybrid import upstream
 from llamahybrid.capi.shim import Call, library
+from llamahybrid.devices.rpc import Watch
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.adapters import Adapters
 
 if TYPE_CHECKING:
+    from llamahybrid.memory.outside import OutsideTokens
     from llamahybrid.memory.sequence import LiveSequence
 
 upstream.require()  # once: `llamahybrid.llama` imports this module, and the class below leans on most of it
@@ -30,6 +32,10 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     """The sequence that upstream's code means, which knows none but 0."""
     call: Call | None = None
     """How batches are decoded; None without the shim."""
+    watch: Watch | None = None
+    """Whether the RPC servers that the model lies on are still there; None: on none."""
+    outside: OutsideTokens | None = None
+    """What others decoded on it natively; None: that is not followed."""
     adapters: Adapters = Adapters()
     """What is on the context beside its model; see `adapters.follow`."""
 
@@ -51,15 +57,26 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
                 live.identity.computed_by(replace(live.identity.computation, adapters=adapters))
 
     def decode(self, batch: Any) -> None:
-        """Decode a batch; raises DecodeError with the library's result when it is not 0."""
+        """Decode a batch; raises DecodeError with the library's result when it is not 0.
+
+        What an RPC server computes is waited for: that it is gone shows only then. Raises DeviceLost.
+        """
         if self.ctx is None:
             raise RuntimeError("the model is closed")  # the library would crash
         if self.call is not None:
             code = self.call.decode(self.ctx, batch.batch)
         else:
             code = int(llama_cpp.llama_decode(self.ctx, batch.batch))
+        if self.watch is not None and self.watch.counting:
+            llama_cpp.llama_synchronize(self.ctx)
+            self.watch.check()
         if code != 0:
             raise DecodeError(code, f"llama_decode returned {code}")
+
+    @property
+    def lost(self) -> bool:
+        """What was read from memory just now may be nothing: a device is gone."""
+        return self.watch is not None and bool(self.watch.lost)
 
     def kv_cache_clear(self) -> None:
         """Empty the memory."""

@@ -39,6 +39,8 @@ class CostMeter:
     """
 
     def __init__(self, batch_tokens: int, known: Costs | None = None) -> None:
+        self.together = 1
+        """Answers whose tokens were decoded in one batch just now."""
         self._said = replace(known or Costs(), batch_tokens=batch_tokens)
         self._token: deque[float] = deque(maxlen=WINDOW)
         self._prefill: deque[float] = deque(maxlen=WINDOW)

@@ -20,6 +20,7 @@ from typing import Any
 import llama_cpp
 import xxhash
 
+from llamahybrid.devices.offload import identities
 from llamahybrid.engine.content import Nameless
 from llamahybrid.engine.loaded import engine_digest
 from llamahybrid.memory.adapters import Adapters
@@ -65,9 +66,11 @@ def _value(name: str, kind: Any, value: Any) -> object:
         return value[: llama_cpp.LLAMA_MAX_DEVICES] if value else None
     if name == "kv_overrides":
         return sorted(_overrides(value)) if value else []
+    if name == "devices" and value and (found := identities(value)) is not None:
+        return found
     if issubclass(kind, ctypes._SimpleCData) and kind is not ctypes.c_void_p:
         return value
-    return Nameless() if value else None  # a pointer (devices, cb_eval, ...): nothing tells two apart
+    return Nameless() if value else None  # a pointer (cb_eval, ...): nothing tells two apart
 
 
 def _overrides(array: Any) -> Iterator[bytes]:

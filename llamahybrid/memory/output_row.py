@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llamahybrid.capi.calls import NativeContext
+from llamahybrid.capi.calls import LAST_ROW, NativeContext
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import Logits
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class OutputRow:
     """The row that the sampler reads; `state` says whether it is the tip's.
 
-    Where several sequences share a context, its last row is that of the last batch: the others' are copied.
+    Where several sequences share a context, its rows are those of the last batch, one for each sequence that
+    had a token there. Before the next batch takes their place, those of who is not in it are copied.
     """
 
     def __init__(
@@ -28,6 +29,10 @@ class OutputRow:
         self._n_vocab = n_vocab
         self._shared = shared
         self._copy: Logits | None = None
+        self._copied = False
+        """The row was copied, and is what was computed last."""
+        self.index: int | None = None
+        """Where it lies among the rows of the context, as the library counts; None: not there."""
 
     def logits(self) -> Logits | None:
         """The logits of the last token, shape (n_vocab,), as a view; None when they are not live."""
@@ -61,20 +66,48 @@ class OutputRow:
         """It is not the tip's any more."""
         self._state.forget_row()
 
-    def keep(self, index: int = -1) -> None:
-        """Copy the row that a token of the last batch has, by its place there: it is about to go."""
-        row = self._native.logits(self._n_vocab, index) if self._state.row_covers_tip else None
-        if row is None:
-            return
-        if self._copy is None:
-            self._copy = np.empty(self._n_vocab, dtype=np.float32)
-        np.copyto(self._copy, row)
+    def lies_at(self, index: int) -> None:
+        """It is this row of the context now."""
+        self._copied = False
+        self.index = index
 
-    def copied(self) -> Logits | None:
-        """The logits of the last token where the context's last row is another sequence's; None where not."""
-        return self._copy if self._state.tip_logits and not self._shared.holds_row(self) else None
+    def keep(self) -> None:
+        """Copy it, if it may still be asked for: it is about to go from the context."""
+        if self.index is None:
+            return
+        row = self._native.logits(self._n_vocab, self.index) if self._state.row_covers_tip else None
+        if row is not None:
+            if self._copy is None:
+                self._copy = np.empty(self._n_vocab, dtype=np.float32)
+            np.copyto(self._copy, row)
+            self._copied = True
+        self.index = None
+
+    def leave(self) -> None:
+        """It goes from the context and says nothing of the tip any more: the sequence is decoded on."""
+        self.forget()
+        self._copied = False
+        self.index = None
+
+    def place(self) -> int | Logits:
+        """Where the logits of the last token are: a row of the context, by its index, or a copy."""
+        if not self._state.tip_logits:
+            return LAST_ROW  # what somebody decoded without us
+        if self._copied:
+            assert self._copy is not None, "it was copied"
+            return self._copy
+        return self._in_context
+
+    def exists_for_tip(self) -> bool:
+        """There are logits of the last token."""
+        return self._state.tip_logits and (self._copied or self._shared.holds_row(self))
+
+    @property
+    def _in_context(self) -> int:
+        """Its index there; with one sequence there is one row."""
+        return LAST_ROW if self.index is None else self.index
 
     def _row(self) -> Logits | None:
         if self._shared.holds_row(self):
-            return self._native.logits(self._n_vocab)
-        return self._copy
+            return self._native.logits(self._n_vocab, self._in_context)
+        return self._copy if self._copied else None

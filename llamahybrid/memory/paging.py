@@ -160,7 +160,7 @@ class Pager:
         if record is None:
             return None
         read = self._read(start, end, lambda _: record[HEADER_BYTES:])
-        if read is None:
+        if read is None or getattr(self._ctx, "lost", False):
             return None
         moved = self.layout.sort(record[HEADER_BYTES:], end - start)  # its checksum is another one then
         return record, None if moved else read[1]
@@ -215,7 +215,7 @@ class Pager:
         if len(payloads) == 1:
             return payloads[0]
         if self._room is None:
-            self._room = new_buffer(JOINED_BYTES)
+            self._room = new_buffer(JOINED_BYTES, filled=False)
         out = self._room[: self.layout.joined_size(payloads)]
         self.layout.join(payloads, out)
         return out

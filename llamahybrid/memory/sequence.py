@@ -32,6 +32,11 @@ UNCHANGED_BY_FAILURE = frozenset({1, -1})
 """Results of llama_decode that leave memory as it was: no slot found, invalid batch (include/llama.h)."""
 
 
+def _one_token(before: tuple[float, ...], after: tuple[float, ...]) -> bool:
+    """No more than one token was decoded between two readings of `NativeContext.counters`."""
+    return before[0] == after[0] and 0 <= after[1] - before[1] <= 1
+
+
 class LiveSequence:
     """One sequence of one context: its tokens, and every operation on its memory."""
 
@@ -85,17 +90,26 @@ class LiveSequence:
 
     def view(self, reuse_limit: int | None = None) -> LiveView:
         """The sequence as the prompt cache needs to know it (tokens are copied)."""
-        state, profile = self.state, self.profile
-        return LiveView(
-            namespace=self.identity.namespace,
+        state = self.state
+        return replace(
+            self.blank_view(self.identity.namespace),
             tokens=state.tokens.copy(),
-            cut_floor=profile.cut_floor(state.n, self.native.positions()[0]),
-            needs_checkpoints=profile.needs_checkpoints,
-            needs_attention=profile.needs_attention,
+            cut_floor=self.profile.cut_floor(state.n, self.native.positions()[0]),
             tip_logits=state.tip_logits,
             reuse_limit=reuse_limit,
+        )
+
+    def blank_view(self, namespace: str) -> LiveView:
+        """One of this kind in which nothing is; asks no native code, so any thread may call it."""
+        return LiveView(
+            namespace=namespace,
+            tokens=np.empty(0, np.int32),
+            cut_floor=0,
+            needs_checkpoints=self.profile.needs_checkpoints,
+            needs_attention=self.profile.needs_attention,
+            tip_logits=False,
             split=self.identity.splitter,
-            attention_is_all=profile.attention_is_all and profile.linear,
+            attention_is_all=self.profile.attention_is_all and self.profile.linear,
         )
 
     # -- whether memory is as it should be -----------------------------------------------------------
@@ -118,11 +132,18 @@ class LiveSequence:
 
     def touched_outside(self) -> bool:
         """Someone decoded on this context, or reset its counters, since our last operation."""
-        return self.native.counters() != self.shared.counters
+        counters, shared = self.native.counters(), self.shared
+        late = shared.uncounted
+        if counters != shared.counters and late is not None and _one_token(shared.counters, counters):
+            late.invalidate_tip()  # it was an interrupt, and what the others hold is what they held
+            late.recount()
+            return False
+        return counters != shared.counters
 
     def recount(self) -> None:
         """Take the library's counters as they are now for ours."""
         self.shared.counters = self.native.counters()
+        self.shared.uncounted = None
 
     def invalidate(self) -> None:
         """Nothing that the context holds is known any more; the next alignment starts from zero."""
@@ -151,13 +172,19 @@ class LiveSequence:
 
     # -- decoding ------------------------------------------------------------------------------------
 
-    def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
+    def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs, here: bool = False) -> None:
         """Append tokens, shape (k,), in one native batch; `recount` when a series of them is done.
+
+        `here`: in the calling thread, although others share the context. An interrupt is then this sequence's
+        alone.
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
         """
         if self.shared.slots == 1:
             self._decode(tokens, outputs)
+        elif here:
+            self.shared.uncounted = self
+            self._decode_and_count(tokens, outputs)
         else:
             self.shared.compute(partial(self._decode_and_count, tokens, outputs))
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from llamahybrid.capi.calls import TokenBatch
+from llamahybrid.capi.calls import LAST_ROW, TokenBatch
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.compute_thread import ComputeThread
 
@@ -41,9 +41,14 @@ class SharedContext:
         """Called before the buffers are zeroed, while the others still hold what they hold."""
         self.thread = thread or ComputeThread()
         """Where there are several, what decodes for all of them."""
+        self.uncounted: LiveSequence | None = None
+        """What decodes in its own thread: an interrupt may come before that is counted."""
+        self._rested = False
+        """The compute thread has done nothing since it was told to rest."""
         self._ctx = ctx
         self._members: list[ref[LiveSequence]] = []
-        self._row_of: ref[OutputRow] | None = None
+        self._rows: list[ref[OutputRow]] = []
+        """Those that lie in the context."""
 
     def join(self, live: LiveSequence) -> None:
         """One more sequence."""
@@ -59,27 +64,39 @@ class SharedContext:
         if self.slots == 1:
             work()
         else:
+            self._rested = False
             self.thread.run(work, self.interrupted)
+
+    def rest(self, end_team: Callable[[], object]) -> None:
+        """The compute thread is not needed for a while: `end_team()` is called there, unless it was."""
+        if not self._rested:
+            self.thread.run(end_team, _nothing)
+            self._rested = True
 
     # -- the output row --------------------------------------------------------------------------
 
     def holds_row(self, row: OutputRow) -> bool:
-        """The context's last output row is that of this sequence."""
-        return self.slots == 1 or (self._row_of is not None and self._row_of() is row)
+        """One of the context's output rows is that of this sequence."""
+        return self.slots == 1 or row.index is not None
 
     def take_row(self, row: OutputRow) -> None:
-        """The context's last output row becomes this sequence's; whose it was has it copied first."""
-        if not self.holds_row(row):
-            self.keep_row()
-            row.forget()  # what lies there is still another one's
-            self._row_of = ref(row)
+        """The context's only output row becomes this sequence's; those that lie there are copied first."""
+        if self.slots == 1:
+            return
+        if row.index == LAST_ROW:
+            row.lies_at(LAST_ROW)  # an interrupt may have come when it was copied for another's decode
+            return
+        row.leave()  # what lies there is still another one's
+        self._keep_rows()
+        self._rows = [ref(row)]
+        row.lies_at(LAST_ROW)
 
-    def keep_row(self) -> None:
-        """The last output row is about to be overwritten: have it copied, if it may still be asked for."""
-        owner = None if self._row_of is None else self._row_of()
-        if owner is not None:
-            owner.keep()
-        self._row_of = None
+    def _keep_rows(self) -> None:
+        """The output rows are about to be overwritten: have those copied that may still be asked for."""
+        for held in self._rows:
+            if (row := held()) is not None:
+                row.keep()
+        self._rows = []
 
     # -- what concerns all -----------------------------------------------------------------------
 
@@ -98,22 +115,25 @@ class SharedContext:
         for live in self.members:
             live.lose()
 
-    def decode_step(self, step: Sequence[tuple[LiveSequence, int]]) -> list[str | None]:
+    def decode_step(self, step: Sequence[tuple[LiveSequence, int]], here: bool = False) -> list[str | None]:
         """Append one token to each of several sequences in one batch; the fault of each, or None.
 
-        Each gets its output row. Raises DecodeError when the library refuses or fails, for all of them.
+        `here`: in the calling thread, where there is one, and no step of others goes on. Each gets its output
+        row. Raises DecodeError when the library refuses or fails, for all of them.
         """
         if len(step) == 1:
             live, token = step[0]
-            live.decode((token,), "last")
+            live.decode((token,), "last", here)
             return [None]
         faults: list[str | None] = []
         self.compute(partial(self._decode_step, step, faults))
         return faults
 
     def _decode_step(self, step: Sequence[tuple[LiveSequence, int]], faults: list[str | None]) -> None:
-        self.keep_row()
         lives = [live for live, _ in step]
+        for live in lives:
+            live.row.leave()
+        self._keep_rows()
         tokens = [token for _, token in step]
         positions = [live.n for live in lives]
         native = lives[0].native
@@ -129,8 +149,9 @@ class SharedContext:
                 live.decode_interrupted((token,), "none", result)
             raise
         faults += [live.decoded((token,), "last") for live, token in step]
+        self._rows = [ref(live.row) for live in lives]
         for index, live in enumerate(lives):
-            live.row.keep(index)
+            live.row.lies_at(index)
         lives[0].recount()
 
 

@@ -119,6 +119,8 @@ class LiveView:
     """How this context's segments are cut in two; None where it cannot save or load any."""
     state: LiveState | None = None
     """What the cache follows this context by (see `BasePromptCache.follow`)."""
+    end_logits: tuple[int, Logits] | None = None
+    """Where the last prompt ended in `tokens`, and the logits there, for memory that keeps no checkpoints."""
     attention_is_all: bool = False
     """Attention KV is all of the state: every position that live and stored attention reaches is a restore
     point. A checkpoint is then an empty snapshot, which says that attention before it is worth keeping."""

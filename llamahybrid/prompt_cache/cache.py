@@ -1,11 +1,12 @@
-"""PromptCache: many conversations, one tree, RAM and, if a folder is given, disk behind it."""
+"""PromptCache: many conversations, one tree, RAM and, if they are given, a folder and a server behind it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,12 @@ from llamahybrid.prompt_cache.eviction import Eviction, ValueEviction
 from llamahybrid.prompt_cache.promotion import promote, recall_path
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.prompt_cache.ram_tier import RamTier
+from llamahybrid.prompt_cache.write_policy import REMOTE_QUIET_SECONDS
 
 logger = logging.getLogger("llamahybrid")
 
 MAX_DISK_BYTES = 32 << 30
+DEFAULT_REMOTE_BYTES = 8 << 30
 DISK_SHARE = 1 / 4
 """The default disk budget: so much of what is free, at most."""
 
@@ -45,8 +48,10 @@ class PromptCache(BasePromptCache):
     at one time can be more than that. `disk_dir`: a folder that keeps them for later processes; several may
     share it. `disk_bytes`: its budget; None: a quarter of what is free, at most 32 GiB. `disk_write_bytes`:
     what this process may write to it in an hour (0: nothing); None: 8 GiB. A folder that cannot be used costs
-    a warning and the disk, nothing else. `eviction`: another order in which things go from RAM. May be shared
-    by threads and by several models.
+    a warning and the disk, nothing else. `remote`: a Redis or Valkey server that several machines share, as
+    "redis://host:6379/0", behind RAM and disk; `remote_bytes`: what may lie there (8 GiB). One that is slow
+    or away costs a warning and is asked again later. `eviction`: another order in which things go from RAM.
+    May be shared by threads and by several models.
 
     A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
     used again once its entry is gone. What a `Plan` names is safe until `release(plan)`, or while the plan
@@ -65,26 +70,44 @@ class PromptCache(BasePromptCache):
         disk_bytes: int | None = None,
         disk_write_bytes: int | None = None,
         *,
+        remote: str | None = None,
+        remote_bytes: int = DEFAULT_REMOTE_BYTES,
         eviction: Eviction | None = None,
     ) -> None:
+        """Raises ValueError for a URL that means nothing, ImportError where redis is not installed."""
         limit = default_ram_bytes() if ram_bytes is None else ram_bytes
         self.ram = RamTier(limit, ValueEviction() if eviction is None else eviction)
         """What lies in RAM."""
         self.disk: DiskTier | None = None
         """What lies in the folder; None without one, or where it cannot be used."""
-        self._disk_arguments = (disk_dir, disk_bytes, disk_write_bytes)
-        if disk_dir is None:
-            return
-        folder = Path(disk_dir).expanduser()
-        try:
-            disk_limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
-            self.disk = DiskTier(folder, disk_limit, self.ram, disk_write_bytes)
-        except OSError as error:
-            logger.warning("the disk cache in %s cannot be used: %s", folder, error)
+        self.remote: DiskTier | None = None
+        """What lies on the server; None without one."""
+        self._arguments = (disk_dir, disk_bytes, disk_write_bytes), (remote, remote_bytes)
+        if disk_dir is not None:
+            folder = Path(disk_dir).expanduser()
+            try:
+                disk_limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
+                self.disk = DiskTier(folder, disk_limit, self.ram, disk_write_bytes)
+            except OSError as error:
+                logger.warning("the disk cache in %s cannot be used: %s", folder, error)
+        if remote is not None:
+            from llamahybrid.prompt_cache.remote import RemoteRecords
 
-    def __reduce__(self) -> tuple[type[PromptCache], tuple[object, ...]]:
+            records = RemoteRecords(remote)
+            quiet = REMOTE_QUIET_SECONDS
+            self.remote = DiskTier(records, remote_bytes, self.ram, sys.maxsize, "remote", quiet)
+
+    @property
+    def _outside(self) -> tuple[DiskTier, ...]:
+        """What lies outside this process, the nearest first."""
+        return tuple(tier for tier in (self.disk, self.remote) if tier is not None)
+
+    def __reduce__(self) -> tuple[Callable[..., PromptCache], tuple[object, ...]]:
         """Pickles as an empty cache with the same budgets: state belongs to the process that made it."""
-        return type(self), (self.ram_bytes, *self._disk_arguments)
+        disk, (remote, remote_bytes) = self._arguments
+        if remote is None:
+            return type(self), (self.ram_bytes, *disk)
+        return _unpickled, (type(self), self.ram_bytes, *disk, remote, remote_bytes)
 
     @property
     def ram_bytes(self) -> int:
@@ -103,9 +126,10 @@ class PromptCache(BasePromptCache):
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `BasePromptCache.plan`; what the disk knows better is taken into RAM first."""
-        if self.disk is not None and (view.needs_checkpoints or view.attention_is_all):
-            promote(self.disk, self.ram, tokens, view, costs)
-            recall_path(self.disk, self.ram, tokens, view, costs)
+        if view.needs_checkpoints or view.attention_is_all:
+            for tier in self._outside:
+                promote(tier, self.ram, tokens, view, costs)
+                recall_path(tier, self.ram, tokens, view, costs)
         return self.ram.plan(tokens, view, boundaries, costs)
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
@@ -151,24 +175,26 @@ class PromptCache(BasePromptCache):
 
     def queue_writes(self, view: LiveView) -> None:
         """A request is over: queue for the disk what is new on the live path."""
-        if self.disk is None or view.namespace.endswith(HERE_ONLY):
+        if not self._outside or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
         if not view.forgotten:
-            self.disk.later(view, path, self.ram.restart_points(view.namespace, path))
+            points = self.ram.restart_points(view.namespace, path)
+            for tier in self._outside:
+                tier.later(view, path, points)
 
     @property
     def leaves_process(self) -> bool:
-        """What is kept is written to a folder, for later processes and others."""
-        return self.disk is not None
+        """What is kept is written to a folder or a server, for later processes and others."""
+        return bool(self._outside)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Write what is queued for the disk, within so long (None: a minute); False if not all of it is."""
-        return self.disk is None or self.disk.flush(seconds)
+        """Write what is queued, within so long (None: a minute) each; False if not all of it is."""
+        return all([tier.flush(seconds) for tier in self._outside])
 
     def close(self) -> bool:
         """`flush`, and a warning where not all was written; RAM stays, and the cache may be used again."""
-        return self.disk is None or self.disk.close()
+        return all([tier.close() for tier in self._outside])
 
     # -- the user's own say ------------------------------------------------------------------------
 
@@ -191,26 +217,28 @@ class PromptCache(BasePromptCache):
         """
         tokens = np.array(prefix, dtype=np.int32)
         freed = self.ram.forget(tokens)  # first, so that nothing can be queued again
-        if self.disk is not None:
-            if not self.disk.forget(tokens):
-                logger.warning("not all that was to be forgotten is gone from the disk; forget it again")
+        for tier in self._outside:
+            if not tier.forget(tokens):
+                name = tier.store.name
+                logger.warning("not all that was to be forgotten is gone from the %s; forget it again", name)
             freed += self.ram.forget(tokens)  # what another thread has read from there meanwhile
         return freed
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """See `BasePromptCache.drop`; from the disk, too."""
         path = self.ram.drop(checkpoint)
-        if self.disk is not None and path is not None:
-            self.disk.store.discard(checkpoint.namespace, path)
+        if path is not None:
+            for tier in self._outside:
+                tier.store.discard(checkpoint.namespace, path)
 
     def drop_segment(self, namespace: str, segment: Segment) -> None:
         """See `BasePromptCache.drop_segment`; counted as damaged."""
         self.ram.drop_segment(segment)
 
     def clear(self) -> None:
-        """See `BasePromptCache.clear`; the disk is emptied, too."""
-        if self.disk is not None:
-            self.disk.clear()
+        """See `BasePromptCache.clear`; the disk is emptied, too, and what lies on the server."""
+        for tier in self._outside:
+            tier.clear()
         self.ram.clear()
 
     # -- looking in --------------------------------------------------------------------------------
@@ -220,9 +248,14 @@ class PromptCache(BasePromptCache):
         that were damaged, how often an exception cost what RAM held, and what `DiskCounts` counts.
         """
         stats = self.ram.stats()
-        if self.disk is not None:
-            stats.extra.update(self.disk.stats())
+        for tier in self._outside:
+            stats.extra.update(tier.stats())
         return stats
+
+
+def _unpickled(kind: Callable[..., PromptCache], *arguments: object) -> PromptCache:
+    *first, remote, remote_bytes = arguments
+    return kind(*first, remote=remote, remote_bytes=remote_bytes)
 
 
 def default_disk_bytes(folder: Path) -> int:

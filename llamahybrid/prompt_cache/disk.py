@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,6 +38,30 @@ MOST_ATTEMPTS = 20
 _PART = re.compile(r"[0-9a-f]{16}\.part")
 
 
+@dataclass
+class DiskCounts:
+    """What happened between this process and the folder."""
+
+    written: int = 0
+    written_bytes: int = 0
+    loaded: int = 0
+    damaged: int = 0
+    """Records that did not prove right, twice; they are removed."""
+    gone: int = 0
+    """Records that another process has removed."""
+    dropped: int = 0
+    """Evicted from RAM before they could be written."""
+    superseded: int = 0
+    """States that waited to be written until the conversation had gone on: they never were."""
+    deferred: int = 0
+    """Not written because the hour's `disk_write_bytes` were used up."""
+    evicted: int = 0
+    errors: int = 0
+    """Times that the disk refused something; it is left alone for a while then."""
+    failed: int = 0
+    """1: the disk refused the last write; it is tried again later."""
+
+
 class RecordStore:
     """The records in one folder, by key; methods raise OSError for what the disk refuses."""
 
@@ -44,6 +69,7 @@ class RecordStore:
         """Raises FolderRefused, see `claim`."""
         self.folder = claim(folder)
         self._seen: dict[str, int] = {}  # what `changed` saw: a folder's time, by shard
+        self._ahead_ns = 0  # the clock of who keeps the folder, another machine maybe, of ours
 
     def keys(self) -> list[str]:
         """All keys, in no order."""
@@ -58,7 +84,7 @@ class RecordStore:
                 changed = 0
             if self._seen.get(shard) != changed:
                 yield shard
-                if abs(time.time_ns() - changed) > RACY_NS:
+                if abs(time.time_ns() + self._ahead_ns - changed) > RACY_NS:
                     self._seen[shard] = changed
 
     def look_again(self, shard: str) -> None:
@@ -84,18 +110,21 @@ class RecordStore:
         Raises RecordError when it is damaged, RecordGone when it is gone, OSError when that cannot be told.
         """
         with self._file(key, buffered=False) as (file, status):
-            yield file, _named(key, read_head(file, status.st_size)), status.st_mtime
+            yield file, named(key, read_head(file, status.st_size)), status.st_mtime
 
     def head(self, key: str) -> tuple[Head, Tokens]:
         """What a record says of itself, and its whole prefix. Raises as `opened` does."""
         with self.opened(key) as (file, head, _):
             return head, tokens_of(read_ids(file, head))
 
-    def load(self, key: str) -> Record:
-        """A whole record, checked, then marked as used. Raises as `opened` does."""
+    def load(self, key: str, within: float | None = None) -> Record:
+        """A whole record, checked, then marked as used. Raises as `opened` does.
+
+        `within`: seconds that it may take, where that can be told; not here.
+        """
         with self._file(key) as (file, status):
             record = read_record(file, status.st_size)
-            _named(key, record.head)
+            named(key, record.head)
             with suppress(OSError):  # on a read-only disk nothing is evicted either
                 os.utime(file.fileno() if os.utime in os.supports_fd else self._path(key))
             return record
@@ -150,8 +179,17 @@ class RecordStore:
         return size
 
     def sweep(self) -> int:
-        """Remove parts that a killed process never got to finish; how many there were."""
-        before, swept = time.time() - ORPHAN_SECONDS, 0
+        """Remove parts that a killed process never got to finish; how many there were.
+
+        The folder may lie on another machine, whose clock it is that tells their age: it is read, too.
+        """
+        swept = 0
+        try:
+            now = self._clock()
+        except OSError:  # nothing can be made here, so nothing is removed
+            return 0
+        self._ahead_ns = now - time.time_ns()
+        before = now / 1e9 - ORPHAN_SECONDS
         for shard in SHARDS:
             with suppress(OSError), os.scandir(self._shard(shard)) as entries:
                 for entry in list(entries):
@@ -160,6 +198,28 @@ class RecordStore:
                         os.unlink(entry.path)
                         swept += 1
         return swept
+
+    def takes(self, n_bytes: int) -> bool:
+        """A record of this size could lie here, if there were room. Raises OSError where none can now."""
+        return True
+
+    def catch_up(self, seconds: float) -> bool:
+        """Know what others have stored until now, within so long; False if that cannot be told."""
+        return True
+
+    def settle(self, seconds: float) -> bool:
+        """What was committed and deleted is so for everybody: here it is at once."""
+        return True
+
+    def _clock(self) -> int:
+        """What time it is for who keeps the folder, in ns since 1970. Raises OSError."""
+        mark = f"{self.folder}{os.sep}{secrets.token_hex(8)}.part"
+        file = self._create(mark)
+        try:
+            return os.fstat(file).st_mtime_ns
+        finally:
+            os.close(file)
+            os.unlink(mark)
 
     def _shard(self, shard: str) -> str:
         """A shard's folder; what somebody put in its place is not followed."""
@@ -213,7 +273,7 @@ def lies_in(key: str, shard: str) -> bool:
     return bool(shard) and key.startswith(shard) and KEY.fullmatch(key) is not None
 
 
-def _named(key: str, head: Head) -> Head:
+def named(key: str, head: Head) -> Head:
     """A record's head, if it lies under its own name. Raises RecordError otherwise."""
     if head.key != key:
         raise RecordError("a record has another's name")

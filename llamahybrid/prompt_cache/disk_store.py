@@ -11,16 +11,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import BinaryIO, Protocol, TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Range, Tokens
-from llamahybrid.prompt_cache.disk import RecordStore, lies_in
+from llamahybrid.prompt_cache.disk import DiskCounts, RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
+from llamahybrid.prompt_cache.lateness import ReadLate
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 
@@ -31,31 +32,10 @@ logger = logging.getLogger("llamahybrid")
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 """How long a disk that refused is left alone; twice as long each time it refuses again."""
 
+TINY = 1e-3
+"""Seconds: what is left of a time that is over."""
+
 READ, WRITE = "reading from", "writing to"
-
-
-@dataclass
-class DiskCounts:
-    """What happened between this process and the folder."""
-
-    written: int = 0
-    written_bytes: int = 0
-    loaded: int = 0
-    damaged: int = 0
-    """Records that did not prove right, twice; they are removed."""
-    gone: int = 0
-    """Records that another process has removed."""
-    dropped: int = 0
-    """Evicted from RAM before they could be written."""
-    superseded: int = 0
-    """States that waited to be written until the conversation had gone on: they never were."""
-    deferred: int = 0
-    """Not written because the hour's `disk_write_bytes` were used up."""
-    evicted: int = 0
-    errors: int = 0
-    """Times that the disk refused something; it is left alone for a while then."""
-    failed: int = 0
-    """1: the disk refused the last write; it is tried again later."""
 
 
 class Backoff:
@@ -79,14 +59,61 @@ class Backoff:
         self._seconds = 0.0
 
 
-class DiskStore:
-    """Records of one folder and their index, at most `limit` bytes, shared with other processes."""
+class Records(Protocol):
+    """Where records lie: in a folder (`RecordStore`), or on a server (`remote.RemoteRecords`)."""
 
-    def __init__(self, folder: str | os.PathLike[str], limit: int) -> None:
-        """Open a folder, making it if need be. Raises OSError when it cannot be used."""
+    def changed(self) -> Iterator[str]:
+        """See `RecordStore.changed`."""
+
+    def look_again(self, shard: str) -> None:
+        """See `RecordStore.look_again`."""
+
+    def listed(self, shard: str) -> set[str]:
+        """See `RecordStore.listed`."""
+
+    def opened(self, key: str) -> AbstractContextManager[tuple[BinaryIO, Head, float]]:
+        """See `RecordStore.opened`."""
+
+    def load(self, key: str, within: float | None = None) -> Record:
+        """See `RecordStore.load`; `within`: OSError is raised where it takes more seconds, if it may."""
+
+    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
+        """See `RecordStore.prepare`."""
+
+    def commit(self, part: str, key: str) -> None:
+        """See `RecordStore.commit`."""
+
+    def abandon(self, part: str) -> None:
+        """See `RecordStore.abandon`."""
+
+    def delete(self, key: str) -> None:
+        """See `RecordStore.delete`."""
+
+    def sweep(self) -> int:
+        """See `RecordStore.sweep`."""
+
+    def takes(self, n_bytes: int) -> bool:
+        """See `RecordStore.takes`."""
+
+    def catch_up(self, seconds: float) -> bool:
+        """See `RecordStore.catch_up`."""
+
+    def settle(self, seconds: float) -> bool:
+        """See `RecordStore.settle`."""
+
+
+class DiskStore:
+    """Records in one place and their index, at most `limit` bytes, shared with other processes."""
+
+    def __init__(self, place: str | os.PathLike[str] | Records, limit: int, name: str = "disk") -> None:
+        """`place`: a folder, which is made if need be. `name`: what the user knows it as.
+
+        Raises OSError when it cannot be used.
+        """
         self.limit = limit
+        self.name = name
         self.counts = DiskCounts()
-        self.records = RecordStore(folder)
+        self.records: Records = RecordStore(place) if isinstance(place, str | os.PathLike) else place
         self._warned: set[str] = set()
         self._unfit: set[str] = set()  # keys of what is no record and cannot be removed
         self._backoffs = {READ: Backoff(), WRITE: Backoff()}
@@ -164,19 +191,26 @@ class DiskStore:
         """What is seen of the index as it was read last, which leaves it as it is; None from inside."""
         return see(self._index)
 
-    def load(self, key: str) -> Record | None:
-        """Read and check a record; None, with a record that is damaged removed, if that fails."""
+    def load(self, key: str, within: float | None = None) -> Record | None:
+        """Read and check a record; None, with a record that is damaged removed, if that fails.
+
+        `within`: seconds that it may take, where that can be told. Raises ReadLate when they are over.
+        """
+        began = time.monotonic()
         try:
             try:
-                record = self.records.load(key)
+                record = self.records.load(key, within)
             except RecordGone:
                 raise
             except RecordError:
-                record = self.records.load(key)  # once more: what was read wrong may have been written right
+                left = within and max(within - (time.monotonic() - began), TINY)
+                record = self.records.load(key, left)  # once more: it may have been written right
             self._backoffs[READ].worked()
             return record
         except RecordError as error:
             self.damaged(key, error)
+        except ReadLate:
+            raise
         except (OSError, MemoryError) as error:
             self.refused(READ, error)
         return None
@@ -190,8 +224,8 @@ class DiskStore:
         return self._stats()
 
     def _look(self) -> dict[str, int]:
-        counts = {f"disk_{name}": value for name, value in vars(self.counts).items()}
-        return {"disk_records": len(self._index), "disk_bytes": self._index.nbytes, **counts}
+        counts = {f"{self.name}_{name}": value for name, value in vars(self.counts).items()}
+        return {f"{self.name}_records": len(self._index), f"{self.name}_bytes": self._index.nbytes, **counts}
 
     _stats = guarded(_look, changes=False)(_look)  # from inside, too: a signal handler may ask
 
@@ -237,14 +271,14 @@ class DiskStore:
     @guarded(no, later=True)
     def remove_path(self, tokens: Tokens) -> bool:
         """Remove every record of a path and of all that goes on from it; False if not all could be."""
-        self._refresh()
-        return self._erase_all(self._index.on_path(tokens))
+        fresh = self._refresh(anyway=True)
+        return self._erase_all(self._index.on_path(tokens)) and fresh
 
     @guarded(no, later=True)
     def clear(self) -> bool:
         """Remove every record; False if not all could be."""
-        self._refresh()
-        return self._erase_all([key for shard in SHARDS for key in self._index.keys(shard)])
+        fresh = self._refresh(anyway=True)
+        return fresh and self._erase_all([key for shard in SHARDS for key in self._index.keys(shard)])
 
     @guarded(nothing, later=True)
     def damaged(self, key: str, error: Exception) -> None:
@@ -265,13 +299,14 @@ class DiskStore:
             self.counts.failed = 1
         if what not in self._warned:
             self._warned.add(what)
-            logger.warning("%s the disk cache failed, and is tried again later: %s", what, error)
+            logger.warning("%s the %s cache failed, and is tried again later: %s", what, self.name, error)
 
     # -- with the lock held ------------------------------------------------------------------------
 
-    def _refresh(self) -> None:
-        if not self._backoffs[READ].over():
-            return
+    def _refresh(self, *, anyway: bool = False) -> bool:
+        """Read what changed; False if that cannot be told. `anyway`: if the disk refused just now, too."""
+        if not anyway and not self._backoffs[READ].over():
+            return False
         try:
             fresh: list[str] = []
             for shard in self.records.changed():
@@ -287,6 +322,8 @@ class DiskStore:
             for shard in SHARDS:
                 self.records.look_again(shard)
             self.refused(READ, error)
+            return False
+        return True
 
     def _take_in(self, keys: Iterable[str]) -> None:
         """Take note of records, those with the shorter prefixes first: others are read from there on."""
@@ -315,7 +352,7 @@ class DiskStore:
     def _damaged(self, key: str, error: Exception) -> None:
         gone = isinstance(error, RecordGone)
         if not gone:
-            logger.warning("a record of the disk cache is dropped: %s", error)
+            logger.warning("a record of the %s cache is dropped: %s", self.name, error)
         self.counts.gone += gone
         self.counts.damaged += not gone
         self._index.remove(key)

@@ -27,11 +27,12 @@ from llamahybrid.prompt_cache.base import (
     part_of,
 )
 from llamahybrid.prompt_cache.disk_index import Offer
-from llamahybrid.prompt_cache.disk_store import READ, WRITE, DiskStore
+from llamahybrid.prompt_cache.disk_store import READ, TINY, WRITE, DiskStore, Records
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
+from llamahybrid.prompt_cache.lateness import ENOUGH_SECONDS, Lateness, ReadLate
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import Record
-from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES
+from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
 
 logger = logging.getLogger("llamahybrid")
 
@@ -46,21 +47,26 @@ CANCEL_SECONDS = 10.0
 
 
 class DiskTier:
-    """Records of one folder, at most `limit` bytes, shared with other processes."""
+    """Records of one folder, or on a server; at most `limit` bytes, shared with other processes."""
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        place: str | os.PathLike[str] | Records,
         limit: int,
         source: RamTier,
         hourly: int | None = None,
+        name: str = "disk",
+        quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
-        """Open a folder, making it if need be. Raises OSError when it cannot be used.
+        """`place`: a folder, which is made if need be. Raises OSError when it cannot be used.
 
-        `hourly`: bytes that may be written an hour; None: `DEFAULT_WRITE_BYTES`.
+        `hourly`: bytes that may be written an hour; None: `DEFAULT_WRITE_BYTES`. `name`: see `DiskStore`.
+        `quiet_seconds`: see `write_policy`; 0: everything is written at once.
         """
-        self.store = DiskStore(folder, limit)
-        self.writer = DiskWriter(self.store, source, DEFAULT_WRITE_BYTES if hourly is None else hourly)
+        self.store = DiskStore(place, limit, name)
+        hourly = DEFAULT_WRITE_BYTES if hourly is None else hourly
+        self.writer = DiskWriter(self.store, source, hourly, quiet_seconds)
+        self._lateness = Lateness()
         self._latencies: deque[float] = deque(maxlen=READ_SAMPLES)
         self._rates: deque[float] = deque(maxlen=READ_SAMPLES)
 
@@ -94,23 +100,41 @@ class DiskTier:
     def seconds(self, n_bytes: int) -> float:
         """What reading so many bytes takes, as measured; 0 while not measured."""
         latency = median(self._latencies) if self._latencies else 0.0
-        return latency + (n_bytes * median(self._rates) if self._rates else 0.0)
+        measured = latency + (n_bytes * median(self._rates) if self._rates else 0.0)
+        return max(measured, self._lateness.seconds())
 
     def _measured(self, n_bytes: int, seconds: float) -> None:
         """A read of so many bytes took so long; a small one says little of the bandwidth."""
+        self._lateness.worked()
         if n_bytes < LARGE_READ:
             self._latencies.append(seconds)
         else:
             self._rates.append(seconds / n_bytes)
 
-    def load(self, offer: Offer, path: Tokens, split: Splitter | None) -> Loaded | None:
-        """Read and check what an offer names on `path`; None, with what is damaged removed, if that fails."""
+    def _gave_up(self, seconds: float, error: ReadLate) -> None:
+        """A read had not come after so long; who had little to save says nothing to who has much."""
+        self._lateness.gave_up(seconds)
+        if seconds >= ENOUGH_SECONDS:
+            self.store.refused(READ, error)
+
+    def load(
+        self, offer: Offer, path: Tokens, split: Splitter | None, within: float | None = None
+    ) -> Loaded | None:
+        """Read and check what an offer names on `path`; None, with what is damaged removed, if that fails.
+
+        `within`: seconds that it saves, and may take, where that can be told.
+        """
         started = time.perf_counter()
         state: Record | None = None
         segments: list[Segment] = []
         whole = True
         for key in offer.keys:
-            record = self.store.load(key)
+            spent = time.perf_counter() - started
+            try:
+                record = self.store.load(key, within and max(within - spent, TINY))
+            except ReadLate as error:
+                self._gave_up(time.perf_counter() - started, error)
+                return None
             if record is None and self.store.has(key):
                 return None  # the disk refused: it may be sound
             if record is None:
@@ -163,7 +187,8 @@ class DiskTier:
         """`flush`, and a warning where not all was written. The folder may be used again afterwards."""
         done = self.flush(seconds)
         if len(self.writer):
-            logger.warning("%d states were not written to the disk cache in time", len(self.writer))
+            name = self.store.name
+            logger.warning("%d states were not written to the %s cache in time", len(self.writer), name)
         return done
 
     # -- forgetting --------------------------------------------------------------------------------
@@ -174,16 +199,25 @@ class DiskTier:
         What is just being written of it never becomes a record. False if that still runs after so many
         seconds, or if the disk refused to remove something; it may be called again.
         """
-        stopped = self.writer.cancel(tokens, seconds)
-        return self.store.remove_path(tokens) and stopped
+        return self._remove(tokens, seconds)
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
-        stopped = self.writer.cancel(None, seconds)
-        return self.store.clear() and stopped
+        return self._remove(None, seconds)
+
+    def _remove(self, tokens: Tokens | None, seconds: float) -> bool:
+        end, store = time.monotonic() + seconds, self.store
+
+        def left() -> float:
+            return max(0.0, end - time.monotonic())
+
+        stopped = self.writer.cancel(tokens, seconds)
+        caught_up = store.records.catch_up(left())
+        removed = store.clear() if tokens is None else store.remove_path(tokens)
+        return store.records.settle(left()) and removed and caught_up and stopped
 
     # -- what is told ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`DiskCounts`), for `PromptCache.stats`."""
-        return {**self.store.stats(), "disk_waiting": len(self.writer)}
+        return {**self.store.stats(), f"{self.store.name}_waiting": len(self.writer)}

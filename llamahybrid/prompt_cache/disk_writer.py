@@ -39,13 +39,15 @@ class Job:
 class DiskWriter:
     """Writes restore points to a store, behind what happens; not every one, and not more than a budget."""
 
-    def __init__(self, store: DiskStore, source: RamTier, hourly: int) -> None:
+    def __init__(
+        self, store: DiskStore, source: RamTier, hourly: int, quiet_seconds: float = QUIET_SECONDS
+    ) -> None:
         """`hourly`: bytes that may be written an hour."""
         self._store = store
         self.source = source
         self.budget = WriteBudget(hourly)
-        self.queue = WriteBehind(self._write)
-        self.quiet_seconds = QUIET_SECONDS
+        self.queue = WriteBehind(self._write, store.records.settle)
+        self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
 
     def __len__(self) -> int:
@@ -147,6 +149,8 @@ class DiskWriter:
         base = self._store.base_of(job.namespace, path)
         parts = pack(job.namespace, kind, start, path, logits, payload, base)
         head = head_of(parts[0])
+        if not self._store.records.takes(head.nbytes):  # nothing goes for what cannot come
+            return False
         pinned = self.source.pinned
         if job.cancelled or not self._store.make_room(head.nbytes, job.namespace, job.path, pinned):
             return False

@@ -107,20 +107,26 @@ def grows(outline: Outline) -> bool:
     return plain and 0 < outline.cached == outline.matched and outline.total - outline.cached < ONE_CUT
 
 
-def recut(outline: Outline, position: int, costs: Costs) -> tuple[int, ...]:
-    """The cuts still to come when [0, position) is decoded, now that `costs` are known better."""
-    return tuple(c for c in prefill_cuts(outline, costs) if c >= position + MIN_SPACING)
+def recut(outline: Outline, position: int, costs: Costs, last: int) -> tuple[int, ...]:
+    """The cuts still to come when [0, position) is decoded, now that `costs` are known better.
+
+    `last`: the restore point, or the last cut up to `position`. They keep their distance from that, and not
+    from the end of any batch: it is no checkpoint, and a message may start right behind it.
+    """
+    nearest = max(position + 1, last + MIN_SPACING)
+    return tuple(c for c in prefill_cuts(outline, costs) if c >= nearest)
 
 
-def next_decode_checkpoint(position: int, frontier: int, costs: Costs) -> int:
+def next_decode_checkpoint(position: int, frontier: int, costs: Costs, together: int = 1) -> int:
     """The position of the next checkpoint while generating, on an absolute grid.
 
     `position`: tokens of the sequence now. `frontier`: where this request's generation began. Gaps follow
-    `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones.
+    `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones. `together`: answers decoded
+    in one batch, of which each takes the less time.
     """
     generated = position - frontier
     gap = next((gap for below, gap in DECODE_GAPS if generated < below), LATE_GAP)
-    if (cheap := _cheap_gap(costs)) is not None:
+    if (cheap := _cheap_gap(costs, together)) is not None:
         gap = min(gap, max(MIN_DECODE_GAP, cheap))
     return (position // gap + 1) * gap
 
@@ -139,8 +145,10 @@ def tip_due(left: int) -> bool:
     return left >= MIN_SPACING
 
 
-def _cheap_gap(costs: Costs) -> int | None:
+def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
     """Tokens between snapshots that keep them at about `DECODE_SHARE`; None while not measured.
+
+    `together`: tokens of as many answers take hardly longer than one.
 
     A power of two, the nearest: the grid of one gap lies on those of all smaller ones, and a cost measured a
     little differently makes the same gap.
@@ -149,7 +157,7 @@ def _cheap_gap(costs: Costs) -> int | None:
         return None
     if costs.snapshot_seconds <= FREE_SNAPSHOT:
         return 1
-    share = costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds)
+    share = together * costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds)
     return 1 << round(math.log2(max(1.0, share)))
 
 

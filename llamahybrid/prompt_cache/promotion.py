@@ -1,4 +1,4 @@
-"""From disk into RAM, before a prompt is planned: what of it the disk knows better."""
+"""From disk, or a server, into RAM, before a prompt is planned: what of it is known better there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs:
             limit = offer.pieces[-1].start  # a chat's beginning is of use, too
             continue
         if expected is not None:
-            loaded = disk.load(offer, path, view.split)
+            loaded = disk.load(offer, path, view.split, saved)
             if loaded is not None:
                 ram.take_in(view, path, loaded, expected, known.forgets)
                 return

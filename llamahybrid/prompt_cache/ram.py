@@ -5,6 +5,7 @@ A fresh buffer of a few hundred KiB costs 27-167 us to fill (page faults), a reu
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import weakref
@@ -20,6 +21,11 @@ MAX_RAM_BYTES = 8 << 30
 MAPPED_BYTES = 64 << 10
 """Buffers from this size on are mappings of their own."""
 
+HUGE_BYTES = 4 << 20
+"""From this size on, in huge pages where the system has any: filled for the first time, 20 MB take 41 ms and
+not 125, 64 MB take 84 and not 304 (a virtual machine with 2 cores). What is resident is as before: only whole
+huge pages of the mapping are had at once."""
+
 
 def default_ram_bytes() -> int:
     """An eighth of physical memory, within 256 MiB and 8 GiB."""
@@ -30,19 +36,24 @@ def default_ram_bytes() -> int:
     return max(MIN_RAM_BYTES, min(MAX_RAM_BYTES, physical // 8))
 
 
-def new_buffer(n_bytes: int) -> Bytes:
+def new_buffer(n_bytes: int, *, filled: bool = True) -> Bytes:
     """An array of exactly `n_bytes`, contents undefined, whose memory goes back to the system when it goes.
 
     The C library would keep much of it for later, in pieces: 36 MiB were resident under a budget of 23.
+    `filled` False: only part of it is going to be used, and only that is to be resident.
     """
     if n_bytes < MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8)
     private = getattr(mmap, "MAP_PRIVATE", None)  # Windows knows no flags
     flags = {} if private is None else {"flags": private | mmap.MAP_ANONYMOUS}
     try:
-        return np.frombuffer(mmap.mmap(-1, n_bytes, **flags), np.uint8)
+        mapping = mmap.mmap(-1, n_bytes, **flags)
     except OSError:  # Linux allows a process some 65,000 mappings
         return np.empty(n_bytes, np.uint8)
+    if filled and n_bytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+        with contextlib.suppress(OSError):  # a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 def is_whole(buffer: Bytes) -> bool:

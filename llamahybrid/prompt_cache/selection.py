@@ -1,7 +1,8 @@
 """Which restore point serves a prompt: complete prefixes only, the deepest first, live before stored.
 
 A checkpoint at c serves iff its c tokens are the prompt's first c and c <= total - 1, or c == total and the
-logits there are known. Where a snapshot leaves out attention KV, [0, c) must be live or stored in segments.
+logits there are known; so does the live state, cut to c. Where a snapshot leaves out attention KV, that of
+[0, c) must be live or stored in segments.
 """
 
 from __future__ import annotations
@@ -87,6 +88,9 @@ def choose(
     limit = total if view.reuse_limit is None else view.reuse_limit
     at_end = next((e for e in reversed(entries) if e.position == total), None)
     stored = at_end.checkpoint.logits if at_end is not None else None
+    if stored is None and view.end_logits is not None:
+        end, logits = view.end_logits
+        stored = logits if end == total else None
 
     live = _live_position(total, live_lcp, limit, view, stored)
     if view.attention_is_all:

@@ -43,9 +43,13 @@ Job = TypeVar("Job", bound=Work)
 class WriteBehind(Generic[Job]):
     """A queue and its thread. Jobs should name their data by place: the queue has no limit."""
 
-    def __init__(self, do: Callable[[Job], None]) -> None:
-        """`do(job)` runs on the thread; what it raises is counted, logged once, and ends nothing."""
+    def __init__(self, do: Callable[[Job], None], settle: Callable[[float], bool] | None = None) -> None:
+        """`do(job)` runs on the thread; what it raises is counted, logged once, and ends nothing.
+
+        `settle(seconds)` waits until what was done has come to its end elsewhere; whether it has.
+        """
         self._do = do
+        self._settle = settle
         self.failures = 0
         """Exceptions of jobs."""
         self.start_anew()
@@ -90,7 +94,9 @@ class WriteBehind(Generic[Job]):
             for job in self._jobs:
                 job.due = 0.0
         self._go_on()
-        return _waited(self._is_idle, FLUSH_SECONDS if seconds is None else seconds)
+        end = time.monotonic() + (FLUSH_SECONDS if seconds is None else seconds)
+        done = _waited(self._is_idle, end - time.monotonic())
+        return done if self._settle is None else self._settle(max(0.0, end - time.monotonic())) and done
 
     def __len__(self) -> int:
         """Jobs that are not done; without the lock, so that a signal handler may ask at any time."""
@@ -164,7 +170,10 @@ def _flush_all() -> None:
     end = time.monotonic() + FLUSH_SECONDS
     for writer in list(_open):
         if not writer.flush(max(0.0, end - time.monotonic())):
-            logger.warning("%d states were not written to the disk cache in time", len(writer))
+            if len(writer):
+                logger.warning("%d states were not written to the disk cache in time", len(writer))
+            else:
+                logger.warning("not all changes were sent to the remote cache in time")
 
 
 def _in_child() -> None:

@@ -16,6 +16,9 @@ DEFAULT_WRITE_BYTES = 8 << 30
 QUIET_SECONDS = 3.0
 """A state is written when the conversation has stood there for so long: what is gone past sooner is not."""
 
+REMOTE_QUIET_SECONDS = 0.0
+"""Nothing wears on a server, and what lies there is wanted when a machine dies or another is asked next."""
+
 MOST_SECONDS = 30.0
 """A conversation that never stands still is written so often all the same."""
 

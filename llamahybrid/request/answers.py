@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from llamahybrid.errors import LlamaHybridError
+from llamahybrid.request.completion import keeps_rows
 from llamahybrid.request.finalisers import in_finaliser
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.handle import RequestHandle, belonging_to
@@ -166,7 +167,7 @@ def _go_on_from_each_other(llm: Llama, options: Mapping[str, Any]) -> bool:
     """What one slot has decoded can be had in another."""
     if len(llm.slots.all) == 1 or llm.runner is None or llm.chat_handler is not None:
         return False
-    rows = llm.arrays.always_rows or llm.requests.keeps_rows(options)
+    rows = llm.arrays.always_rows or keeps_rows(llm, options)
     return llm.runner.live.profile.keeps_chats and not rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +13,21 @@ import llama_cpp
 
 from llamahybrid.capi.gguf import Gguf, quiet
 from llamahybrid.capi.shim import library
+from llamahybrid.engine import loaded
 from llamahybrid.memory.adapters import follow
 from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.context import GuardedContext
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.model_files import ModelFiles
+from llamahybrid.memory.outside import OutsideTokens
 from llamahybrid.memory.profile import MemoryProfile, probe
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.snapshot import HEADER_BYTES
 from llamahybrid.prompt_cache import BasePromptCache
-from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.evaluation import Evaluation
@@ -34,12 +37,14 @@ from llamahybrid.speculation.drafts import Drafts
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
+    from llamahybrid.request.requests import Requests
 
 logger = logging.getLogger("llamahybrid")
 
-UNMERGED = ("plamo2",)
+UNMERGED = {"plamo2": "0030"}
 """Architectures whose batches of several sequences write states to other sequences' places, or end the
-process (src/models/plamo2.cpp multiplies where they begin by n_seqs). Their answers take turns, by tokens."""
+process (src/models/plamo2.cpp multiplies where they begin by n_seqs), and the number of the patch that mends
+it. Without it their answers take turns, by tokens."""
 
 ALONE = ("deepseek4",)
 """Architectures that were seen to answer otherwise beside other requests than alone, for reasons not found
@@ -85,6 +90,20 @@ class ContextShape:
             params.kv_unified = True
 
 
+def shaped() -> Any:
+    """`context_params` of `Llama`: upstream assigns the defaults to it, and fills in its arguments later."""
+
+    def get(llm: Any) -> Any:
+        """The `llama_context_params` of this model's context."""
+        return llm._context_params
+
+    def put(llm: Any, params: Any) -> None:
+        llm._shape.ask_for(params)
+        llm._context_params = params
+
+    return property(get, put)
+
+
 class Wish(int):
     """A number of slots that was not given for this very model, and must not make its constructor fail."""
 
@@ -96,6 +115,8 @@ def attainable_slots(wish: Wish, model_path: str, caching: bool, options: Mappin
     try:
         ContextShape.of(caching, True, None, wish, options)
         reason = "" if _architecture(model_path) not in ALONE else "its answers beside others are not trusted"
+        if options.get("draft_model") is not None:
+            reason = "its program gives a draft_model, which is asked where requests run alone"
     except ValueError as error:
         reason = str(error)
     if reason:
@@ -137,6 +158,7 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
     files.loaded(mapped=llm.model_params.load_mode not in unmapped)
     guarded = GuardedContext.guard(llm._ctx)
+    guarded.watch = llm.offload.watch
     guarded.adapters = follow(guarded, llm._lora_adapter, llm.lora_scale)
     made_with = settings(llm.model_params, llm.context_params)
     computation = Computation(files, made_with, guarded.adapters, llm.cache_salt, together=n_parallel > 1)
@@ -150,8 +172,9 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     batcher = None
     if n_parallel > 1:
         cells = llm._n_ctx if profile.attention_per_token else None
-        merges = architecture not in UNMERGED
-        batcher = Batcher(shared, gate, meter, llm.n_batch, cells, slots, merges)
+        merges = architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
+        masked = llm.context_params.flash_attn_type != llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        batcher = Batcher(shared, gate, meter, llm.n_batch, cells, slots, merges, masked)
     for seq in range(n_parallel):
         slot = slots.all[0] if seq == 0 else Slot()
         live = LiveSequence(
@@ -174,6 +197,8 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     first = slots.all[0].evaluation
     assert first is not None, "it was just made"
     guarded.live = first.runner.live
+    if n_parallel == 1:  # else sequence 0 is a slot's
+        guarded.outside = OutsideTokens(guarded.live, partial(_hold, llm.requests))
     slots.batcher = batcher
     if batcher is not None:  # with one slot nobody else holds any
         shared.clearing = slots.store_attention
@@ -198,3 +223,14 @@ def _cost_context(llm: Llama) -> tuple[int, ...]:
     params = llm.context_params
     layers = int(llm.model_params.n_gpu_layers)
     return int(params.n_threads), int(params.n_threads_batch), llm.n_batch, int(params.n_ubatch), layers
+
+
+def _hold(requests: Requests, tokens: Tokens) -> bool:
+    """Make context memory hold just these tokens, which others go on from.
+
+    False, with nothing done, in a step, whose request memory belongs to.
+    """
+    if requests.gate.nested():
+        return False
+    requests.alone(lambda evaluation: evaluation.hold(tokens))
+    return True

@@ -25,6 +25,7 @@ from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
 from llamahybrid.request.line import POLL
+from llamahybrid.request.solo import Solo
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ GRACE_SHARE = 0.25
 GRACE_SECONDS = 2e-3
 """and at least this long."""
 
+AWAY_GRACES = 2
+"""A longer absence counts as one of so many times as long: who was away once is soon waited for again."""
+
 
 class Batcher:
     """Puts the tokens of several live sequences into batches."""
@@ -57,10 +61,11 @@ class Batcher:
         cells: int | None,
         slots: Slots,
         merges: bool = True,
+        masked: bool = True,
     ) -> None:
         """`cells`: tokens that all sequences may hold together, None where no cells are kept for them.
 
-        `merges`: tokens of several sequences may be in one batch.
+        `merges`: tokens of several sequences may be in one batch. `masked`: see `Cells`.
         """
         self._shared = shared
         shared.interrupted = gate.stop_native
@@ -73,7 +78,8 @@ class Batcher:
         """Requests in their answer, and how long each was away after its last token."""
         self._prompts: deque[Ticket] = deque()
         """Requests that decode their prompt: the first does, the others wait for its checkpoints."""
-        self.cells = Cells(shared, gate, slots, cells, self._answering, self._prompts)
+        self.cells = Cells(shared, gate, slots, cells, masked, self._answering, self._prompts)
+        self.solo = Solo(shared, gate)
         self._bells: dict[Ticket, threading.Lock] = {}
         self._piece_waits: Ticket | None = None
         """Whose piece of a prompt waits for a step of the answers."""
@@ -93,26 +99,37 @@ class Batcher:
         Raises BatchLost where memory is no longer what it was, RequestCancelled, or DecodeError.
         """
         ticket = self._gate.running
+        if self.cells.decoded >= self.cells.look_at:
+            self.cells.release_idle(self._meter.costs())
         job = Job(ticket, live, token)
         if not self._jobs:
             self._since = time.monotonic()
         self._jobs[ticket] = job
         self._answering.setdefault(ticket, 0.0)
         try:
-            self._gate.let_in(ticket)
+            if self.solo.takes(ticket, self._fits_alone(job)):
+                self._step([job], here=True)
+            if job.done or self._ready():
+                self._gate.let_in(ticket)
             while not job.done:
                 self._gate.check()
                 if self._ready():
                     self._lead()
                 else:
-                    self._wait(ticket, job.bell, self._patience())
+                    # One of them watches the clock: who wakes takes time from those that decode.
+                    first = next(iter(self._jobs.values())) is job
+                    self._wait(ticket, job.bell, self._patience() if first else 0.0)
         finally:
             if self._jobs.get(ticket) is job:
                 del self._jobs[ticket]
         if job.error is not None:
             raise job.error
-        if live.n != job.position + 1 or live.row.logits() is None:
+        if live.n != job.position + 1 or not live.row.exists_for_tip():
             raise BatchLost("memory was changed after a token was decoded")  # before we had the lock again
+
+    def _fits_alone(self, job: Job) -> bool:
+        """Nobody else's token waits, and there is a cell for this one."""
+        return len(self._jobs) == 1 and job.stands and self.cells.free() > 0
 
     def _ready(self) -> bool:
         """A step can be made now."""
@@ -145,17 +162,22 @@ class Batcher:
         jobs = self.cells.that_fit([j for j in jobs if not j.done])
         self._shared.compute(partial(self._step, jobs))
 
-    def _step(self, jobs: list[Job]) -> None:
-        """Decode one token each, and say so to who waits; no interrupt comes here."""
+    def _step(self, jobs: list[Job], here: bool = False) -> None:
+        """Decode one token each, and say so to who waits; no interrupt comes to the compute thread.
+
+        `here`: in the calling thread, one that nobody else waits for.
+        """
         began = time.perf_counter()
         try:
-            faults = self._shared.decode_step([(j.live, j.token) for j in jobs]) if jobs else []
+            faults = self._shared.decode_step([(j.live, j.token) for j in jobs], here) if jobs else []
         except DecodeError:
             for job in jobs:  # alone, each fails or not for what it is itself
                 job.end(BatchLost("a batch of several requests failed"))
         else:
             self._step_seconds = time.perf_counter() - began
             self.steps, self.rows = self.steps + 1, self.rows + len(jobs)
+            self.cells.decoded += len(jobs)
+            self._meter.together = max(1, len(jobs))
             if len(jobs) == 1:
                 self._meter.decoded(1, self._step_seconds)
             for job, fault in zip(jobs, faults, strict=True):
@@ -171,6 +193,7 @@ class Batcher:
     def begin_prompt(self) -> None:
         """Wait until no other prompt is decoded, so that what it leaves behind serves this one."""
         ticket = self._gate.running
+        self.solo.end_team()
         self._answering.pop(ticket, None)
         if ticket not in self._prompts:
             self._prompts.append(ticket)
@@ -242,6 +265,7 @@ class Batcher:
             yield
         finally:
             self._piece_seconds += time.perf_counter() - began
+            self.cells.decoded += tokens
             self._since = time.monotonic()
             self._ring()
 
@@ -272,17 +296,22 @@ class Batcher:
     def stepped(self, ticket: Ticket) -> None:
         """A request has made a step: what it holds here it gives back."""
         self.end_prompt(ticket)
+        if ticket.whole:
+            self.solo.end_team(computed=True)
         if ticket.over:
             self.leave(ticket)
+        elif not self._gate.lonely(ticket):
+            self.solo.end_team()
 
     def returned(self, ticket: Ticket) -> None:
         """A request makes a step again."""
         if ticket in self._answering:
-            away = time.monotonic() - ticket.idle_since
+            away = min(time.monotonic() - ticket.idle_since, AWAY_GRACES * self._grace())
             self._answering[ticket] += 0.5 * (away - self._answering[ticket])
 
     def leave(self, ticket: Ticket) -> None:
         """A request is over, or has lost its place."""
+        self.solo.end_team()
         self.end_prompt(ticket)
         self._answering.pop(ticket, None)
         self._ring()

@@ -1,6 +1,10 @@
 """Cells: room in a cache that several live sequences share, and who gives way when it is full.
 
 Idle slots lose theirs first, then the youngest request, which comes back when there is room again.
+
+Without flash attention each token is computed with every cell up to the last that is taken, those of others
+masked (src/llama-kv-cache.cpp, get_n_kv). So idle slots lose theirs, too, where that costs more than loading
+them again.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
+from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import Job, NoRoom
 from llamahybrid.request.line import POLL
@@ -21,6 +26,18 @@ from llamahybrid.request.ticket import Ticket
 if TYPE_CHECKING:
     from llamahybrid.request.runner import RequestRunner
     from llamahybrid.request.slots import Slots
+
+
+MASKED_SHARE = 5e-5
+"""What computing with one masked cell takes of a prompt token's time: 4 x n_embd x attention layers flops of
+2 x parameters, at half their speed. 3e-5 to 1e-4 for models of 0.1 to 8 billion parameters."""
+
+KEEP_TOKENS = 32, 4096
+"""Fewest and most tokens that others decode before an idle slot loses its cells; in between, when computing
+with them has cost what loading them costs (so at most twice the least, whoever comes next)."""
+
+LOOK_TOKENS = 256
+"""Tokens of answers between two looks at idle slots."""
 
 
 class Cells:
@@ -32,14 +49,21 @@ class Cells:
         gate: RequestGate,
         slots: Slots,
         cells: int | None,
+        masked: bool,
         answering: Collection[Ticket],
         prompts: Sequence[Ticket],
     ) -> None:
         """`cells`: tokens that all sequences may hold together, None where no cells are kept for them.
 
+        `masked`: tokens are computed with the cells of others, too.
         `answering`, `prompts`: requests in their answer, and those that decode a prompt or wait to.
         """
         self.cells = cells
+        self.decoded = 0
+        """Tokens that the context has decoded for all."""
+        self.look_at = LOOK_TOKENS
+        """At so many, idle slots are to be looked at again."""
+        self._masked = masked and cells is not None
         self._shared = shared
         self._gate = gate
         self._slots = slots
@@ -143,6 +167,43 @@ class Cells:
         return idle is not None
 
     @property
+    def any_idle(self) -> bool:
+        """Tokens would be computed with cells that no request uses."""
+        return self._masked and any(
+            slot.evaluation and slot.evaluation.runner.live.n for slot in self._slots.free()
+        )
+
+    def release_idle(self, costs: Costs, coming: int = 0) -> None:
+        """Have idle slots give their cells away where those would cost more than loading them again.
+
+        `coming`: tokens that are about to be decoded. What the cache has not got stays.
+        """
+        self.look_at = self.decoded + LOOK_TOKENS
+        if not self._masked:
+            return
+        for slot in self._slots.free():
+            if (evaluation := slot.evaluation) is None or evaluation.handoff:
+                continue  # what a chat handler has decoded is gone on from soon
+            runner, beside = evaluation.runner, self.decoded + coming - slot.idle_from
+            if not runner.live.n or beside < keep_tokens(costs):
+                continue
+            if runner.live.touched_outside():
+                return  # emptying would hide it from the look that loses all slots (`RequestRunner.check`)
+            runner.save_tip()
+            if runner.checkpoints.serve_all():
+                runner.live.empty()
+            else:
+                slot.idle_from = self.decoded
+
+    @property
     def waited_for(self) -> bool:
         """Somebody waits for cells."""
         return bool(self._short)
+
+
+def keep_tokens(costs: Costs) -> float:
+    """Tokens that others decode before an idle slot is to lose its cells."""
+    least, most = KEEP_TOKENS
+    if not costs.segment_seconds or not costs.prefill_seconds:
+        return least
+    return min(most, max(least, costs.segment_seconds / (MASKED_SHARE * costs.prefill_seconds)))

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+
+import numpy as np
 
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache.base import BasePromptCache, LiveState, LiveView, Logits, clipped
+from llamahybrid.prompt_cache.base import BasePromptCache, LiveState, LiveView, Logits, Tokens, clipped
 from llamahybrid.request.request import Request
 from llamahybrid.request.schedule import Action, Actions
 
 SEGMENT_TOKENS = 1024
 """Where attention is all of the state, any part of a chat is of use: such pieces are stored and read."""
+
+
+@dataclass(frozen=True, eq=False)
+class _PromptEnd:
+    """The logits that a prompt's answer was sampled from; of its tokens, whatever lies in memory now."""
+
+    namespace: str
+    tokens: Tokens
+    logits: Logits
+
+    def lies_in(self, view: LiveView) -> bool:
+        """What is live begins with this prompt."""
+        n = len(self.tokens)
+        return self.namespace == view.namespace and np.array_equal(self.tokens, view.tokens[:n])
 
 
 class Checkpoints:
@@ -26,10 +42,26 @@ class Checkpoints:
         self._live = live
         self.cache = cache
         self.meter = meter
+        self._prompt_end: _PromptEnd | None = None
 
     def view(self, reuse_limit: int | None = None) -> LiveView:
         """The live sequence as the cache needs to know it."""
-        return replace(self._live.view(reuse_limit), state=self.known)
+        view = replace(self._live.view(reuse_limit), state=self.known)
+        end = self._prompt_end
+        if end is None or view.forgotten or not end.lies_in(view):
+            self._prompt_end = None  # what was said goes with what is live
+            return view
+        return replace(view, end_logits=(len(end.tokens), end.logits))
+
+    def serve_all(self) -> bool:
+        """Were what is live gone, who goes on from its tip would have to decode nothing of it."""
+        live = self._live
+        if live.state.opaque:
+            return False
+        tokens, view = live.tokens, self.view()
+        view = replace(view, tokens=tokens[:0], cut_floor=0, tip_logits=False)
+        longer = np.append(tokens, tokens[-1:])
+        return self.cache.peek(longer, view, self.meter.costs()) >= live.n
 
     def carry_out(
         self, actions: Actions, request: Request | None = None, *, deep: bool = True, after: int = 0
@@ -52,10 +84,17 @@ class Checkpoints:
                 case Action.CHECKPOINT_WITH_LOGITS:
                     logits = row.logits()
                     self.checkpoint(request, None if logits is None else logits.copy())
+                case Action.KEEP_LOGITS:
+                    self._keep_logits()
                 case Action.REMEMBER:
                     self.cache.remember(self._live.identity.namespace, self._live.tokens.copy(), self.known)
                 case Action.PAGE_OUT:
                     self.page_out(deep=deep, after=after)
+
+    def _keep_logits(self) -> None:
+        live, logits = self._live, self._live.row.logits()
+        if logits is not None and not self.known.forgotten:
+            self._prompt_end = _PromptEnd(live.identity.namespace, live.tokens.copy(), logits.copy())
 
     def checkpoint(self, request: Request | None, logits: Logits | None = None, *, deep: bool = True) -> bool:
         """Take and store a checkpoint at the tip; False if it cannot be proven or does not fit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
@@ -28,6 +28,13 @@ def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
         return given
 
     return named
+
+
+def keeps_rows(llm: Llama, options: Mapping[str, Any]) -> bool:
+    """A completion with these options needs the logits of every token, and gets them for itself alone."""
+    asked = options.get("logprobs")
+    given = asked is not None and asked is not False  # 0 is asked for
+    return given and (llm.requests.logprobs_on_request or llm._draft_model is not None)
 
 
 def completion(

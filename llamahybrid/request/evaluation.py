@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
-from llamahybrid.errors import ContextOverflow, DecodeError, RequestSuperseded
+from llamahybrid.errors import ContextOverflow, DecodeError, LlamaHybridError, RequestSuperseded
 from llamahybrid.memory.adoption import adopt_native, take_over
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
@@ -170,9 +170,14 @@ class Evaluation:
         self.drafts.policy.prefilled(request.plan.to_decode, request.prefill_seconds)
 
     def with_logits(self, work: Callable[[], T]) -> T:
-        """`work()` with the logits of the last token, whatever others decoded meanwhile."""
+        """`work()` with the logits of the last token, whatever others decoded meanwhile.
+
+        Raises LlamaHybridError where there is none.
+        """
         if self.arrays.n_tokens:
             self._bring_logits()
+        if not self.arrays.n_tokens or self._live.row.logits() is None:  # the row there is another request's
+            raise LlamaHybridError("there are no logits to sample from: eval a token first")
         return work()
 
     def _bring_logits(self) -> None:
@@ -184,6 +189,20 @@ class Evaluation:
         if len(ids) and self._live.row.logits() is None:
             self.runner.begin(ids)  # stored logits, or all but the last token
             self.decode(ids[self._live.n :], None)
+
+    def hold(self, tokens: Tokens) -> None:
+        """Make context memory hold just these tokens, whatever it holds, and store its state."""
+        live = self._live
+        self.claim()
+        live.shared.lose_all()
+        live.empty()
+        self.native_from, self.handoff, self.arrays.true_rows = None, False, 0
+        if len(tokens):  # as for a prompt of one token more: nobody samples behind these
+            self.runner.begin(np.append(tokens, tokens[-1:]), len(tokens))
+        self.mirror(live.tokens)
+        self.decode(tokens[live.n :], None)
+        if live.n:
+            self.runner.save_tip()
 
     def append(self, tokens: Sequence[int]) -> bool:
         """The hot path of `eval`: one generated token behind a sequence as it should be; False if it is not.

@@ -14,7 +14,6 @@ whose holder is not in `run`.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +24,7 @@ from llamahybrid.request.ends import Ends
 from llamahybrid.request.finalisers import in_finaliser
 from llamahybrid.request.line import POLL, Line
 from llamahybrid.request.seats import Seats
-from llamahybrid.request.step_frames import StepFrames
+from llamahybrid.request.step_frames import Step, StepFrames, executes
 from llamahybrid.request.step_lock import StepLock
 from llamahybrid.request.ticket import Tenant, Ticket, this_thread
 
@@ -90,7 +89,8 @@ class RequestGate:
     def _in_step(self) -> bool:
         """The same; its stack is asked, since an interrupt may have left the lock."""
         if self.inside and not self._frames.run_in():
-            self._replace_lock()
+            self._lock.give_up()
+            self._heal()
         return self.inside
 
     # -- a request -------------------------------------------------------------------------------
@@ -108,14 +108,16 @@ class RequestGate:
         later = ticket.thread is not None or ticket.after is not None
         deadline = None if later or self.wait is True else time.monotonic() + float(self.wait)
         try:
-            ticket.inside = threading.get_ident()
+            ticket.step = Step()
             while True:
                 if self._closed:
                     raise ModelClosed("the model is closed")
                 if ticket.unwanted and ticket.thread is None:  # a prompt of another one may take long
                     raise RequestCancelled("the request was given up while it waited")
-                if ticket not in self.seats or (self.seats.slots == 1 and self._stepping is not None):
+                if ticket not in self.seats or (self.seats.slots == 1 and self._busy is not None):
                     self._await(ticket, deadline)
+                if self.seats.slots > 1 and not self.lonely(ticket):
+                    self._tenant.joined(ticket)
                 if self.crowded:
                     time.sleep(YIELD_SECONDS)
                 self._lock.want()
@@ -137,7 +139,7 @@ class RequestGate:
                 if self.seats.slots > 1:
                     self._tenant.stepped(ticket)
         finally:
-            ticket.inside = 0
+            ticket.step = None
             self._lock.want_no_more()
             if self._stepping is ticket:
                 self._stepping = None
@@ -152,6 +154,10 @@ class RequestGate:
     def crowded(self) -> bool:
         """Other threads want the lock: who gives it up and takes it again would always be faster."""
         return self.seats.slots > 1 and self._lock.wanted
+
+    def lonely(self, ticket: Ticket) -> bool:
+        """No other request is in, and no thread is about to make a step."""
+        return self.seats.only(ticket) and not self._lock.wanted
 
     def let_in(self, ticket: Ticket) -> None:
         """Let those who want the lock have it, in the middle of a step."""
@@ -242,8 +248,9 @@ class RequestGate:
 
     def _tidy(self, ticket: Ticket) -> None:
         """End what was given up, if nobody is in: who has just come does it otherwise."""
-        if self._stepping is not None or (ticket not in self.seats and not self.seats.free):
+        if self._busy is not None or (ticket not in self.seats and not self.seats.free):
             return
+        self._in_step()  # or it would take once more what an interrupt left it, while others replace that
         self._frames.enter()
         try:
             if self._lock.acquire(wait=False):
@@ -312,6 +319,7 @@ class RequestGate:
             while (victim := self.seats.victim(ticket)) is not None:
                 self._remove(victim)
             if not self.seats.fits(ticket):
+                self._stepping = None  # the victim has just been advanced: it must not wait for us
                 return False
             self.seats.take(ticket)
             self._switch(ticket)
@@ -334,7 +342,7 @@ class RequestGate:
 
     def _may_enter(self, ticket: Ticket) -> bool:
         """It is this ticket's turn, as far as can be told without the lock."""
-        if self._stepping not in (None, ticket) and self.seats.slots == 1:
+        if self._busy not in (None, ticket) and self.seats.slots == 1:
             return False
         if ticket in self.seats:
             return True
@@ -368,18 +376,17 @@ class RequestGate:
 
     # -- repairs ---------------------------------------------------------------------------------
 
+    @property
+    def _busy(self) -> Ticket | None:
+        """Whose step is made, unless an interrupt has ended it."""
+        ticket = self._stepping
+        return None if ticket is None or not ticket.inside else ticket
+
     def _heal(self) -> None:
         """Take back what an interrupted thread left: a ticket that it was inside for, and the lock."""
-        for ticket in self.seated:
-            if ticket.inside and not self._frames.run_in(ticket.inside):
-                ticket.inside = 0  # an interrupt came before it could say that it left
-        if self._lock.heal(self._nobody_steps):
+        for ticket in (*self.seated, self._stepping):
+            step = None if ticket is None else ticket.step
+            if step is not None and not executes(step.frame):
+                step.left = True  # an interrupt came before it could say so
+        if self._lock.heal():
             self._line.ring()
-
-    def _nobody_steps(self) -> None:
-        self._stepping = None
-
-    def _replace_lock(self) -> None:
-        self._stepping = None
-        self._lock.replace()
-        self._line.ring()

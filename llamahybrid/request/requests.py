@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
@@ -142,12 +142,6 @@ class Requests:
             return made
         return advanced_for(RequestHandle(self.gate, handle, salt).entered(), made)
 
-    def keeps_rows(self, options: Mapping[str, Any]) -> bool:
-        """A completion with these options needs the logits of every token, and gets them for itself alone."""
-        asked = options.get("logprobs")
-        given = asked is not None and asked is not False  # 0 is asked for
-        return given and (self.logprobs_on_request or self._llm._draft_model is not None)
-
     def refuse_salt(self) -> None:
         """There is no prompt cache. Raises LlamaHybridError for what is asked under a salt all the same."""
         if self.salted and self.salt():
@@ -181,8 +175,8 @@ class Requests:
             self.gate.abandon(ticket)
 
     def _advance(self, ticket: Ticket, inner: Generator[Any, Any, None], sent: Any) -> Any:
-        if self.slots.batcher is not None:
-            self.slots.batcher.returned(ticket)
+        if (batcher := self.slots.batcher) is not None:
+            batcher.returned(ticket)
         try:
             return inner.send(sent)
         except BaseException:  # its end, too
@@ -221,7 +215,7 @@ class Requests:
                 evaluation.serve(ticket.salt)
             evaluation.claim()
             evaluation.require_fit(len(prompt))
-            evaluation.runner.wait_for_room(len(prompt) + 1)
+            evaluation.runner.make_room(prompt)
         if ticket is not None and ticket.rests_on is not None:
             evaluation.go_on_from(ticket.rests_on)
             ticket.rests_on = None
@@ -290,9 +284,10 @@ class Requests:
 
     def switch(self, ticket: Ticket) -> None:
         """See `Tenant.switch`."""
-        if self.slots.batcher is not None:
-            self.slots.batcher.settle()
-        self.slots.seat(ticket, None if ticket.parked is None else ticket.parked.memory)
+        slots = self.slots
+        if slots.batcher is not None:
+            slots.batcher.settle()
+        slots.seat(ticket, None if ticket.parked is None else ticket.parked.memory)
         self._show(ticket)
 
     def _show(self, ticket: Ticket) -> Evaluation:
@@ -301,10 +296,15 @@ class Requests:
         self._llm._ctx.live = evaluation.runner.live
         return evaluation
 
+    def joined(self, ticket: Ticket) -> None:
+        """See `Tenant.joined`."""
+        if self.slots.batcher is not None:
+            self.slots.batcher.solo.end_team()
+
     def stepped(self, ticket: Ticket) -> None:
         """See `Tenant.stepped`."""
-        if self.slots.batcher is not None:
-            self.slots.batcher.stepped(ticket)
+        if (batcher := self.slots.batcher) is not None:
+            batcher.stepped(ticket)
 
     def begin(self, ticket: Ticket) -> None:
         """See `Tenant.begin`."""

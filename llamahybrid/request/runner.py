@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
+from llamahybrid.capi.openmp import leave_team
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.costs import SMALL_BATCH, CostMeter
 from llamahybrid.memory.remembered_costs import RememberedCosts
@@ -98,7 +99,16 @@ class RequestRunner:
             if applied:
                 break
         keeps_end = profile.attention_is_all and self.cache.leaves_process
-        schedule = Schedule(plan, costs, self.meter.costs, wanted=needs_checkpoints, keeps_end=keeps_end)
+        meter = self.meter
+        schedule = Schedule(
+            plan,
+            costs,
+            self.meter.costs,
+            together=lambda: meter.together,
+            wanted=needs_checkpoints,
+            keeps_chats=profile.keeps_chats,
+            keeps_end=keeps_end,
+        )
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
         self.checkpoints.carry_out(schedule.begin(tip), request)
         return request
@@ -169,6 +179,12 @@ class RequestRunner:
         """Wait until the live sequence may hold so many tokens."""
         if self._batcher is not None:
             self._batcher.cells.wait(self.live, tokens)
+
+    def make_room(self, prompt: Tokens) -> None:
+        """Wait until there are cells for a prompt and a token; idle ones that it need not meet go."""
+        if self._batcher is not None and self._batcher.cells.any_idle:
+            self._batcher.cells.release_idle(self.meter.costs(), len(prompt) - self.depth(prompt))
+        self.wait_for_room(len(prompt) + 1)
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
@@ -319,6 +335,9 @@ class RequestRunner:
     def _prompt_done(self, request: Request) -> bool:
         live = self.live
         if not live.profile.needs_checkpoints:
+            request.schedule.stop()  # another request may have learnt that this memory cannot be verified
+            finite = live.profile.cuttable and live.profile.linear and live.row.proves_finite()
+            self.checkpoints.carry_out(request.schedule.prompt_done(live.n, finite), request)
             return True
         logits = live.row.logits()
         if logits is not None and not bool(np.isfinite(logits).all()):
@@ -352,6 +371,8 @@ class RequestRunner:
         self.checkpoints.carry_out(request.schedule.end(live.n, opaque), request)
         if self._remembered is not None and not opaque:
             self._remembered.save(self.meter.costs())
+        if self._batcher is None:  # else see `Solo`
+            leave_team()
 
     def _stop_unprovable(self, request: Request) -> None:
         """Another request may have learnt, while this one waited, that this memory cannot be verified."""

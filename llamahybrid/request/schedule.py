@@ -32,6 +32,8 @@ class Action(Enum):
     """The same, where the logits show that no NaN is in the state, which nobody has looked at since."""
     CHECKPOINT_WITH_LOGITS = auto()
     """The same with the logits, for a prompt that is asked again."""
+    KEEP_LOGITS = auto()
+    """Keep the logits alone, beside what is live: memory that can be cut anywhere needs no more for that."""
     STAGE = auto()
     """Copy the state, and keep the copy back until the prompt's logits prove to be numbers."""
     ADMIT_STAGED = auto()
@@ -73,6 +75,10 @@ def batch_borders(first: int, last: int, cuts: Sequence[int], n_batch: int) -> l
     return borders
 
 
+def _one() -> int:
+    return 1
+
+
 class Schedule:
     """The checkpoints of one request, from its restore point to its end.
 
@@ -87,14 +93,19 @@ class Schedule:
         costs: Costs,
         measured: Callable[[], Costs],
         *,
+        together: Callable[[], int] = _one,
         wanted: bool = True,
+        keeps_chats: bool = True,
         keeps_end: bool = False,
     ) -> None:
         """`costs`: those that `plan` was made by; `measured()`: what they are now.
 
-        `wanted` False: memory that can be cut anywhere needs no checkpoints. `keeps_end`: its attention is
-        stored all the same when a request is over, so that another process finds it.
+        `together()`: answers that are decoded in one batch now.
+        `wanted` False: memory that can be cut anywhere needs no checkpoints. `keeps_chats`: a tip that is
+        given up is stored before (`before_tip_goes`). `keeps_end`: attention of memory that needs no
+        checkpoints is stored all the same when a request is over, so that another process finds it.
         """
+        self._keeps_chats = keeps_chats
         self._keeps_end = keeps_end
         self.cuts = plan.cuts
         """Where the prompt is cut: as planned, then as what is measured meanwhile says."""
@@ -106,6 +117,7 @@ class Schedule:
         self._outline = plan.outline
         self._costs = costs
         self._measured = measured
+        self._together = together
         self._last = 0
 
     def begin(self, tip: int) -> Actions:
@@ -128,15 +140,21 @@ class Schedule:
         if self._outline is None or replace(costs, snapshot_bytes=self._costs.snapshot_bytes) == self._costs:
             return False
         self._costs = costs
-        self.cuts = tuple(c for c in self.cuts if c <= position) + recut(self._outline, position, costs)
+        taken = tuple(c for c in self.cuts if c <= position)
+        last = max(taken, default=self._cached)
+        self.cuts = taken + recut(self._outline, position, costs, last)
         return True
 
     def prompt_done(self, position: int, logits: bool) -> Actions:
         """The prompt is decoded and proven; `logits`: those of its end are there."""
+        if not self._wanted:
+            if logits and self._cached < self._total:
+                yield Action.KEEP_LOGITS
+            return
         yield Action.ADMIT_STAGED
         if logits and self._cached < self._total:
             yield Action.CHECKPOINT_WITH_LOGITS
-        self.next_due = next_decode_checkpoint(position, self._total, self._measured())
+        self._await_next(position)
 
     def stop(self) -> None:
         """No checkpoint of this memory can be proven right: none is taken any more."""
@@ -147,19 +165,27 @@ class Schedule:
         """Tokens of the answer are about to be decoded at `position`."""
         if position >= self.next_due:
             yield Action.CHECKPOINT_IF_FINITE
-            self.next_due = next_decode_checkpoint(position, self._total, self._measured())
+            self._await_next(position)
+
+    def _await_next(self, position: int) -> None:
+        self.next_due = next_decode_checkpoint(position, self._total, self._measured(), self._together())
 
     def stored(self, position: int) -> None:
         """The cache took a checkpoint of this request."""
         self._last = position
 
     def end(self, position: int, opaque: bool = False) -> Actions:
-        """The request is over, however it ended; `opaque`: some of what is live is no prompt's tokens."""
+        """The request is over, however it ended; `opaque`: some of what is live is no prompt's tokens.
+
+        An answer's end is stored whatever that costs where the next request would store it, too: that pays
+        for it either way, but then somebody waits for a first token.
+        """
         yield Action.ADMIT_STAGED
         if opaque:
             return
-        due = self._wanted and final_due(position - max(self._last, self._total), self._measured())
-        if due or self._keeps_end:
+        generated = position - max(self._last, self._total)
+        due = generated > 0 if self._keeps_chats else final_due(generated, self._measured())
+        if (self._wanted and due) or self._keeps_end:
             yield Action.CHECKPOINT_IF_FINITE
         yield Action.REMEMBER
         yield Action.PAGE_OUT

@@ -34,6 +34,10 @@ class Seats:
     def __contains__(self, ticket: object) -> bool:
         return ticket in self._seated
 
+    def only(self, ticket: Ticket) -> bool:
+        """This ticket sits alone."""
+        return len(self._seated) == 1 and ticket in self._seated
+
     @property
     def free(self) -> bool:
         """Not all are taken."""

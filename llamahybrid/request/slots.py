@@ -36,6 +36,8 @@ class Slot:
     """None while the model is opened, and where upstream's behaviour was asked for."""
     used: int = 0
     """When it was last given to one; larger is later."""
+    idle_from: int = 0
+    """Tokens that the context had decoded when the last request left it (`Cells.decoded`)."""
     owner: ThreadMark | None = None
     """The thread that used it last."""
     native_from: int | None = None
@@ -145,7 +147,7 @@ class Slots:
         Inside a step, when the gate has let it in: there is a free one.
         """
         if ticket.slot is None:
-            free, home = self._free(), self._home(self._mark(ticket))
+            free, home = self.free(), self._home(self._mark(ticket))
             if ticket.whole:
                 self._came_from = home or self.all[0]
                 best = self.all[0]
@@ -160,7 +162,8 @@ class Slots:
         """The request that has a slot: one that is seated, whatever was interrupted on the way there."""
         return next((ticket for ticket in self._gate.seated if ticket.slot is slot), None)
 
-    def _free(self) -> list[Slot]:
+    def free(self) -> list[Slot]:
+        """Slots that no request has."""
         taken = [ticket.slot for ticket in self._gate.seated]
         return [slot for slot in self.all if slot not in taken]
 
@@ -184,7 +187,7 @@ class Slots:
         """A ticket is about to begin with a prompt: give it the free slot from which most can be resumed."""
         old = ticket.slot
         assert old is not None, "it is seated"
-        mine, salt = [old, *self._free()], ticket.salt
+        mine, salt = [old, *self.free()], ticket.salt
         best = max(mine, key=lambda s: (s.resumable(prompt, salt), s.live_prefix(prompt, salt), -s.used))
         if best is not old:
             self._give(best, ticket, anew=True)
@@ -213,6 +216,8 @@ class Slots:
 
     def leave(self, ticket: Ticket) -> None:
         """A ticket gives its slot back."""
+        if self.batcher is not None and ticket.slot is not None:
+            ticket.slot.idle_from = self.batcher.cells.decoded
         ticket.slot = None
         if self.batcher is not None:
             self.batcher.leave(ticket)
@@ -260,7 +265,8 @@ class Slots:
         self.current = ticket.slot
         if (mark := self._mark(ticket)) is not None:
             ticket.slot.owner = mark
-            self._homes[mark] = ticket.slot
+            if self._homes.get(mark) is not ticket.slot:
+                self._homes[mark] = ticket.slot
         return ticket.slot
 
     def _mark(self, ticket: Ticket) -> ThreadMark | None:

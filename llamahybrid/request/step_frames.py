@@ -47,6 +47,22 @@ class StepFrames:
         self._frames = {thread: self._frames[thread]} if thread in self._frames else {}
 
 
+class Step:
+    """One stretch of work for a request: the call that makes this, in its thread.
+
+    What others find out about it they say of this very step, never of its request: they may have looked long
+    ago, and the request's next step have begun meanwhile.
+    """
+
+    __slots__ = ("frame", "left", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.frame = sys._getframe(1)
+        self.left = False
+        """An interrupt ended it, as others found."""
+
+
 def executes(frame: FrameType) -> bool:
     """A function's call has not come to its end."""
     try:

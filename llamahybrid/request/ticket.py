@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from llamahybrid.request.request import Request
     from llamahybrid.request.requests import Parked
     from llamahybrid.request.slots import Slot
+    from llamahybrid.request.step_frames import Step
 
 
 _births = itertools.count()
@@ -27,7 +28,6 @@ class Ticket:
         "completing",
         "ended",
         "idle_since",
-        "inside",
         "leads",
         "number",
         "over",
@@ -37,6 +37,7 @@ class Ticket:
         "rows",
         "salt",
         "slot",
+        "step",
         "thread",
         "unwanted",
         "whole",
@@ -55,8 +56,8 @@ class Ticket:
         """Digest of its salt: it shares nothing with requests of another one (see `salt.digest`)."""
         self.thread: ThreadMark | None = None
         """The thread that made its last step (see `this_thread`); None: it has made none."""
-        self.inside = 0
-        """The number of the thread that is in the middle of a step for it; 0: none is."""
+        self.step: Step | None = None
+        """The one that a thread is in the middle of for it, if it was not left by an interrupt."""
         self.slot: Slot | None = None
         """Where it is seated."""
         self.whole = False
@@ -81,6 +82,12 @@ class Ticket:
         self.ended = False
 
     @property
+    def inside(self) -> int:
+        """The number of the thread that is in the middle of a step for it; 0: none is."""
+        step = self.step
+        return 0 if step is None or step.left else step.thread
+
+    @property
     def too_early(self) -> bool:
         """The one that it comes after is not in yet."""
         first = self.after
@@ -102,7 +109,7 @@ class Ticket:
 
 
 class Tenant(Protocol):
-    """Whose requests wait at a gate. Everything is called inside a step."""
+    """Whose requests wait at a gate. All but `joined` is called inside a step."""
 
     def park(self, ticket: Ticket) -> None:
         """Another request takes the place of this one: set `ticket.parked` to what it needs to go on."""
@@ -115,6 +122,10 @@ class Tenant(Protocol):
 
     def switch(self, ticket: Ticket) -> None:
         """This one makes a step next, or goes on with one; only with more than one slot."""
+
+    def joined(self, ticket: Ticket) -> None:
+        """This one is about to make a step, and is not alone; the only call without the lock in hand, and
+        only with more than one slot."""
 
     def stepped(self, ticket: Ticket) -> None:
         """It has made a step; only with more than one slot."""

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from llamahybrid.errors import DeviceError
 from llamahybrid.llama import Llama
-from llamahybrid.server.errors import later
+from llamahybrid.server.errors import later, refusal
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -43,8 +44,12 @@ class Place:
 class Admission:
     """A queue before the models."""
 
-    def __init__(self, open_model: OpenModel, max_queue: int) -> None:
+    def __init__(
+        self, open_model: OpenModel, max_queue: int, lost: Callable[[Llama], bool] = lambda _: False
+    ) -> None:
+        """`lost`: an open model is of no use any more; it is opened again once nobody is inside."""
         self._open = open_model
+        self._lost = lost
         self.max_queue = max_queue
         self.slots = 0
         """Requests that the open model runs at once."""
@@ -96,7 +101,7 @@ class Admission:
         if (
             not (weight or self.draining)
             and self._llm is not None
-            and all(p.alias == self._alias == alias for p in (*self._queue, place))
+            and all(self._has(p.alias) for p in (*self._queue, place))
         ):
             self._inside.append(place)  # it takes nothing from those who wait for slots
             return self._llm, place
@@ -119,7 +124,7 @@ class Admission:
         """A place on the open model for a short look, which nobody waits for; None where that cannot be."""
         if self.draining or self._llm is None or self._alias is None or self._swap is not None:
             return None
-        if any(place.alias != self._alias for place in self._queue):
+        if not all(self._has(place.alias) for place in self._queue):
             return None
         place = Place(self._alias, 0, asyncio.get_running_loop().create_future())
         self._inside.append(place)
@@ -148,6 +153,10 @@ class Admission:
         while self._inside or self._swap is not None:
             await asyncio.sleep(0.01)
 
+    def _has(self, alias: str) -> bool:
+        """That model is open, and of use."""
+        return self._llm is not None and alias == self._alias and not self._lost(self._llm)
+
     def _free(self, weight: int) -> bool:
         used = sum(place.weight for place in self._inside)
         return used + min(weight, self.slots) <= self.slots
@@ -158,7 +167,7 @@ class Admission:
             place = self._queue[0]
             if place.granted.done():  # given up
                 self._queue.popleft()
-            elif place.alias != self._alias:
+            elif not self._has(place.alias):
                 if self._inside:
                     return
                 self._swap = asyncio.get_running_loop().create_task(self._change(place.alias))
@@ -178,10 +187,13 @@ class Admission:
             self._alias = alias
         except Exception as error:
             logger.error("%s cannot be opened", alias, exc_info=error)
+            told = later("the model cannot be opened", LONGEST_RETRY)
+            if isinstance(error, DeviceError):  # it may be back any time
+                told = refusal(error)
             for place in [p for p in self._queue if p.alias == alias]:
                 self._queue.remove(place)
                 if not place.granted.done():
-                    place.granted.set_exception(later("the model cannot be opened", LONGEST_RETRY))
+                    place.granted.set_exception(told)
         finally:
             self._swap = None
             self._move()

@@ -97,12 +97,12 @@ class Answer(Response):
         started = False
         last: Chunk | None = None
         while True:
-            item = await self._job.item()
-            if item is Notice.GONE:
+            items = [await self._job.item(), *self._job.more()]  # a write takes as long for several
+            if Notice.GONE in items:
                 logger.info("a client hung up")
                 return
-            if isinstance(item, Failure) and not started:
-                await refusal(item.error).response()(scope, receive, send)
+            if isinstance(items[0], Failure) and not started:
+                await refusal(items[0].error).response()(scope, receive, send)
                 return
             if not started:
                 started = True
@@ -112,8 +112,11 @@ class Answer(Response):
                 ]
                 headers.append((b"x-accel-buffering", b"no"))  # nginx would hold it back
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-            data, last = self._events(item, last)
-            over = isinstance(item, (Done, Failure))
+            data, over = b"", False
+            for item in items:
+                more, last = self._events(item, last)
+                data += more
+                over |= isinstance(item, (Done, Failure))
             if data or over:
                 self._sent += 1
                 await send({"type": "http.response.body", "body": data, "more_body": not over})
@@ -125,15 +128,15 @@ class Answer(Response):
         if item is Notice.SILENCE:
             return COMMENT, last
         if isinstance(item, Failure):
-            return (_event(last) if last else b"") + _event(refusal(item.error).body), None
+            return (event(last) if last else b"") + event(refusal(item.error).body), None
         if isinstance(item, Done):
             return self._end(item, last), None
         assert isinstance(item, dict), "a client that is gone is told nothing"
         if self._account.include_usage:
             item["usage"] = None
         if any(choice.get("finish_reason") for choice in item["choices"]):
-            return (_event(last) if last else b""), item
-        return (_event(last) if last else b"") + _event(item), None
+            return (event(last) if last else b""), item
+        return (event(last) if last else b"") + event(item), None
 
     def _end(self, done: Done, last: Chunk | None) -> bytes:
         if last is None:
@@ -141,9 +144,9 @@ class Answer(Response):
         usage, timings = self._account.finish(done)
         told = {"timings": timings} if timings else {}
         if not self._account.include_usage:
-            return _event({**last, **told}) + END
+            return event({**last, **told}) + END
         named = {key: last[key] for key in ("id", "object", "created", "model")}
-        return _event(last) + _event({**named, "choices": [], "usage": usage, **told}) + END
+        return event(last) + event({**named, "choices": [], "usage": usage, **told}) + END
 
     # -- what happens meanwhile --------------------------------------------------------------------
 
@@ -162,5 +165,6 @@ class Answer(Response):
                 self._job.notify(Notice.SILENCE)
 
 
-def _event(data: Chunk) -> bytes:
+def event(data: Chunk) -> bytes:
+    """A server-sent event."""
     return b"data: " + json.dumps(data, default=float).encode() + b"\n\n"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from llamahybrid.llama import Llama
 from llamahybrid.server import cache_page, errors
 from llamahybrid.server.keys import ApiKeys
 from llamahybrid.server.limits import Guard
-from llamahybrid.server.routes import router
+from llamahybrid.server.loading import load
+from llamahybrid.server.routes import chat, router
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file
 
@@ -39,7 +41,7 @@ def create_app(
         model_settings = [
             ModelSettings.model_validate(settings.model_dump(include=set(ModelSettings.model_fields)))
         ]
-    return app_of(Service(server_settings, model_settings))
+    return app_of(Service(server_settings, model_settings, loader_of(server_settings)))
 
 
 def app_of(service: Service) -> FastAPI:
@@ -54,17 +56,17 @@ def app_of(service: Service) -> FastAPI:
         finally:
             await service.stop()
 
-    app = FastAPI(
-        title="llamahybrid", version=version("llamahybrid"), root_path=settings.root_path, lifespan=lifespan
-    )
+    app = FastAPI(title="llamahybrid", version=_version(), root_path=settings.root_path, lifespan=lifespan)
     app.state.service = service
     errors.install(app)
     app.include_router(router)
+    app.include_router(_chat(settings))
     app.include_router(cache_page.router)
     app.add_middleware(
         Guard,
         keys=ApiKeys(settings.keys()),
         max_body=settings.max_body_bytes,
+        max_bodies=settings.max_bodies_bytes,
         body_seconds=settings.body_seconds,
         require_room=service.admission.require_room,
         refused=service.metrics.refused,
@@ -74,3 +76,28 @@ def app_of(service: Service) -> FastAPI:
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
         )
     return app
+
+
+def _chat(settings: ServerSettings) -> APIRouter:
+    """The routes of the API that was asked for."""
+    if settings.api == "upstream":
+        from llamahybrid.server.upstream_api.api import router as upstream
+
+        return upstream()
+    return chat
+
+
+def loader_of(settings: ServerSettings) -> Callable[[ModelSettings], Llama]:
+    """What opens models for that API. Raises EngineError where it cannot be had."""
+    if settings.api == "upstream":
+        from llamahybrid.server.upstream_api.api import open_model
+
+        return open_model
+    return load
+
+
+def _version() -> str:
+    try:
+        return version("llamahybrid")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0"

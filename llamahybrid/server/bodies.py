@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import llama_cpp
 from llama_cpp.server import types as upstream
@@ -85,6 +85,22 @@ class CacheOptions(BaseModel):
             )
         if self.stream_options is not None and not stream:
             raise bad("stream_options are for streams: say stream, too", "stream_options")
+
+
+class Body(Protocol):
+    """What every request says that waits for a slot."""
+
+    model: str | None
+    n: int
+    stream: bool
+    stream_options: StreamOptions | None
+    cache_salt: str | None
+
+    def require_understood(self, stream: bool) -> None:
+        """Raise Refusal for what this server does not do."""
+
+    def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
+        """Why this cannot be answered, if it cannot."""
 
 
 class CompletionRequest(upstream.CreateCompletionRequest, CacheOptions):  # type: ignore[misc]

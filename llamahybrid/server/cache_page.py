@@ -147,10 +147,10 @@ def _tiers(ram: int, extra: Mapping[str, int], disk_limit: int | None) -> dict[s
 def _slot(llm: Llama, slot: Slot, viewer: Viewer) -> dict[str, Any]:
     """What a slot does; of what is not for the viewer, that it is in use."""
     ticket = llm.slots.user(slot)
-    tag = salt_tag(slot.arrays.salt if ticket is None else ticket.salt)
+    name, tokens = _live(slot)
+    tag = tag_of(name) if ticket is None else salt_tag(ticket.salt)
     if not viewer.sees(tag):
         return {"state": "idle" if ticket is None else "busy"}
-    name, tokens = _live(slot)
     told = {"live": len(tokens) if viewer.sees(tag_of(name)) else 0, "tenant": viewer.name(tag)}
     request = None if ticket is None else ticket.request
     if request is None:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from llamahybrid.errors import (
     Busy,
     ContextOverflow,
+    DeviceError,
     LlamaHybridError,
     ModelClosed,
     RequestCancelled,
@@ -84,6 +85,9 @@ def refusal(error: BaseException) -> Refusal:
         return bad(_overflow(error, overflow), "messages", "context_length_exceeded")
     if isinstance(error, Busy):
         return later("the model is busy; ask again later", 1)
+    if isinstance(error, DeviceError):
+        logger.error("%s", error)
+        return later("a machine that computes for this server is gone; ask again later", 10)
     if isinstance(error, ModelClosed):
         return later("the server is shutting down", 5)
     if isinstance(error, RequestSuperseded):

@@ -85,6 +85,13 @@ class Job:
         """The next item."""
         return await self._items.get()
 
+    def more(self) -> list[Item]:
+        """Items that are there without waiting."""
+        there = []
+        while not self._items.empty():
+            there.append(self._items.get_nowait())
+        return there
+
     def notify(self, notice: Notice) -> None:
         """Say this to who waits for items, in the loop."""
         self._items.put_nowait(notice)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llamahybrid.server.errors import Refusal
+from llamahybrid.server.errors import Refusal, later
 from llamahybrid.server.keys import ApiKeys, key_of, password_of
 
 logger = logging.getLogger("llamahybrid.server")
@@ -27,8 +27,20 @@ BROWSERS = 'Basic realm="llamahybrid: the API key is the password", charset="UTF
 
 READS = ("GET", "HEAD")
 
-WAITS_FOR_SLOTS = ("/v1/completions", "/v1/chat/completions", "/v1/engines/copilot-codex/completions")
+WAITS_FOR_SLOTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/engines/copilot-codex/completions",
+)
 """Paths whose requests may have to wait."""
+
+
+class Body:
+    """What came of a request's body so far."""
+
+    size = 0
+    """Bytes."""
 
 
 class Guard:
@@ -39,14 +51,21 @@ class Guard:
         app: ASGIApp,
         keys: ApiKeys,
         max_body: int,
+        max_bodies: int,
         body_seconds: float,
         require_room: Callable[[], None],
         refused: Callable[[str], None],
     ) -> None:
-        """`require_room` raises Refusal where the queue is full; `refused` is told why somebody was."""
+        """`max_body`, `max_bodies`: bytes of one body, and of all whose requests are in.
+
+        `require_room` raises Refusal where the queue is full; `refused` is told why somebody was.
+        """
         self._app = app
         self._keys = keys
         self._max_body = max_body
+        self._max_bodies = max_bodies
+        self._held = 0
+        """Bytes of all bodies that are in."""
         self._seconds = body_seconds
         self._require_room = require_room
         self._refused = refused
@@ -59,6 +78,13 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        body = Body()
+        try:
+            await self._guard(scope, receive, send, body)
+        finally:
+            self._held -= body.size
+
+    async def _guard(self, scope: Scope, receive: Receive, send: Send, body: Body) -> None:
         headers, path = Headers(scope=scope), scope["path"].removeprefix(scope.get("root_path", ""))
         preflight = scope["method"] == "OPTIONS"
         try:
@@ -81,34 +107,38 @@ class Guard:
                 except Refusal:
                     self._say("queue", scope, path)
                     raise
-            body = await self._body(receive, scope, path)
+            whole = await self._body(receive, scope, path, body)
         except Refusal as refusal:
             refusal.headers["Connection"] = "close"  # what follows of a body is not read
             await refusal.response()(scope, receive, send)
             return
-        if body is None:
+        if whole is None:
             return
         scope.setdefault("state", {})["api_key"] = key
-        await self._app(scope, _replay(body, receive), send)
+        await self._app(scope, _replay(whole, receive), send)
 
-    async def _body(self, receive: Receive, scope: Scope, path: str) -> bytes | None:
+    async def _body(self, receive: Receive, scope: Scope, path: str, body: Body) -> bytes | None:
         """All of the body; None where the client left. Raises Refusal."""
         try:
-            return await asyncio.wait_for(self._read(receive, scope, path), self._seconds)
+            return await asyncio.wait_for(self._read(receive, scope, path, body), self._seconds)
         except asyncio.TimeoutError:
             self._say("slow", scope, path)
             raise Refusal(408, f"the request's body was not there within {self._seconds:g} s") from None
 
-    async def _read(self, receive: Receive, scope: Scope, path: str) -> bytes | None:
-        parts, n = [], 0
+    async def _read(self, receive: Receive, scope: Scope, path: str, body: Body) -> bytes | None:
+        parts = []
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             part = message.get("body", b"")
-            n += len(part)
-            if n > self._max_body:
+            body.size += len(part)
+            self._held += len(part)
+            if body.size > self._max_body:
                 raise self._too_large(scope, path)
+            if body.size < self._held > self._max_bodies:  # alone it is let in
+                self._say("bodies", scope, path)
+                raise later("the bodies of other requests fill this server; ask again later", 1)
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)

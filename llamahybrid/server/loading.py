@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import llama_cpp
 import llama_cpp.server.model as upstream
@@ -14,12 +14,19 @@ import llama_cpp.server.model as upstream
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.cache import DEFAULT_REMOTE_BYTES
 from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
 
 logger = logging.getLogger("llamahybrid.server")
 
 max_prompt: ContextVar[int | None] = ContextVar("llamahybrid.max_prompt", default=None)
 """Prompts of more tokens are refused in this context."""
+
+
+Observer: TypeAlias = Callable[[Sequence[int]], None]
+
+observed: ContextVar[Observer | None] = ContextVar("llamahybrid.observed", default=None)
+"""Told the ids of each prompt in this context."""
 
 
 class PromptTooLong(LlamaHybridError, ValueError):
@@ -34,6 +41,8 @@ class ServedLlama(Llama):
         limit = max_prompt.get()
         if limit is not None and len(tokens) > limit:
             raise PromptTooLong(f"the prompt has {len(tokens):,} tokens; this server takes {limit:,}")
+        if (observe := observed.get()) is not None:
+            observe(tokens)
         return super().generate(tokens, *args, **kwargs)
 
 
@@ -47,27 +56,33 @@ class _Namespace:
         return getattr(llama_cpp, name)
 
 
-def load(settings: ModelSettings) -> Llama:
-    """Open a model. Raises ValueError where its settings do not go together, or it cannot be read."""
+def load(
+    settings: ModelSettings, cache: PromptCache | None = None, kind: type[ServedLlama] = ServedLlama
+) -> Llama:
+    """Open a model. Raises ValueError where its settings do not go together, or it cannot be read.
+
+    `cache`: where its conversations are, if not in a new one. Raises DeviceError where an RPC server does not
+    answer.
+    """
     caching = not (settings.embedding or settings.vocab_only)
     slots = settings.n_parallel
     if slots is None:
         slots = DEFAULT_SLOTS if caching and settings.draft_model is None else 1
     try:
-        return _load(settings, slots)
+        return _load(settings, slots, cache, kind)
     except ValueError as error:
         if settings.n_parallel is not None or slots == 1 or "n_parallel" not in str(error):
             raise
         logger.warning("%s; one slot", error)
-        return _load(settings, 1)
+        return _load(settings, 1, cache, kind)
 
 
-def _load(settings: ModelSettings, slots: int) -> Llama:
+def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: type[ServedLlama]) -> Llama:
     more: dict[str, Any] = {"n_parallel": slots, "paging": settings.paging, "logits_all": False}
     if not (settings.embedding or settings.vocab_only):
-        more["prompt_cache"] = cache_of(settings)
+        more["prompt_cache"] = cache or cache_of(settings)
 
-    class Configured(ServedLlama):
+    class Configured(kind):  # type: ignore[valid-type, misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, **more})
 
@@ -90,4 +105,6 @@ def cache_of(settings: ModelSettings) -> PromptCache:
     elif settings.cache:
         disk = settings.cache_size if disk is None else disk
         folder = "./.cache/llama_cache" if folder is None else folder  # upstream's (llama_cache.py)
-    return PromptCache(ram, folder, disk, settings.disk_write_bytes)
+    remote = settings.remote.get_secret_value() if settings.remote is not None else None
+    there = DEFAULT_REMOTE_BYTES if settings.remote_bytes is None else settings.remote_bytes
+    return PromptCache(ram, folder, disk, settings.disk_write_bytes, remote=remote, remote_bytes=there)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llamahybrid.request.report import RequestReport
@@ -45,6 +45,8 @@ class Gauges:
     slots_busy: int
     tier_bytes: Mapping[str, int]
     """Bytes kept, by tier: "ram", "disk"."""
+    disk_errors: int = 0
+    """Times that the disk refused, since the model was opened."""
 
 
 class Metrics:
@@ -137,3 +139,8 @@ class _Now(Collector):
         for tier, n in now.tier_bytes.items():
             tiers.add_metric([tier], n)
         yield tiers
+        yield CounterMetricFamily(
+            "llamahybrid:cache_disk_errors",
+            "Times that the disk refused what was to be kept there.",
+            now.disk_errors,
+        )

@@ -1,35 +1,62 @@
-"""uvicorn's HTTP protocol, which does not wait for ever for a request's headers."""
+"""uvicorn's HTTP protocol, which waits for ever neither for a request's headers nor for a reader."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
-def protocol(header_seconds: float) -> type[H11Protocol]:
-    """A protocol class that closes connections whose headers take longer."""
+def protocol(
+    header_seconds: float, send_seconds: float, refused: Callable[[str], None] = lambda why: None
+) -> type[H11Protocol]:
+    """A protocol class that closes connections whose headers, or whose reading, take longer.
+
+    `refused` is told why one was closed: "headers" or "reader".
+    """
 
     class Impatient(H11Protocol):
         """uvicorn has a timeout for a connection that says nothing after an answer, and for no other."""
 
         _late: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
+        _left = 0
+        """Bytes that waited to be taken when `_unread` was set."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._wait()
 
         def data_received(self, data: bytes) -> None:
+            if not self.flow.write_paused:  # it goes on, and what it did not take yet is little
+                self._stop_waiting_for_reader()
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
                 self._stop()
             elif self._late is None:  # the first bytes of another request
                 self._wait()
 
+        def pause_writing(self) -> None:
+            """More waits to be taken than the transport likes to hold; the app waits from now on."""
+            super().pause_writing()
+            self._wait_for_reader()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._stop_waiting_for_reader()
+
+        def on_response_complete(self) -> None:
+            """What is left of the answer would wait for ever: closing a connection sends it first."""
+            super().on_response_complete()
+            if self._unread is None and self.transport.get_write_buffer_size():
+                self._wait_for_reader()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop()
             super().connection_lost(exc)
+            self._stop_waiting_for_reader()
 
         def _wait(self) -> None:
             self._late = self.loop.call_later(header_seconds, self._give_up)
@@ -43,6 +70,27 @@ def protocol(header_seconds: float) -> type[H11Protocol]:
             self._late = None
             if not self.transport.is_closing():
                 self.logger.warning("a connection sent no request within %g s", header_seconds)
+                refused("headers")
+                self.transport.abort()
+
+        def _wait_for_reader(self) -> None:
+            self._stop_waiting_for_reader()
+            self._left = self.transport.get_write_buffer_size()
+            self._unread = self.loop.call_later(send_seconds, self._give_reader_up)
+
+        def _stop_waiting_for_reader(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
+
+        def _give_reader_up(self) -> None:
+            self._unread = None
+            left = self.transport.get_write_buffer_size()
+            if 0 < left < self._left:
+                self._wait_for_reader()
+            elif left:  # also of one that is closing: it never will
+                self.logger.warning("a client took nothing of its answer for %g s", send_seconds)
+                refused("reader")
                 self.transport.abort()
 
     return Impatient

@@ -28,7 +28,13 @@ from llamahybrid.server.service import Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-router = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False))])  # for /docs: `Guard` asks for keys
+SECURED = [Depends(HTTPBearer(auto_error=False))]
+"""For /docs: `Guard` asks for keys."""
+
+router = APIRouter(dependencies=SECURED)
+
+chat = APIRouter(dependencies=SECURED)
+"""What another API may put its own in place of."""
 
 
 def service_of(request: Request) -> Service:
@@ -68,7 +74,7 @@ async def create_copilot_completion(
     return await service.answer(request, body)
 
 
-@router.post(
+@chat.post(
     "/v1/chat/completions",
     summary="Chat",
     tags=[_OPENAI],

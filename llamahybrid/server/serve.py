@@ -33,14 +33,15 @@ def server_of(app: FastAPI, **more: Any) -> Server:
 
     `more`: what else uvicorn takes.
     """
-    settings = app.state.service.settings
+    service: Service = app.state.service
+    settings = service.settings
     config = uvicorn.Config(
         app,
         host=os.getenv("HOST", settings.host),
         port=int(os.getenv("PORT", settings.port)),
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,
-        http=protocol(settings.header_seconds),
+        http=protocol(settings.header_seconds, settings.send_seconds, service.metrics.refused),
         ws="none",
         limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=int(settings.shutdown_seconds + GRACE),

@@ -20,11 +20,11 @@ from llamahybrid.request.salt import digest
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Account, Answer
 from llamahybrid.server.arguments import arguments
-from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
-from llamahybrid.server.errors import Refusal
+from llamahybrid.server.bodies import Body, CompletionRequest
+from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.history import History
-from llamahybrid.server.job import Done, Job
-from llamahybrid.server.loading import load, max_prompt
+from llamahybrid.server.job import Create, Done, Job
+from llamahybrid.server.loading import Observer, load, max_prompt, observed
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -35,6 +35,9 @@ from llamahybrid.server.viewers import Viewers
 logger = logging.getLogger("llamahybrid.server")
 
 Result = TypeVar("Result")
+
+Prepare = Callable[[Llama, Any, str], tuple[Create, dict[str, Any]]]
+"""From a model, a request's body and the model's alias to what makes the answer in a thread."""
 
 MOST_THREADS = 1024
 """Threads are made when they are needed; more requests than slots that exist never run."""
@@ -54,10 +57,12 @@ class Service:
             raise ValueError("salt_by_key: there are no API keys")
         self.settings = settings
         self.models = Models(models, loader)
-        self.admission = Admission(self._open, settings.max_queue)
+        self.admission = Admission(self._open, settings.max_queue, lambda llm: llm.offload.lost)
         self.metrics = Metrics(self._gauges)
         self.viewers = Viewers(settings)
         self.history = History()
+        self.observer: Callable[[Request], Observer | None] = lambda _: None
+        """What is told the ids of a request's prompts, in its thread; None: nobody."""
         self.jobs: dict[Job, None] = {}
         """Those that run, oldest first."""
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
@@ -104,8 +109,13 @@ class Service:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def answer(self, request: Request, body: CompletionRequest | ChatCompletionRequest) -> Answer:
-        """Answer a request, once it is its turn. Raises Refusal."""
+    async def answer(
+        self, request: Request, body: Body, prepare: Prepare | None = None, form: type[Answer] = Answer
+    ) -> Answer:
+        """Answer a request, once it is its turn, in that form. Raises Refusal.
+
+        `prepare`: what makes the answer, and its arguments; None: by llama_cpp.server's API.
+        """
         arrived = time.perf_counter()
         body.require_understood(body.stream)
         refused = body.refused(self.settings.max_n, self.settings.max_logprobs)
@@ -114,13 +124,12 @@ class Service:
         alias = self.models.alias(body.model)
         key = getattr(request.state, "api_key", None)
         named = salt(body.cache_salt, key, self.settings.salt_by_key)
+        if self.settings.require_salt and not named:
+            raise bad("this server takes no requests without a cache_salt", "cache_salt")
         llm, place = await self._enter(request, alias, body.n or 1)
         try:
-            options = arguments(llm, body, alias)
-            create = (
-                llm.create_completion if isinstance(body, CompletionRequest) else llm.create_chat_completion
-            )
-            limited = partial(_limited, create, self.settings.max_prompt_tokens)
+            create, options = (prepare or _native)(llm, body, alias)
+            limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
             job = Job(limited, options, partial(llm.request, named), lambda last: None)
             include = body.stream_options is not None and body.stream_options.include_usage
             account = Account(partial(_told, llm), include)
@@ -130,7 +139,7 @@ class Service:
         except BaseException:
             self.admission.leave(place)
             raise
-        return Answer(job, account, self._ping_seconds)
+        return form(job, account, self._ping_seconds)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result], slots: int = 0) -> Result:
         """`work` on a model, in a thread. Raises Refusal, and what it raises."""
@@ -189,18 +198,31 @@ class Service:
 
     def _gauges(self) -> Gauges:
         llm, tiers = self.models.llm, dict[str, int]()
-        busy = 0
+        busy = errors = 0
         if llm is not None:
             busy = len(llm.requests.gate.seated)
             if llm.prompt_cache is not None:
                 stats = llm.prompt_cache.stats()
                 tiers = {"ram": stats.bytes_ram, "disk": stats.extra.get("disk_bytes", 0)}
-        return Gauges(self.admission.running, self.admission.waiting, self.admission.slots, busy, tiers)
+                errors = stats.extra.get("disk_errors", 0)
+        admission = self.admission
+        return Gauges(admission.running, admission.waiting, admission.slots, busy, tiers, errors)
 
 
-def _limited(create: Callable[..., Any], tokens: int | None, **options: Any) -> Any:
-    """A completion whose prompt has no more tokens than that."""
+def _native(llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
+    create = llm.create_completion if isinstance(body, CompletionRequest) else llm.create_chat_completion
+    return create, arguments(llm, body, alias)
+
+
+def _limited(
+    create: Callable[..., Any],
+    tokens: int | None,
+    observe: Observer | None,
+    **options: Any,
+) -> Any:
+    """A completion whose prompt has no more tokens than that, and is told to `observe`."""
     max_prompt.set(tokens)
+    observed.set(observe)
     return create(**options)
 
 

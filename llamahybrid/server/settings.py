@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 from llama_cpp.server import settings as upstream
 from pydantic import Field, SecretStr
@@ -37,15 +37,40 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
     disk_write_bytes: Optional[int] = Field(
         default=None, ge=0, description="What may be written to it in an hour. None: 8 GiB."
     )
+    remote: Optional[SecretStr] = Field(
+        default=None,
+        description="Redis or Valkey server that several machines share conversations by: redis://host:6379/0.",
+    )
+    remote_bytes: Optional[int] = Field(default=None, ge=0, description="What may lie there. None: 8 GiB.")
     paging: bool = Field(
         default=True, description="Keep the attention of conversations that lost their slot."
     )
+    kv_events: Optional[str] = Field(
+        default=None,
+        description="Where to publish what can be resumed, as vLLM's KV events over ZMQ: tcp://127.0.0.1:5557.",
+    )
+    kv_events_replay: Optional[str] = Field(
+        default=None, description="Where subscribers may ask for events that they have missed."
+    )
+    kv_events_topic: str = Field(default="", description="First frame of each event: kv@POD@MODEL, say.")
+    kv_block_size: int = Field(default=16, ge=1, description="Tokens of a block in KV events.")
     verbose: bool = Field(default=False, description="Whether llama.cpp prints what it does.")
+    api_config: Optional[str] = Field(
+        default=None,
+        description="With the API of upstream's example server: its config file, or the name of one of those "
+        "that it comes with, for chat_template, response_schema and max_output_tokens. None: the template of "
+        "the model, and the schema that goes with it.",
+    )
 
 
 class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     """How the server listens, whom it lets in, and what it refuses."""
 
+    api: Literal["llama_cpp", "upstream"] = Field(
+        default="llama_cpp",
+        description="Whose chat API: llama_cpp.server's, or upstream (experimental), that of upstream's "
+        "example server, which parses tool calls and reasoning and has /v1/responses.",
+    )
     interrupt_requests: bool = Field(
         default=False,
         description="Whether a request that finds no free slot ends the stream that has run longest.",
@@ -65,6 +90,11 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
         default=False,
         description="Whether users share nothing in the cache unless they have the same API key.",
     )
+    require_salt: bool = Field(
+        default=False,
+        description="Whether requests that would share what is cached with everybody get 400: "
+        "those without a cache_salt, unless their key is one (salt_by_key).",
+    )
     cors_origins: list[str] = Field(
         default=[], description="Origins whose pages may use this server from a browser; * for all."
     )
@@ -83,6 +113,14 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     )
     body_seconds: float = Field(
         default=60.0, gt=0, description="A request that has not sent its body by then gets 408."
+    )
+    send_seconds: float = Field(
+        default=60.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
+    )
+    max_bodies_bytes: int = Field(
+        default=512 << 20,
+        ge=1,
+        description="Bodies of all requests that are in; one that comes then gets 503.",
     )
     ping_seconds: float = Field(default=15.0, gt=0, description="A silent stream gets a comment so often.")
     shutdown_seconds: float = Field(

@@ -7,7 +7,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.lab.real_costs import REAL, RealCosts, with_real_costs
+
+pytestmark = pytest.mark.usefixtures("measured_costs")
 
 TinyModel = Callable[..., Path]
 

@@ -21,8 +21,8 @@ class Model:
     def __init__(self, row=None):
         self.row = row
 
-    def copied_row(self):
-        return self.row
+    def last_row(self):
+        return -1 if self.row is None else self.row
 
 
 @pytest.fixture
@@ -51,6 +51,8 @@ def test_the_copy_counts_not_the_context(llm):
     row[17], row[23] = 0, 9
     assert sampler.sample(llm._ctx) == 23
     assert sampler.sample(llm._ctx, -2 + 1) == 23
+    best = int(llm.runner.live.row.logits().argmax())
+    assert sampler.sample(llm._ctx, np.int64(len(PROMPT) - 1)) == best, "a row that was asked for by name"
 
 
 def test_without_a_copy_the_context_is_read(llm):
@@ -60,6 +62,41 @@ def test_without_a_copy_the_context_is_read(llm):
     assert sampler.sample(llm._ctx) == best
     del model
     assert sampler.sample(llm._ctx) == best
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("grammar", [None, 'root ::= "a"+'])
+def test_without_logits_nothing_is_sampled_and_the_process_goes_on(tiny_model, n_parallel, grammar):
+    """The library would end it, and so would a row that no token of the last batch has."""
+    grammar = None if grammar is None else LlamaGrammar.from_string(grammar, verbose=False)
+    path = str(tiny_model("llama"))
+    with closing(Llama(path, n_parallel=n_parallel, n_ctx=256, n_threads=1, verbose=False)) as llm:
+        sampler = llm._init_sampler(temp=0.0, grammar=grammar)
+        for row in (7, -9):
+            with pytest.raises(LlamaHybridError, match="no logits"):
+                sampler.sample(llm._ctx, row)
+        llm.eval(PROMPT)
+        with pytest.raises(LlamaHybridError, match="no logits"):
+            llm.sample(temp=0.0, idx=0, grammar=grammar)
+        assert 0 <= llm.sample(temp=0.0, grammar=grammar) < llm.n_vocab()
+        best = int(llm.runner.live.row.logits().argmax())
+        assert llm.sample(temp=0.0) == best, "with no sampler that was left by what failed"
+
+
+def test_several_slots_sample_from_no_row_where_nothing_was_decoded(tiny_model):
+    path = str(tiny_model("llama"))
+    with (
+        closing(Llama(path, n_parallel=2, n_ctx=256, n_threads=1, verbose=False)) as llm,
+        pytest.raises(LlamaHybridError, match="no logits"),
+    ):
+        llm.sample(temp=0.0)
+
+
+def test_a_closed_context_is_not_sampled_from(llm):
+    sampler = llm._init_sampler(temp=0.0)
+    llm.close()
+    with pytest.raises(LlamaHybridError, match="no logits"):
+        sampler.sample(llm._ctx)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from llamahybrid import llama, tiny
 from llamahybrid.cli.main import app
+from llamahybrid.devices import server as rpc_server
 from llamahybrid.engine.bindings import stock
+from llamahybrid.errors import DeviceError
 from llamahybrid.hazards import report
 
 TinyModel = Callable[..., Path]
@@ -73,6 +75,36 @@ def test_the_chat_drafts_when_told_to(monkeypatch: pytest.MonkeyPatch, guess: in
     assert result.output == "error: no model\n"
     draft = given["draft_model"]
     assert (draft.num_pred_tokens if draft else 0) == guess
+
+
+@pytest.mark.parametrize(
+    ("said", "layers", "servers"),
+    [
+        ([], 0, None),
+        (["--rpc", "a:1,b:2"], -1, "a:1,b:2"),
+        (["--rpc", "a:1", "--n-gpu-layers", "3"], 3, "a:1"),
+    ],
+)
+def test_the_chat_puts_layers_on_rpc_servers(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], layers: int, servers: str | None
+) -> None:
+    given: dict[str, Any] = {}
+
+    def made(model: str, **options: object) -> None:
+        given.update(options)
+        raise DeviceError("nobody there")
+
+    monkeypatch.setattr(llama, "Llama", made)
+    assert run("chat", __file__, *said).output == "error: nobody there\n"
+    assert (given["n_gpu_layers"], given["rpc_servers"]) == (layers, servers)
+
+
+def test_the_rpc_server_warns_where_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(rpc_server, "run", lambda *arguments: asked.append(arguments))
+    assert run("rpc-server", "--threads", 2).output == ""
+    assert "no passwords" in run("rpc-server", "--host", "0.0.0.0", "--port", 7).output
+    assert asked == [("127.0.0.1", 50052, 2, None), ("0.0.0.0", 7, None, None)]
 
 
 def test_a_scenario_that_is_not_known_is_refused_with_the_list(tiny_model: TinyModel) -> None:

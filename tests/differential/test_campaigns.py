@@ -15,8 +15,9 @@ from llamahybrid.memory import verification
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.request.gate import RequestGate
 from tests.lab import cancel_fuzz
-from tests.lab.differential import Mismatch
+from tests.lab.differential import Mismatch, check
 from tests.lab.fuzz import campaign, generative, trials
+from tests.lab.history import Reopen, random_history, restarted
 from tests.lab.soak import WARM_UP, soak
 
 LEAK = 4 << 20
@@ -43,6 +44,13 @@ def test_a_campaign_prints_its_seeds_and_the_worst_difference():
     assert passed
     assert "seeds 1 to" in printed
     assert "worst difference" in printed
+
+
+def test_a_history_of_restarts_goes_on_from_disk(tiny_model):
+    history = random_history(1, length=10)
+    restarts = sum(isinstance(each, Reopen) for each in restarted(history).operations)
+    assert restarts >= 9
+    assert check(restarted(history), llamahybrid.Llama, tiny_model("mamba")).from_disk > 0
 
 
 def test_a_campaign_ends_at_a_mismatch_and_prints_a_short_history(forgetful):

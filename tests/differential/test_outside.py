@@ -7,10 +7,11 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from tests.lab.reference import difference
+from llamahybrid.evaluate.counters import DecodeCounter
+from tests.lab.reference import SETTINGS, difference
 
 
-def raw_decode(llm, tokens, start):
+def raw_decode(llm, tokens, start, seq=0):
     """`llama_decode` on the raw context, as guidance does, behind the wrapper's back."""
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
@@ -18,7 +19,7 @@ def raw_decode(llm, tokens, start):
         batch.token[index] = token
         batch.pos[index] = start + index
         batch.n_seq_id[index] = 1
-        batch.seq_id[index][0] = 0
+        batch.seq_id[index][0] = seq
         batch.logits[index] = index == len(tokens) - 1
     result = llama_cpp.llama_decode(llm.ctx, batch)
     llama_cpp.llama_batch_free(batch)
@@ -119,3 +120,76 @@ def test_a_state_of_as_many_tokens_that_others_load_is_noticed(tiny_model, opene
     processors = llama_cpp.LogitsProcessorList([watch])
     list(islice(llm.generate([*prompt, 30, 31], temp=0.0, logits_processor=processors), 1))
     assert difference(seen[0], expected.logits([*prompt, 30, 31])[0]) <= 1e-3
+
+
+def last_row(llm):
+    return np.array(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), (llm.n_vocab(),)))
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35", "jamba", "mamba", "gemma3"])
+@pytest.mark.parametrize("seq", [0, -1])
+def test_a_program_that_cuts_and_decodes_by_itself_finds_what_it_left(
+    tiny_model, opened, reference, arch, seq
+):
+    """As guidance: whatever `llama_memory_seq_rm` returns, the next tokens follow what was kept."""
+    setting = SETTINGS[arch == "gemma3"]
+    model = tiny_model(arch, window=16) if arch == "gemma3" else tiny_model(arch)
+    llm, expected = opened(model, setting), reference(model, setting)
+    prompt = expected.vocabulary.text(400, seed=1)
+    memory, live = llama_cpp.llama_get_memory(llm.ctx), []
+    counter = DecodeCounter(llm)
+    for keep, more in ((0, prompt), (300, [5, 6, 7]), (303, [8]), (304, [9]), (300, [9, 9]), (40, [3, 4])):
+        llama_cpp.llama_memory_seq_rm(memory, seq, keep, -1)
+        live = [*live[:keep], *more]
+        for start in range(keep, len(live), 30):
+            raw_decode(llm, live[start : start + 30], start)
+        assert difference(last_row(llm), expected.logits(live)[0]) <= 1e-3
+    if arch in ("qwen35", "jamba", "mamba"):
+        decoded = counter.take()
+        assert decoded <= 400 + 300 + 40 + 10, "the second cut at 300 starts from what the first has stored"
+    asked = [*live, 30, 31]
+    assert next(llm.generate(asked, temp=0.0)) == int(np.argmax(expected.logits(asked)[0]))
+
+
+def test_what_is_not_known_stays_refused(tiny_model, opened):
+    """Others decoded on another sequence, from ours, over a hole, or in positions of their own."""
+    llm = opened(tiny_model("qwen35"))
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    list(islice(llm.generate(range(40, 100), temp=0.0), 2))
+    raw_decode(llm, [5, 6, 7], llm.n_tokens)
+    assert not llama_cpp.llama_memory_seq_rm(memory, 0, 20, -1), "some of it is ours"
+    llama_cpp.llama_memory_clear(memory, True)
+    raw_decode(llm, [5] * 20, 0)
+    raw_decode(llm, [6] * 20, 0, seq=1)
+    assert not llama_cpp.llama_memory_seq_rm(memory, 0, 10, -1), "another sequence was decoded last"
+    llama_cpp.llama_memory_clear(memory, True)
+    raw_decode(llm, [5] * 20, 0)
+    assert not llama_cpp.llama_memory_seq_rm(memory, 1 << 20, 10, -1)
+    put_back = sequence_state(llm)
+    put_back()
+    assert not llama_cpp.llama_memory_seq_rm(memory, 0, 10, -1), "a state may be of other tokens"
+    llama_cpp.llama_memory_clear(memory, True)
+    raw_decode(llm, [5] * 20, 0)
+    list(islice(llm.generate(range(40, 100), temp=0.0), 2))
+    assert not llama_cpp.llama_memory_seq_rm(memory, 0, 10, -1), "it is ours again"
+    llama_cpp.llama_memory_clear(memory, True)
+    raw_decode(llm, [5] * 20, 0)
+    llm._ctx.live.recount()
+    assert not llama_cpp.llama_memory_seq_rm(memory, 0, 10, -1), "one of our operations came between"
+
+
+def test_a_request_that_waits_goes_on_after_it(tiny_model, opened, reference):
+    model = tiny_model("qwen35")
+    llm, expected = opened(model), reference(model)
+    prompt = expected.vocabulary.text(60, seed=1)
+    alone = list(islice(opened(model).generate(prompt, temp=0.0), 8))
+    stream = llm.generate(prompt, temp=0.0)
+    said = [next(stream) for _ in range(3)]
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    assert llama_cpp.llama_memory_seq_rm(memory, -1, 0, -1), "all of it, which stock refuses"
+    raw_decode(llm, prompt[::-1], 0)
+    assert llama_cpp.llama_memory_seq_rm(memory, -1, 30, -1)
+    raw_decode(llm, [7, 8], 30)
+    assert difference(last_row(llm), expected.logits([*prompt[::-1][:30], 7, 8])[0]) <= 1e-3
+    said += list(islice(stream, 5))
+    assert said == alone

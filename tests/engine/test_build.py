@@ -43,6 +43,19 @@ def test_a_failed_build_names_its_log_and_leaves_nothing(
     assert sdist.cache_dir() in Path(temporary).parents, "what it leaves behind would stay"
 
 
+def test_cmake_hears_the_environment_last(
+    index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = "import os; print(os.environ['CMAKE_ARGS'])"
+    pip_that(monkeypatch, said)
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_RPC=off")
+    (tmp_path / "a").mkdir()
+    log = tmp_path / "log"
+    with pytest.raises(EngineError):
+        build.run(tmp_path, tmp_path / "a" / "out", lambda *step: None, log, "-DGGML_RPC=ON")
+    assert log.read_text().strip() == "-DGGML_RPC=ON -DGGML_RPC=off"
+
+
 @pytest.mark.parametrize("script", ["", BUILDS + "sys.exit(3)"])
 def test_success_takes_both_a_wheel_and_a_clean_exit(
     index: Index, monkeypatch: pytest.MonkeyPatch, script: str

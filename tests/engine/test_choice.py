@@ -108,6 +108,7 @@ def test_a_build_that_will_not_be_taken_is_known_beforehand(
     assert choice.forecast(replace(here, version=f"{here.version}+cu124")) == ""
     assert "installed is 9.9" in choice.forecast(replace(here, version="9.9"))
     assert "installed is none" in choice.forecast(replace(here, version=None))
+    assert choice.forecast(replace(here, backends=frozenset({"cpu", "rpc"}))) == "", "engines have RPC"
     gpu = replace(here, backends=frozenset({"cpu", "cuda"}))
     assert 'CMAKE_ARGS="-DGGML_CUDA=on"' in choice.forecast(gpu)
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")

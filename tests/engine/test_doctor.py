@@ -23,7 +23,7 @@ def load() -> Collection[str]:
 
 
 def found(topic: str, load: Load = load, shim: bool = True) -> doctor.Finding:
-    return next(finding for finding in doctor.examine(load, shim) if finding.topic == topic)
+    return next(finding for finding in doctor.examine(load, shim, list) if finding.topic == topic)
 
 
 def test_the_doctor_finds_a_stock_engine_and_what_could_be_built(
@@ -82,13 +82,13 @@ def test_the_doctor_knows_a_llama_cpp_python_that_is_too_old(
 
 def test_the_doctor_finds_a_ggml_of_another_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = bindings.loaded_from()
-    assert "libggml" not in [finding.topic for finding in doctor.examine(load, True)]
+    assert "libggml" not in [finding.topic for finding in doctor.examine(load, True, list)]
     maps = f"7f-80 r--p 0000 00:1f 12   {here}/libggml.so\n7f-80 r--p 0000 00:1f 12   /usr/lib/libggml.so.0\n"
     (tmp_path / "maps").write_text(maps)
     monkeypatch.setattr(doctor, "_MAPS", tmp_path / "maps")
     assert found("libggml").text == "from another build, /usr/lib/libggml.so.0"
     (tmp_path / "maps").unlink()
-    assert "libggml" not in [finding.topic for finding in doctor.examine(load, True)]
+    assert "libggml" not in [finding.topic for finding in doctor.examine(load, True, list)]
 
 
 @pytest.mark.parametrize(("version", "advice"), [(None, ""), ("0.3.0", "engine build")])
@@ -106,6 +106,24 @@ def test_the_doctor_knows_the_patched_engine_that_is_loaded(
     assert "engine build" in found("engine").advice
 
 
+def test_the_doctor_names_gpus_and_toolkits_and_tells_vulkan_from_a_cpu_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stub = shared(tmp_path / "stubs" / "libstub.so", "void f(void){}", "-Wl,-soname,libcudart.so.13")
+    folder = tmp_path / "lib"
+    code = "void f(void); void ggml_backend_cuda_reg(void){f();}"
+    shared(folder / "libggml-cuda.so", code, str(stub), "-Wl,--no-as-needed")
+    for name in ("cpu", "vulkan", "rpc"):
+        (folder / f"libggml-{name}.so").touch()
+    monkeypatch.setattr(bindings, "loaded_from", lambda: folder)
+    findings = {f.topic: f for f in doctor.examine(load, True, lambda: ["CUDA0: a GPU"])}
+    assert findings["backends"].text == "cpu, cuda, rpc, vulkan; CUDA0: a GPU"
+    assert findings["CUDA"].text == "CUDA: built, not verified; it needs libcudart.so.13"
+    assert findings["Vulkan"].text == "Vulkan: built, not verified"
+    assert findings["RPC"].text == "layers can lie on other machines"
+    assert found("backends").text == "cpu, cuda, rpc, vulkan; no GPU in use"
+
+
 def test_the_doctor_says_what_is_missing_and_what_was_never_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -116,7 +134,7 @@ def test_the_doctor_says_what_is_missing_and_what_was_never_tried(
     assert found("native shim").text == "present"
     assert found("backends").text.startswith("cpu, cuda")
     assert found("CUDA").text == "CUDA: built, not verified"
-    assert "Cpu" not in [finding.topic for finding in doctor.examine(load, True)]
+    assert "Cpu" not in [finding.topic for finding in doctor.examine(load, True, list)]
     monkeypatch.setattr(bindings, "version", lambda: None)
-    (only,) = doctor.examine(load, True)
+    (only,) = doctor.examine(load, True, list)
     assert only.text == "not installed"

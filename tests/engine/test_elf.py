@@ -34,6 +34,14 @@ def test_no_truncated_library_is_more_than_a_value_error(tmp_path: Path) -> None
             elf.exported(cut)
 
 
+def test_what_a_library_needs_is_named(tmp_path: Path) -> None:
+    stub = shared(tmp_path / "stubs" / "libstub.so", "void one(void){}", "-Wl,-soname,libcublas.so.13")
+    path = shared(tmp_path / "lib" / "libx.so", "void one(void); void two(void){one();}", str(stub))
+    assert elf.needed(path) - {"libc.so.6"} == {"libcublas.so.13"}
+    with pytest.raises(ValueError, match="no ELF"):
+        elf.needed(Path(__file__))
+
+
 def test_no_damage_is_more_than_a_value_error(tmp_path: Path) -> None:
     path = shared(tmp_path / "lib" / "libx.so", "void one(void){}")
     content = path.read_bytes()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp  # noqa: F401 - loads the engine
 import pytest
 
-from llamahybrid.engine import loaded
+from llamahybrid.engine import bindings, installed, loaded
 
 
 def test_the_engine_is_libllama_and_the_backends_that_are_loaded() -> None:
@@ -46,3 +48,21 @@ def test_the_name_is_of_all_contents_and_of_no_place(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loaded, "libraries", list)
     with pytest.raises(OSError, match="cannot be found"):
         loaded.engine_digest()
+
+
+def test_its_patches_are_those_of_an_engine_that_was_built_here(
+    built: Callable[..., installed.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = built(patches={"0001-a.patch": "0", "0030-b.patch": "0"})
+    monkeypatch.setattr(loaded, "loaded_from", lambda: engine.libraries.resolve())
+    library = engine.libraries / "own"
+    library.write_text("code")
+    replace(engine, files=installed.contents(engine.libraries)).write()
+    assert loaded.patches() == {"0001", "0030"}
+    library.write_text("edoc")
+    assert not loaded.patches()
+    monkeypatch.setattr(loaded, "loaded_from", lambda: None)
+    assert not loaded.patches()
+    stock = bindings.stock()
+    monkeypatch.setattr(loaded, "loaded_from", lambda: stock)
+    assert not loaded.patches()

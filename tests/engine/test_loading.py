@@ -184,7 +184,7 @@ def test_a_patch_series_that_is_missing_leaves_stock(built: Build) -> None:
 import llamahybrid
 from llamahybrid.engine import series
 from llamahybrid.errors import EngineError
-def missing():
+def missing(version):
     raise EngineError("install llamahybrid again")
 series.folder = missing
 {SHOW}

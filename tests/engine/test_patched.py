@@ -32,10 +32,12 @@ class Build:
     def __init__(self) -> None:
         self.trees: list[dict[str, str]] = []
         self.end: BaseException | None = None
+        self.cmake_args = ""
         self.change: Callable[[dict[str, bytes]], object] = lambda files: None
         """What is done to the wheel's files before they are packed."""
 
-    def run(self, source: Path, out: Path, progress: Progress, log: Path) -> None:
+    def run(self, source: Path, out: Path, progress: Progress, log: Path, cmake_args: str = "") -> None:
+        self.cmake_args = cmake_args
         self.trees.append(
             {str(f.relative_to(source)): f.read_text() for f in source.rglob("*") if f.is_file()}
         )
@@ -65,13 +67,14 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
         "--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1 +1 @@\n-a\n+b\n"
     )
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(series, "folder", lambda: patches)
+    (patches / "pin").write_text("0\n")
+    monkeypatch.setattr(series, "folder", lambda version: patches)
     monkeypatch.setattr(sdist, "unpack", unpack)
     monkeypatch.setattr(build, "run", fake.run)
     return fake
 
 
-def unpack(dest: Path) -> Path:
+def unpack(dest: Path, pin: sdist.Pin) -> Path:
     write(dest / "llama_cpp" / "__init__.py", f'__version__ = "{bindings.version()}"\n')
     write(dest / "vendor/llama.cpp/include/llama.h", "a\n")
     write(dest / "vendor/llama.cpp/CMakeLists.txt", "")
@@ -93,6 +96,16 @@ def test_the_series_is_applied_and_the_engine_matches(fake: Build) -> None:
     assert choice.mismatch(engine, Site.here()) == ""
     assert installed.engines() == [engine]
     assert "llama_n_rs_seq" in engine.symbols
+
+
+def test_engines_are_built_with_rpc_and_that_is_in_their_key(
+    fake: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make()
+    assert "-DGGML_RPC=ON" in fake.cmake_args
+    monkeypatch.setattr(patched, "CMAKE_ARGS", "")
+    assert make() != first
+    assert fake.cmake_args == ""
 
 
 def test_it_is_built_once_unless_forced(fake: Build) -> None:
@@ -145,7 +158,7 @@ def test_other_patches_and_options_make_another_engine(fake: Build, monkeypatch:
     old = make()
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=on")
     assert make().folder != old.folder
-    (series.folder() / "0001-b.patch").write_text("")
+    (series.folder("") / "0001-b.patch").write_text("")
     assert "patches have changed" in choice.mismatch(old, Site.here())
 
 
@@ -160,7 +173,7 @@ def test_an_end_leaves_what_was_there(fake: Build, end: BaseException) -> None:
 
 
 def test_a_patch_that_does_not_apply_is_named(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    (series.folder() / "0001-b.patch").write_text(
+    (series.folder("") / "0001-b.patch").write_text(
         "--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1 +1 @@\n-x\n+b\n"
     )
     with pytest.raises(EngineError, match=r"0001-b\.patch does not apply"):
@@ -268,23 +281,23 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from llamahybrid.engine import build, patched, sdist, series
-def unpack(dest):
+def unpack(dest, pin):
     for name in ("llama_cpp/__init__.py", "vendor/llama.cpp/include/llama.h"):
         (dest / name).parent.mkdir(parents=True)
         (dest / name).write_text('__version__ = "0.3.36"')
     return dest
-def run(source, out, progress, log):
+def run(source, out, progress, log, cmake_args):
     out.mkdir()
     (out / "half.o").touch()
     os.kill(os.getpid(), signal.SIGKILL)
-sdist.unpack, build.run, series.apply = unpack, run, lambda tree: None
-series.folder = lambda: Path(sys.argv[1])
+sdist.unpack, build.run, series.apply = unpack, run, lambda tree, version: None
+series.folder = lambda version: Path(sys.argv[1])
 patched.make(lambda *step: None)
 """
 
 
 def test_what_a_killed_build_left_is_no_engine_and_the_next_one_removes_it(fake: Build) -> None:
-    run = subprocess.run([sys.executable, "-c", KILLED, str(series.folder())], check=False)
+    run = subprocess.run([sys.executable, "-c", KILLED, str(series.folder(""))], check=False)
     assert run.returncode == -signal.SIGKILL
     (left,) = installed.home().iterdir()
     other = left.with_name(".part-other-abc")

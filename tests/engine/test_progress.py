@@ -24,6 +24,12 @@ def test_a_log_gets_a_line_for_each_phase_and_each_tenth(capsys: pytest.CaptureF
     ]
 
 
+def test_what_is_merged_is_not_said_to_be_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.display("merged") as show:
+        show(1, 2, "Merging 0001-a.patch")
+    assert capsys.readouterr().err == "llama-cpp-python: 50 % merged\n"
+
+
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
     monkeypatch.setattr(progress, "Console", lambda stderr: terminal)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import series
+from llamahybrid.engine import sdist, series
+from llamahybrid.engine.sdist import Pin
 from llamahybrid.errors import EngineError
 
 
@@ -27,18 +29,18 @@ def test_either_tool_applies_it_and_nothing_is_guessed(
 ) -> None:
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == tool else None)
-    monkeypatch.setattr(series, "folder", lambda: tmp_path)
+    monkeypatch.setattr(series, "folder", lambda version: tmp_path)
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)  # the tree lies inside a repository
     write(tmp_path / "tree/include/llama.h", "a\n")
     (tmp_path / "series").write_text("one\n")
     (tmp_path / "one").write_text(f"{HEAD}@@ -1 +1 @@\n-a\n+b\n")
-    series.apply(tmp_path / "tree")
+    series.apply(tmp_path / "tree", "1.0")
     header = tmp_path / "tree/include/llama.h"
     assert header.read_text() == "b\n"
     header.write_text("a\nb\nc\ne\n")  # its surroundings differ
     (tmp_path / "one").write_text(LONGER)
     with pytest.raises(EngineError, match="one does not apply"):
-        series.apply(tmp_path / "tree")
+        series.apply(tmp_path / "tree", "1.0")
 
 
 @pytest.mark.parametrize("tool", ["patch", "git"])
@@ -47,7 +49,7 @@ def test_nothing_but_the_patched_files_is_left_in_the_tree(
 ) -> None:
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == tool else None)
-    monkeypatch.setattr(series, "folder", lambda: tmp_path)
+    monkeypatch.setattr(series, "folder", lambda version: tmp_path)
     monkeypatch.setenv("SIMPLE_BACKUP_SUFFIX", "~")
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # as in a git hook
@@ -56,7 +58,7 @@ def test_nothing_but_the_patched_files_is_left_in_the_tree(
     write(tmp_path / "tree/kept.orig", "")
     (tmp_path / "series").write_text("one\n")
     (tmp_path / "one").write_text(LONGER.replace("@@ -1,4 +1,4", "@@ -2,4 +2,4"))
-    series.apply(tmp_path / "tree")
+    series.apply(tmp_path / "tree", "1.0")
     files = {str(file.relative_to(tmp_path / "tree")) for file in (tmp_path / "tree").rglob("*.*")}
     assert files == {"include/llama.h", "kept.orig"}
     assert (tmp_path / "tree/include/llama.h").read_text().endswith("x\nb\nd\ne\n")
@@ -65,14 +67,59 @@ def test_nothing_but_the_patched_files_is_left_in_the_tree(
 def test_without_any_tool_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(EngineError, match="`patch` or `git`"):
-        series.apply(tmp_path)
+        series.apply(tmp_path, series.release(None))
 
 
 def test_a_package_without_its_series_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(series, "_PACKAGE", tmp_path / "llamahybrid")
+    assert series.releases() == ()
     with pytest.raises(EngineError, match="install llamahybrid again"):
-        series.folder()
+        series.folder(series.release("0.3.36"))
 
 
-def test_the_real_series_is_found() -> None:
-    assert list(series.patches()) == (series.folder() / "series").read_text().split()
+def releases(folder: Path, *versions: str) -> None:
+    for version in versions:
+        write(folder / "patches" / version / "series", "one\n")
+        write(folder / "patches" / version / "one", version)
+        write(folder / "patches" / version / "pin", f"hash of {version}\n")
+
+
+def test_each_release_has_its_own_patches_and_sdist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "_PACKAGE", tmp_path / "llamahybrid")
+    releases(tmp_path, "0.3.9", "0.3.35", "0.3.36")
+    (tmp_path / "patches" / "tests").mkdir()
+    assert series.releases() == ("0.3.9", "0.3.35", "0.3.36")
+    asked = ("0.3.35", "0.3.35+cu124", "0.3.36", "0.3.40", None)
+    assert [series.release(version) for version in asked] == [
+        "0.3.35",
+        "0.3.35",
+        "0.3.36",
+        "0.3.36",
+        "0.3.36",
+    ]
+    assert series.pin("0.3.9") == Pin("0.3.9", "hash of 0.3.9")
+    assert series.patches("0.3.9") != series.patches("0.3.35")
+    with pytest.raises(
+        EngineError, match=r"no patches for llama-cpp-python 0\.3\.40; there are for 0\.3\.9,"
+    ):
+        series.folder("0.3.40")
+
+
+def test_an_installed_package_brings_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "_PACKAGE", tmp_path / "site" / "llamahybrid")
+    releases(tmp_path / "site", "0.3.35")
+    releases(tmp_path / "site" / "llamahybrid", "0.3.36")
+    assert series.releases() == ("0.3.36",)
+
+
+@pytest.mark.parametrize("version", series.releases())
+def test_the_real_series_are_whole(version: str) -> None:
+    folder = series.folder(version)
+    assert list(series.patches(version)) == (folder / "series").read_text().split()
+    assert {path.name for path in folder.iterdir()} == {"series", "pin", *series.patches(version)}
+    assert re.fullmatch("[0-9a-f]{64}", series.pin(version).sha256)
+
+
+def test_the_release_that_everything_is_proven_on_has_patches() -> None:
+    assert series.pin(sdist.PIN.version) == sdist.PIN
+    assert series.releases()[-1] == sdist.PIN.version

@@ -21,6 +21,16 @@ def test_a_gpu_build_needs_no_driver_to_be_looked_at(tmp_path: Path) -> None:
     assert set(symbols.optional(folder)) < set(OPTIONAL)
 
 
+def test_a_gpu_build_is_not_loaded_where_there_is_a_driver(tmp_path: Path) -> None:
+    """Loading it would load the driver, which a build machine must not need."""
+    code = "#include <stdlib.h>\n__attribute__((constructor)) void now(void){ abort(); }"
+    code += "void llama_n_rs_seq(void){}"
+    folder = shared(tmp_path / "lib" / "libllama.so", code).parent
+    for name in ("cpu", "cuda"):
+        (folder / f"libggml-{name}.so").touch()
+    assert symbols.optional(folder) == ("llama_n_rs_seq",)
+
+
 def test_any_other_library_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"cannot be loaded.*libnowhere"):
         symbols.optional(cuda_engine(tmp_path / "lib", "libnowhere.so.1"))

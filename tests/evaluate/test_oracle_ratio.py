@@ -12,7 +12,7 @@ from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Side
 from llamahybrid.evaluate.conversation import Record
 from llamahybrid.evaluate.oracle import least_decodes
 from llamahybrid.evaluate.workloads import long_prompt, raw
-from tests.lab.real_costs import with_real_costs
+from tests.lab.real_costs import with_dear_snapshots, with_real_costs
 from tests.lab.subjects import SUBJECTS
 
 TinyModel = Callable[..., Path]
@@ -80,7 +80,7 @@ def test_that_holds_for_every_kind_of_memory(tiny_model: TinyModel, arch: str, w
 def test_that_holds_where_saving_costs_as_much_as_decoding(
     tiny_model: TinyModel, arch: str, workload: str
 ) -> None:
-    side = ours(tiny_model(arch), workload)
+    side = Comparer(tiny_model(arch), ONE_THREAD).side(with_dear_snapshots, WORKLOADS[workload])
     assert side.ratio <= WORKLOADS[workload].bound, account(side)
 
 

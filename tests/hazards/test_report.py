@@ -6,13 +6,14 @@ import json
 import os
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from llamahybrid.hazards import report, runner
-from llamahybrid.hazards.catalogue import find
+from llamahybrid.hazards.catalogue import PROBES, find
 from llamahybrid.hazards.outcome import Outcome, Verdict
 from llamahybrid.hazards.probe import QWEN35, Probe
 
@@ -24,8 +25,8 @@ def made(verdict: Verdict, detail: str = "a\x1bb <&>", probe: Probe = MENDED) ->
     return runner.Result(probe, QWEN35, Outcome(verdict, detail, 0.25), 0.5)
 
 
-def terminal() -> Console:
-    return Console(width=200, record=True, file=open(os.devnull, "w"))
+def terminal(width: int = 200) -> Console:
+    return Console(width=width, record=True, file=open(os.devnull, "w"))
 
 
 def test_json_and_junit_are_well_formed() -> None:
@@ -53,6 +54,20 @@ def test_the_table_shows_text_as_it_is() -> None:
     shown = console.export_text()
     assert "cells[head].pos [red]" in shown
     assert " ".join(MENDED.patches) in shown
+
+
+def test_names_and_verdicts_are_whole_at_80_columns() -> None:
+    console, folded = terminal(80), "a_word_of_a_symbol_that_no_line_of_80_columns_can_hold_beside_two_names"
+    some = [made(verdict, folded, probe) for probe, verdict in zip(PROBES, cycle(Verdict), strict=False)]
+    console.print(report.table(some, "hazards of /a/folder/too/long/for/one/line/of/80/columns/lib.so"))
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    lines = [line.split() for line in shown.splitlines()]
+    for result in some:
+        words = [result.probe.id, *result.outcome.verdict.value.split()]
+        assert words in [line[: len(words)] for line in lines]
+    assert shown.replace("\n", "").replace(" ", "").count(folded) == len(some)
 
 
 def test_the_summary_counts_what_there_was() -> None:

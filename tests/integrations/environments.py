@@ -23,17 +23,28 @@ from llamahybrid.engine.progress import display
 
 ROOT = Path(__file__).parents[2]
 
+SERVER = ("llama-cpp-python[server]==0.3.36", "prometheus-client>=0.20", "httpx>=0.27")
+"""What our own server needs, and a client of it."""
+
 PACKAGES: dict[str, tuple[str, ...]] = {
     "gradio": ("gradio==6.31.0",),
     "guidance": ("guidance==0.3.1",),
     "haystack": ("llama-cpp-haystack==3.0.2",),
     "instructor": ("instructor==1.17.0",),
     "langchain": ("langchain-community==0.4.2",),
+    "litellm_client": ("litellm==1.106.2", *SERVER),
+    "litellm": (
+        *("litellm[proxy]==1.106.2", "anthropic==2.12.0"),
+        *("llama-cpp-python[server]==0.3.36", "prometheus-client", "httpx"),
+    ),
     "llama_index": ("llama-index-llms-llama-cpp==0.7.0",),
     "llm": ("llm-llama-cpp==0.3", "llm"),
     "lm_format_enforcer": ("lm-format-enforcer==0.11.3",),
     "llama_cpp_server": ("llama-cpp-python[server]==0.3.36", "openai"),
     "outlines": ("outlines==1.3.3", "numba"),
+    "page": ("playwright==1.65.2", *SERVER),
+    "ray": ("ray[serve]==2.60.0", *SERVER),
+    "schemathesis": ("schemathesis==4.32.5", *SERVER),
 }
 """Environment -> what is installed there; tests/integrations/test_NAME.py is what runs in it."""
 

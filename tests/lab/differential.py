@@ -67,6 +67,8 @@ class Verdict:
     worst: float = 0.0
     """Largest difference seen, as a share of the range."""
     ties: list[Tie] = field(default_factory=list)
+    from_disk: int = 0
+    """States, and attention, that were read from disk."""
 
     def add(self, other: Verdict) -> None:
         """Count `other` in."""
@@ -74,6 +76,7 @@ class Verdict:
         self.bit_equal += other.bit_equal
         self.worst = max(self.worst, other.worst)
         self.ties += other.ties
+        self.from_disk += other.from_disk
 
 
 class _Boom(Exception):
@@ -135,6 +138,12 @@ class Runner:
     def close(self) -> None:
         """Free the subject."""
         self._llm.close()
+        self._count(getattr(self._llm, "prompt_cache", None))
+
+    def _count(self, cache: Any) -> None:
+        """What a cache that is not used any more has read from disk."""
+        if cache is not None:
+            self.verdict.from_disk += cache.stats().extra.get("disk_loaded", 0)
 
     def _apply(self, operation: Operation) -> None:
         llm = self._llm
@@ -179,6 +188,7 @@ class Runner:
             self._llm.close()
             if operation.restart:
                 cache.close()
+                self._count(cache)
                 cache = PromptCache(cache.ram_bytes, self._folder)
             self._llm, self._live = self._reopen(prompt_cache=cache), []
 

@@ -235,16 +235,22 @@ def memory_bytes(llm: Llama) -> int:
 def run(model: Path, seed: int, count: int, until: float, tick: Callable[[], None] = lambda: None) -> Outcome:
     """`count` patterns on `model`, or as many as fit before the clock shows `until` (`time.monotonic`).
 
+    Each setting and way of undoing gets its share of the time, and one text in any case.
+
     Raises:
         Mismatch: something is wrong.
     """
     total = Outcome()
     ways = [(setting, planes) for setting in SETTINGS for planes in (False, True)]
     for index, (setting, planes) in enumerate(ways):
+        now = time.monotonic()
+        share = now + (until - now) / (len(ways) - index)
         with closing(Trial(model, setting, seed + index, planes)) as trial:
-            while trial.outcome.patterns * len(ways) < count and time.monotonic() < until:
+            while True:
                 trial.text()
                 tick()
+                if trial.outcome.patterns * len(ways) >= count or time.monotonic() >= share:
+                    break
             total.add(trial.outcome)
     return total
 

@@ -200,7 +200,7 @@ class FakeEngine:
         """The last request goes on, though it ended before; without one, a state that was put there does."""
         if self._schedule is None:
             n = len(self.state)
-            self._schedule = Schedule(Plan(n, n, n, "live", None, None), self.costs, lambda: self.costs)
+            self._schedule = self._scheduled(Plan(n, n, n, "live", None, None))
             self._carry_out(self._schedule.prompt_done(n, logits=True))
         self._decode_answer(answer)
         self._end()
@@ -217,7 +217,7 @@ class FakeEngine:
         finally:
             self.cache.release(plan)
         wanted = self._snapshots
-        self._schedule = schedule = Schedule(plan, self.costs, lambda: self.costs, wanted=wanted)
+        self._schedule = schedule = self._scheduled(plan, wanted=wanted)
         self._carry_out(schedule.begin(tip))
         for stop in (*plan.cuts, plan.total):
             self.decode(prompt[len(self.state) : stop])
@@ -240,6 +240,9 @@ class FakeEngine:
     def _end(self) -> None:
         assert self._schedule is not None, "only what began can end"
         self._carry_out(self._schedule.end(len(self.state)))
+
+    def _scheduled(self, plan: Plan, *, wanted: bool = True) -> Schedule:
+        return Schedule(plan, self.costs, lambda: self.costs, wanted=wanted, keeps_chats=self._keeps_chats)
 
     @property
     def _keeps_chats(self) -> bool:

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from llamahybrid import tiny
 from tests.lab.differential import Mismatch, Verdict, check
-from tests.lab.history import random_history
+from tests.lab.history import random_history, restarted
 from tests.lab.reference import Factory, Setting, settings_for
 
 OURS = "llamahybrid.llama:Llama"
@@ -50,9 +50,15 @@ def trials(models: dict[str, Path], seed: int) -> Iterator[tuple[int, str, Setti
 
 
 def campaign(
-    architectures: tuple[str, ...], seconds: float, seed: int, factory: Factory, length: int, console: Console
+    architectures: tuple[str, ...],
+    seconds: float,
+    seed: int,
+    factory: Factory,
+    length: int,
+    console: Console,
+    restarts: bool = False,
 ) -> bool:
-    """Run trials for `seconds`; True if nothing was found."""
+    """Run trials for `seconds`; True if nothing was found. `restarts`: see `restarted`."""
     verdicts = {arch: Verdict() for arch in architectures}
     histories = dict.fromkeys(architectures, 0)
     failure = ""
@@ -66,8 +72,10 @@ def campaign(
             if passed >= seconds:
                 break
             progress.update(bar, completed=passed, description=f"seed {last_seed} {arch}, {setting.name}")
+            history = random_history(last_seed, length=length)
+            history = restarted(history) if restarts else history
             try:
-                verdict = check(random_history(last_seed, length=length), factory, models[arch], setting)
+                verdict = check(history, factory, models[arch], setting)
             except Mismatch as mismatch:
                 failure = f"seed {last_seed}, {mismatch}"
                 break
@@ -81,11 +89,12 @@ def campaign(
 
 def _table(verdicts: dict[str, Verdict], histories: dict[str, int], title: str) -> Table:
     table = Table("architecture", title=title)
-    for heading in ("histories", "requests", "bit-equal", "worst difference", "ties"):
+    for heading in ("histories", "requests", "bit-equal", "worst difference", "ties", "from disk"):
         table.add_column(heading, justify="right")
     for arch, verdict in verdicts.items():
         counts = (histories[arch], verdict.requests, verdict.bit_equal)
-        table.add_row(arch, *map(str, counts), f"{verdict.worst:.1e}", str(len(verdict.ties)))
+        rest = (f"{verdict.worst:.1e}", str(len(verdict.ties)), str(verdict.from_disk))
+        table.add_row(arch, *map(str, counts), *rest)
     return table
 
 
@@ -95,10 +104,11 @@ def main(
     arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
     length: Annotated[int, typer.Option(help="Operations in a history.")] = 12,
     subject: Annotated[str, typer.Option(help="The class on trial, module:class.")] = OURS,
+    restarts: Annotated[bool, typer.Option(help="A new process' model and cache before everything.")] = False,
 ) -> None:
     """Random histories against fresh stock contexts, for a bounded time."""
     architectures = tuple(arch) if arch else generative()
-    if not campaign(architectures, seconds, seed, load(subject), length, Console()):
+    if not campaign(architectures, seconds, seed, load(subject), length, Console(), restarts):
         raise typer.Exit(1)
 
 

@@ -221,6 +221,12 @@ def random_history(seed: int, *, length: int = 8, longest: int = 200) -> History
     return History((opening, *(_operation(rng, longest) for _ in range(length - 1))))
 
 
+def restarted(history: History) -> History:
+    """It, with a new process' model and cache before every operation but the first."""
+    first, *others = history.operations
+    return History((first, *(each for other in others for each in (Reopen(restart=True), other))))
+
+
 def _operation(rng: random.Random, longest: int) -> Operation:
     def new() -> int:
         return rng.choice((1, 2, rng.randint(3, 30), rng.randint(3, max(3, longest // 2))))

@@ -2,9 +2,9 @@
 
 ``python -m tests.lab.line_fuzz --seconds 300 [--seed 1] [--arch qwen35]``
 
-Two chats are asked in turn, with drafts and without, so that restores, cuts, saves and decodes take place.
-Each line that runs is then interrupted at its first and at a later pass; whatever is asked afterwards must be
-answered as a fresh stock context does.
+Two chats are asked in turn, with drafts, with two slots, and with neither, so that restores, cuts, saves and
+decodes take place. Each line that runs is then interrupted at its first and at a later pass; whatever is
+asked afterwards must be answered as a fresh stock context does.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tests.lab.reference import Reference, Setting
 from tests.lab.signal_fuzz import prompts
 from tests.lab.thread_fuzz import shortfall
 
+MODES = ("plain", "drafts", "slots")
 ARCHITECTURES = ("qwen35", "mamba", "gemma3", "llama")
 SETTING = Setting("window", {"swa_full": False, "n_batch": 64, "n_ubatch": 32})
 TOKENS = 8
@@ -83,18 +84,18 @@ class Trace:
 class Sweep:
     """One model whose lines are interrupted."""
 
-    def __init__(self, model: Path, seed: int, drafts: bool) -> None:
+    def __init__(self, model: Path, seed: int, mode: str) -> None:
         rng = random.Random(seed)
         self._model = model
         self._chats = prompts(rng)[:3]
         self._wanted = [_ask(SETTING.open(llama_cpp.Llama, model), chat) for chat in self._chats]
         draft = LlamaPromptLookupDecoding(num_pred_tokens=4, max_ngram_size=2)
-        self._more = {"draft_model": draft} if drafts else {}
+        self._more = {"drafts": {"draft_model": draft}, "slots": {"n_parallel": 2}}.get(mode, {})
         self.llm = self._open()
 
     def _open(self) -> Any:
         llm = SETTING.open(Llama, self._model, prompt_cache=PromptCache(3 << 20), **self._more)
-        if self._more:
+        if "draft_model" in self._more:
             llm.drafts.policy = EveryDraft(llm.runner.meter)
         return llm
 
@@ -143,12 +144,12 @@ def _ask(llm: Any, prompt: list[int]) -> list[int]:
         return list(islice(stream, TOKENS))
 
 
-def run(model: Path, seed: int, drafts: bool, until: float, most: int | None = None) -> tuple[int, int]:
+def run(model: Path, seed: int, mode: str, until: float, most: int | None = None) -> tuple[int, int]:
     """Interrupt lines, `most` of them drawn at random or all, until the clock shows `until`.
 
     Returns how many lines there are and how many interrupts were made. Raises Mismatch.
     """
-    sweep = Sweep(model, seed, drafts)
+    sweep = Sweep(model, seed, mode)
     with closing(sweep.llm):
         lines = sweep.lines()
         chosen = lines if most is None else random.Random(seed).sample(lines, min(most, len(lines)))
@@ -169,18 +170,18 @@ def main(
     """An interrupt at each line in turn, for a bounded time."""
     silence()
     console = Console()
-    table = Table("architecture", "drafts", "lines", "interrupts", title=f"seed {seed}")
-    trials = [(name, drafts) for name in arch or ARCHITECTURES for drafts in (False, True)]
+    table = Table("architecture", "mode", "lines", "interrupts", title=f"seed {seed}")
+    trials = [(name, mode) for name in arch or ARCHITECTURES for mode in MODES]
     start, failure = time.monotonic(), ""
     with tempfile.TemporaryDirectory() as folder:
-        for index, (name, drafts) in enumerate(trials):
+        for index, (name, mode) in enumerate(trials):
             model = tiny.make(name, Path(folder, f"{name}.gguf"), window=16)
             try:
-                lines, made = run(model, seed, drafts, start + seconds * (index + 1) / len(trials))
+                lines, made = run(model, seed, mode, start + seconds * (index + 1) / len(trials))
             except Mismatch as mismatch:
                 failure = f"{name}: {mismatch}"
                 break
-            table.add_row(name, "yes" if drafts else "no", str(lines), str(made))
+            table.add_row(name, mode, str(lines), str(made))
     console.print(table)
     if failure:
         console.print(failure, style="red", markup=False, highlight=False)

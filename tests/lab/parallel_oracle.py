@@ -31,7 +31,7 @@ from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.workloads import Workload
 from llamahybrid.request.report import RequestReport
 from tests.lab.quiet import silence
-from tests.lab.real_costs import RealCosts
+from tests.lab.real_costs import decide_by
 from tests.lab.subjects import SUBJECTS
 
 CLIENTS = 4
@@ -110,12 +110,7 @@ def play(
     options = {"n_ctx": clients * workload.n_ctx, **options}
     asked: list[Asked] = []
     with closing(Llama(model_path=str(model), n_parallel=clients, **options)) as llm:
-        meter = RealCosts(llm.n_batch)
-        assert llm.slots.batcher is not None
-        llm.slots.batcher._meter = meter
-        for slot in llm.slots.all:
-            assert slot.evaluation is not None
-            slot.evaluation.runner.measure_with(meter)
+        decide_by(llm)
         observer, counter = _Observer(llm), DecodeCounter(llm)
 
         def text(tokens: Sequence[int]) -> str:

@@ -13,6 +13,9 @@ REAL = Costs(token_seconds=10e-3, prefill_seconds=3e-3, snapshot_seconds=1e-3, r
 """Costs in the proportions of a real model. A tiny one decodes a token in the time of a snapshot, and then
 checkpoints within an answer come as rarely as the schedule allows."""
 
+DEAR = Costs(token_seconds=1e-3, prefill_seconds=0.3e-3, snapshot_seconds=2e-3, restore_seconds=1e-3)
+"""Costs in the proportions of a tiny model."""
+
 
 class RealCosts(CostMeter):
     """Says `real` as soon as something was measured, so that counts do not depend on the machine's speed."""
@@ -29,9 +32,25 @@ class RealCosts(CostMeter):
         return replace(self._real, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
 
 
+def decide_by(llm: Llama, costs: Costs = REAL) -> None:
+    """Let all slots of `llm` decide as if decoding and saving took what `costs` says."""
+    meter = RealCosts(llm.n_batch, costs)
+    if llm.slots.batcher is not None:
+        llm.slots.batcher._meter = meter
+    for slot in llm.slots.all:
+        if slot.evaluation is not None:
+            slot.evaluation.runner.measure_with(meter)
+
+
 def with_real_costs(**options: Any) -> Llama:
     """A `Llama` that decides as it would if its model were a real one."""
     llm = Llama(**options)
-    if llm.runner is not None:
-        llm.runner.measure_with(RealCosts(llm.n_batch))
+    decide_by(llm)
+    return llm
+
+
+def with_dear_snapshots(**options: Any) -> Llama:
+    """A `Llama` that decides as a tiny model makes it: saving takes as long as decoding."""
+    llm = Llama(**options)
+    decide_by(llm, DEAR)
     return llm

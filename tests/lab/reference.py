@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,7 +34,26 @@ class Setting:
     def open(self, factory: Factory, model: Path, **more: Any) -> Any:
         """A `Llama` of that class on `model`: 512 tokens of context and one thread, if not set otherwise."""
         base = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "seed": 1}
-        return factory(str(model), **{**base, **self.arguments, **more})
+        return factory(str(model), **{**base, **_place(factory), **self.arguments, **more})
+
+
+LAYERS = "LLAMAHYBRID_TEST_LAYERS"
+"""Layers that go to a GPU, of the subject and of what it is compared with; -1: all."""
+RPC = "LLAMAHYBRID_TEST_RPC"
+"""RPC servers that hold all layers of the subject; what it is compared with stays on this machine."""
+
+
+def _place(factory: Factory) -> dict[str, Any]:
+    """Where the environment wants layers."""
+    place: dict[str, Any] = {}
+    if layers := os.environ.get(LAYERS):
+        place["n_gpu_layers"] = int(layers)
+    if servers := os.environ.get(RPC):
+        from llamahybrid.llama import Llama
+
+        if isinstance(factory, type) and issubclass(factory, Llama):
+            place |= {"rpc_servers": servers, "n_gpu_layers": -1}
+    return place
 
 
 GGML_TYPE_Q8_0 = 8

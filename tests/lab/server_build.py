@@ -20,7 +20,7 @@ from pathlib import Path
 from llamahybrid.engine import build, patched, process, sdist, series, storage
 from llamahybrid.engine.process import Progress
 from llamahybrid.engine.progress import display
-from llamahybrid.engine.recipe import Recipe, short_name
+from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe, short_name
 from llamahybrid.errors import EngineError
 
 _LLAMA_CPP = "vendor/llama.cpp"
@@ -81,7 +81,7 @@ def make(progress: Progress) -> Servers:
     Raises:
         EngineError: the sdist cannot be had, a patch does not apply, a tool is missing, or a build failed.
     """
-    home = sdist.cache_dir() / "servers" / key(Recipe.here(), series.patches())
+    home = sdist.cache_dir() / "servers" / key(Recipe.here(), series.patches(sdist.PIN.version))
     if not home.is_dir():
         wheel, engine = build.wheel(progress), patched.make(progress)
         with storage.workshop(home, lambda: progress(0, 0, build.WAITING)) as scratch:
@@ -98,7 +98,7 @@ def _make(wheel: Path, libraries: Path, home: Path, scratch: Path, progress: Pro
     _build(tree, new / "stock", progress, home.parent / f"{home.name}.log")
     header = tree / "include" / "llama.h"
     before = header.stat()
-    series.apply(tree)
+    series.apply(tree, sdist.PIN.version)
     # The patches only add functions to it: what is compiled already stays as good as it was.
     os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
     _build(tree, new / "patched", progress, home.parent / f"{home.name}.log")
@@ -108,7 +108,7 @@ def _make(wheel: Path, libraries: Path, home: Path, scratch: Path, progress: Pro
 
 def key(recipe: Recipe, patches: dict[str, str]) -> str:
     """A short name for all that shapes the servers."""
-    return short_name([asdict(recipe), patches, _PROJECT, _OPTIONS])
+    return short_name([asdict(recipe), patches, CMAKE_ARGS, _PROJECT, _OPTIONS])
 
 
 def _libraries(wheel: Path, dest: Path) -> None:

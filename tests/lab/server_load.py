@@ -2,30 +2,28 @@
 
 ``python -m tests.lab.server_load [--turns 50] [--hangups 1000] [--kills 3] [--arch qwen35] [--seed 1]``
 
-A process of `llamahybrid serve` on a tiny model. Each whole answer is compared with that of a fresh stock
-context; then nobody may be in, and memory may not have grown.
+A process of `llamahybrid serve` on a tiny model. Each answer, and what was read of streams that were left in
+the middle, is compared with that of a fresh stock context: text, tokens and end; a difference must be a tie.
+Then nobody may be in, and the second half of the clients that hang up adds no memory, threads or files: the
+first fills thread pools, malloc's arenas and the cache.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import socket
-import struct
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import llama_cpp
+import numpy as np
 import typer
 from rich.console import Console
 
@@ -33,148 +31,10 @@ from llamahybrid import tiny
 from tests.lab.differential import Mismatch
 from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
+from tests.lab.server_clients import CHAT, N_CTX, PLAIN, TEXT, Load, Said, ask, hang_up, talk, words
 from tests.lab.serving import ServerProcess, wait_until
-from tests.lab.thread_fuzz import shortfall
 
-N_CTX = 4096
 SETTING = Setting("server", {"n_ctx": N_CTX})
-PLAIN: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0}
-WORDS = [
-    "the",
-    "a",
-    "some",
-    "tree",
-    "river",
-    "stone",
-    "light",
-    "and",
-    "or",
-    "but",
-    "sees",
-    "takes",
-    "gives",
-    "leaves",
-    "under",
-    "over",
-    "when",
-]
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-RESET = struct.pack("ii", 1, 0)
-"""Has a socket say so when it is closed (SO_LINGER)."""
-
-
-@dataclass
-class Load:
-    """What was seen."""
-
-    answers: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
-    """(path, what was asked, what was answered), whole ones."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    hangups: int = 0
-    refused: int = 0
-    errors: list[str] = field(default_factory=list)
-    worst: float = 0.0
-    """Furthest that a token lay under a fresh context's best, as a share of the logits' range."""
-    ties: int = 0
-    """Answers with another text than a fresh context's, within the tolerance."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def answered(self, path: str, asked: dict[str, Any], text: str, usage: dict[str, Any]) -> None:
-        """One more."""
-        with self.lock:
-            self.answers.append((path, asked, text))
-            self.prompt_tokens += usage["prompt_tokens"]
-            self.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
-
-    def failed(self, what: str) -> None:
-        """An error."""
-        with self.lock:
-            self.errors.append(what)
-
-
-def words(chance: random.Random, n: int) -> str:
-    """So many."""
-    return " ".join(chance.choice(WORDS) for _ in range(n))
-
-
-# -- what clients do --------------------------------------------------------------------------------
-
-
-def talk(client: httpx.Client, load: Load, number: int, turns: int, seed: int) -> list[dict[str, str]]:
-    """One client's conversation: whole, streamed, and hung up on in between; its messages."""
-    chance = random.Random(f"{seed} {number}")
-    system = "You are a " + words(random.Random(number % 2), 30)
-    messages = [{"role": "system", "content": system}]
-    for _ in range(turns):
-        messages.append({"role": "user", "content": words(chance, chance.randrange(3, 25))})
-        asked = {"messages": list(messages), "max_tokens": chance.randrange(2, 16)}
-        how = chance.choice(("whole", "whole", "stream", "stream", "hang up"))
-        if how == "hang up":
-            hang_up(int(client.base_url.port or 0), CHAT, {**asked, "stream": chance.random() < 0.5}, chance)
-            with load.lock:
-                load.hangups += 1
-        said = ask(client, load, CHAT, asked, stream=how == "stream")
-        if said is None:
-            return messages
-        messages.append({"role": "assistant", "content": said})
-        if sum(len(m["content"]) for m in messages) > N_CTX // 4 - 200:
-            messages = messages[:1]
-    return messages
-
-
-def ask(
-    client: httpx.Client, load: Load, path: str, asked: dict[str, Any], stream: bool = False
-) -> str | None:
-    """The text of an answer; None where there was none, which is noted."""
-    try:
-        if stream:
-            text, usage = read(client, path, {**asked, **PLAIN, "stream_options": {"include_usage": True}})
-        else:
-            response = client.post(path, json={**asked, **PLAIN})
-            if response.status_code == 429:
-                assert int(response.headers["retry-after"]) > 0
-                with load.lock:
-                    load.refused += 1
-                return None
-            assert response.status_code == 200, response.text
-            made = response.json()
-            choice, usage = made["choices"][0], made["usage"]
-            text = choice["text"] if path == TEXT else choice["message"]["content"]
-    except (AssertionError, httpx.HTTPError, KeyError) as error:
-        load.failed(repr(error))
-        return None
-    load.answered(path, asked, text, usage)
-    return text
-
-
-def read(client: httpx.Client, path: str, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A stream's text and usage."""
-    pieces, usage = list[str](), dict[str, Any]()
-    with client.stream("POST", path, json={**asked, "stream": True}) as response:
-        assert response.status_code == 200, response.read()
-        lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
-    assert lines.pop() == "[DONE]"
-    for chunk in map(json.loads, lines):
-        usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            pieces.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
-    return "".join(pieces), usage
-
-
-def hang_up(port: int, path: str, asked: dict[str, Any], chance: random.Random) -> None:
-    """Ask, and go at a random moment, politely or not: in the headers, the body, the prompt or the answer."""
-    body = json.dumps({**asked, **PLAIN}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    said = (head + f"Content-Length: {len(body)}\r\n\r\n").encode() + body
-    if chance.random() < 0.1:
-        said = said[: chance.randrange(len(said))]
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        if chance.random() < 0.5:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        connection.sendall(said)
-        time.sleep(chance.random() ** 3 * 0.3)
-
 
 # -- what must hold ---------------------------------------------------------------------------------
 
@@ -183,20 +43,41 @@ def judge(model: Path, load: Load, every: int = 1) -> None:
     """Compare answers, or each so many'th, with those of fresh stock contexts. Raises Mismatch."""
     reference = Reference(model, SETTING)
     try:
-        for path, asked, text in load.answers[::every]:
+        for said in load.answers[::every]:
             with closing(SETTING.open(llama_cpp.Llama, model)) as llm:
                 prompts = watched(llm)
-                create = llm.create_completion if path == TEXT else llm.create_chat_completion
-                choice = create(**asked, **PLAIN)["choices"][0]
-                if (choice["text"] if path == TEXT else choice["message"]["content"]) == text:
+                create = llm.create_completion if said.path == TEXT else llm.create_chat_completion
+                made = create(**said.asked, **PLAIN)
+                choice, count = made["choices"][0], made["usage"]["completion_tokens"]
+                text = choice["text"] if said.path == TEXT else choice["message"]["content"]
+                if not said.finish and text.startswith(said.text):
                     continue
-                tokens = llm.tokenize(text.encode(), add_bos=False, special=True)
+                if (text, count, choice["finish_reason"]) == (said.text, said.tokens, said.finish):
+                    continue
+                tokens = llm.tokenize(said.text.encode(), add_bos=False, special=True)
+                ends = [t for t in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, t)]
             if not tokens:
-                raise Mismatch(f"no answer, where a fresh context has one: {asked}")
-            load.worst = max(load.worst, shortfall(reference, prompts[0], tokens))
+                raise Mismatch(f"no answer, where a fresh context has one: {said.asked}")
+            load.worst = max(load.worst, _tie(reference, prompts[0], said, tokens, ends))
             load.ties += 1
     finally:
         reference.close()
+
+
+def _tie(reference: Reference, prompt: list[int], said: Said, tokens: list[int], ends: list[int]) -> float:
+    """How far another answer's tokens, and its end, lie under a fresh context's best; see `Load.worst`."""
+    whole = said.asked["max_tokens"]
+    wrong = said.tokens != whole if said.finish == "length" else said.tokens >= whole
+    if said.finish and (wrong or len(tokens) != said.tokens):
+        raise Mismatch(f"{said.tokens} tokens, ended by {said.finish!r}, are not {said.text!r}: {said.asked}")
+    rows = reference.logits(prompt, tokens)
+    short = rows.max(axis=1)
+    short[:-1] -= rows[np.arange(len(tokens)), tokens]
+    short[-1] -= rows[-1][ends].max() if said.finish == "stop" else short[-1]
+    worst = float((short / np.ptp(rows, axis=1)).max())
+    if worst > SETTING.tolerance:
+        raise Mismatch(f"an answer lies {worst:.3f} of the logits' range under the best: {said}")
+    return worst
 
 
 def watched(llm: Any) -> list[list[int]]:
@@ -223,11 +104,32 @@ def settle(server: ServerProcess) -> None:
     wait_until(free, 30)
 
 
-def resident(server: ServerProcess) -> float:
-    """MiB of the server's memory, less what its cache says it holds."""
-    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
-    held = server.metrics()['llamahybrid:cache_bytes{tier="ram"}']
-    return (pages * os.sysconf("SC_PAGE_SIZE") - held) / 2**20
+@dataclass(frozen=True)
+class Footprint:
+    """What a server's process holds."""
+
+    mib: float
+    """Of memory, less what its cache says it holds."""
+    threads: int
+    files: int
+
+    @classmethod
+    def of(cls, server: ServerProcess) -> Footprint:
+        """As it is now."""
+        held = server.metrics()['llamahybrid:cache_bytes{tier="ram"}']
+        process = Path(f"/proc/{server.process.pid}")
+        pages = int((process / "statm").read_text().split()[1])
+        mib = (pages * os.sysconf("SC_PAGE_SIZE") - held) / 2**20
+        return cls(mib, len(os.listdir(process / "task")), len(os.listdir(process / "fd")))
+
+    def require_level(self, since: Footprint) -> None:
+        """Raise AssertionError where it has grown since then by more than chance."""
+        grown = self.mib - since.mib, self.threads - since.threads, self.files - since.files
+        assert all(by <= most for by, most in zip(grown, LEVEL, strict=True)), f"grew from {since} to {self}"
+
+
+LEVEL = (6.0, 8, 4)
+"""MiB, threads and files that may come on top by chance."""
 
 
 def crowd(work: Callable[[int], Any], n: int, at_once: int) -> list[Any]:
@@ -260,7 +162,6 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
         clock = time.monotonic()
         crowd(lambda i: talk(server.client, load, i, plan.turns, seed), plan.clients, plan.clients)
         settle(server)
-        before = resident(server)
         share = load.cached_tokens / max(1, load.prompt_tokens)
         say(
             f"{plan.clients} clients, {plan.turns} turns: {len(load.answers)} answers, "
@@ -275,15 +176,20 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
 
         chances = [random.Random(f"{seed} hang up {i}") for i in range(plan.hangups)]
 
-        def leave(i: int) -> None:
+        def hung_up(i: int) -> None:
             chance = chances[i]
             prompt = {"prompt": words(chance, chance.randrange(1, 400)), "max_tokens": 200}
             hang_up(server.port, TEXT, {**prompt, "stream": chance.random() < 0.5}, chance)
 
-        crowd(leave, plan.hangups, 16)
-        settle(server)
+        held = [Footprint.of(server)]
+        for half in (range(plan.hangups // 2), range(plan.hangups // 2, plan.hangups)):
+            crowd(lambda i, half=half: hung_up(half[i]), len(half), 16)  # type: ignore[misc]
+            settle(server)
+            held.append(Footprint.of(server))
         assert ask(server.client, load, TEXT, {"prompt": "And then", "max_tokens": 8}) is not None
-        say(f"{plan.hangups} hung up at random moments: memory {before:.0f} to {resident(server):.0f} MiB")
+        say(f"{plan.hangups} hung up at random moments: {', '.join(map(str, held))}")
+        if plan.hangups >= Plan.hangups:  # fewer are all warm-up
+            held[2].require_level(held[1])
 
         for number in range(plan.kills):
             talks = killed(server, plan, folder / "kept", seed + number)

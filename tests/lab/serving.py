@@ -18,8 +18,7 @@ from typing import Any
 import httpx
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.app import app_of
-from llamahybrid.server.loading import load
+from llamahybrid.server.app import app_of, loader_of
 from llamahybrid.server.serve import Server, server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -147,7 +146,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
 @contextmanager
 def serving(
     *models: Path | ModelSettings,
-    loader: Callable[[ModelSettings], Llama] = load,
+    loader: Callable[[ModelSettings], Llama] | None = None,
     model: dict[str, Any] | None = None,
     **server: Any,
 ) -> Iterator[Serving]:
@@ -156,7 +155,8 @@ def serving(
         ModelSettings(model=str(each), **{**SMALL, **(model or {})}) if isinstance(each, Path) else each
         for each in models
     ]
-    service = Service(ServerSettings(**{"shutdown_seconds": 5.0, **server}), opened, loader)
+    settings = ServerSettings(**{"shutdown_seconds": 5.0, **server})
+    service = Service(settings, opened, loader or loader_of(settings))
     # asyncio sends at once on sockets that say they are TCP; with create_server's each answer took 40 ms more
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.bind(("127.0.0.1", 0))

@@ -4,8 +4,8 @@
 
 A timer interrupts requests, restores, drafts and disk writes; the request after each must answer as a fresh
 stock context does, from the same object, and now and then from a new one on the same folder. With several
-slots other threads ask meanwhile, and none of their answers may change. A round that takes a minute prints
-every thread's stack and ends the process.
+slots nobody else asks, or other threads do now and then, and none of their answers may change. A round that
+takes a minute prints every thread's stack and ends the process.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ from tests.lab.thread_fuzz import shortfall
 ARCHITECTURES = ("qwen35", "mamba", "gemma3", "llama")
 """A hybrid, a recurrent, a windowed and a plain memory."""
 
-MODES = ("plain", "drafts", "disk", "parallel")
+MODES = ("plain", "drafts", "disk", "slots", "parallel")
 SETTING = Setting("window", {"swa_full": False, "n_batch": 64, "n_ubatch": 32})
 TOKENS = 12
 OTHERS = 2
 """Threads that ask while one is interrupted, in the mode of several slots."""
+
+PAUSES, PAUSE_SECONDS = 0.2, 0.3
+"""How often such a thread asks for nothing for a while, and for how long at most: then somebody is alone."""
 
 RAM = 3 << 20
 """Small enough that entries come and go."""
@@ -138,6 +141,8 @@ class Others:
     def _ask(self, seed: int) -> None:
         rng = random.Random(seed)
         while not self._over.is_set():
+            if rng.random() < PAUSES:
+                self._over.wait(rng.random() * PAUSE_SECONDS)
             index = rng.randrange(len(self._chats))
             answer = _ask(self._llm, self._chats[index])
             self.asked += 1
@@ -164,9 +169,8 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
             while outcome.rounds < count and time.monotonic() < until:
                 cache = PromptCache(RAM, folder if mode == "disk" else None)
                 draft = LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2)
-                more = {"drafts": {"draft_model": draft}, "parallel": {"n_parallel": 1 + OTHERS}}.get(
-                    mode, {}
-                )
+                slots = {"n_parallel": 1 + OTHERS}
+                more = {"drafts": {"draft_model": draft}, "slots": slots, "parallel": slots}.get(mode, {})
                 with closing(SETTING.open(Llama, model, prompt_cache=cache, **more)) as llm:
                     others = Others(llm, chats, wanted, rng.randrange(1 << 30))
                     with others.asking(OTHERS if mode == "parallel" else 0):

@@ -64,7 +64,7 @@ def cmake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CMake:
 
     fake = CMake()
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(series, "folder", lambda: patches)
+    monkeypatch.setattr(series, "folder", lambda version: patches)
     monkeypatch.setattr(sdist, "unpack", unpack)
     monkeypatch.setattr(build, "wheel", lambda _: wheel)
     monkeypatch.setattr(patched, "make", lambda _: SimpleNamespace(libraries=engine))
@@ -105,7 +105,7 @@ def test_an_end_leaves_nothing_and_the_next_run_succeeds(cmake: CMake, end: Base
 
 
 def test_whoever_finishes_second_takes_what_is_there(cmake: CMake):
-    home = sdist.cache_dir() / "servers" / server.key(Recipe.here(), series.patches())
+    home = sdist.cache_dir() / "servers" / server.key(Recipe.here(), series.patches(sdist.PIN.version))
     cmake.meanwhile = lambda: (home / "stock").mkdir(parents=True, exist_ok=True)
     assert make().stock.parents[1] == home
     assert not make().stock.exists(), "the second one took its place"

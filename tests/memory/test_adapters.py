@@ -13,7 +13,7 @@ from llama_cpp import llama_cpp as native
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.capi.gguf import Gguf, Shape
-from llamahybrid.memory import adapters
+from llamahybrid.memory import watching
 from tests.conftest import take
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
@@ -217,9 +217,9 @@ def test_a_closed_models_address_means_nothing(open_model):
     llm = open_model()
     address, before = llm._ctx.ctx, llm.runner.live.fingerprint
     llm.close()
-    adapters._contexts[address] = llm._ctx  # whatever the library uses this address for next
+    watching.contexts[address] = llm._ctx  # whatever the library uses this address for next
     stock = open_model(cls=llama_cpp.Llama)
-    adapters._contexts[stock._ctx.ctx] = llm._ctx
+    watching.contexts[stock._ctx.ctx] = llm._ctx
     steer(stock)
     assert llm.runner.live.fingerprint == before
 

@@ -8,6 +8,8 @@ from llamahybrid.memory.costs import BAND, FEW, WINDOW, CostMeter
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.placement import cut_tokens
 
+pytestmark = pytest.mark.usefixtures("measured_costs")
+
 KEPT = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-4, restore_seconds=2e-4)
 
 

@@ -12,6 +12,8 @@ from llamahybrid import Llama
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.prompt_cache import Costs
 
+pytestmark = pytest.mark.usefixtures("measured_costs")
+
 KEPT = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-4, restore_seconds=2e-4)
 
 

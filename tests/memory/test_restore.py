@@ -129,7 +129,7 @@ def test_stored_logits_are_the_tips_or_it_is_a_fault(plain, monkeypatch):
     plain.state.tip_logits = False
     assert apply_plan(plain, live_plan(len(PROMPT), wanted), ids(PROMPT)) is None
     assert np.array_equal(plain.row.logits(), wanted)
-    monkeypatch.setattr(plain.native, "logits", lambda n_vocab: None)
+    monkeypatch.setattr(plain.native, "logits", lambda *_: None)
     assert "no output row" in apply_plan(plain, live_plan(len(PROMPT), wanted), ids(PROMPT))
 
 

@@ -41,11 +41,62 @@ def test_each_keeps_its_row(lives):
     two.decode(np.array(TWO, np.int32), "last")
     assert np.array_equal(row(one), mine)
     assert not np.array_equal(row(two), mine)
-    assert np.array_equal(one.row.copied(), mine)
-    assert two.row.copied() is None, "it lies in the context"
+    assert np.array_equal(one.row.place(), mine)
+    assert two.row.place() == -1, "it lies in the context"
     two.decode(np.array([3], np.int32), "none")
     assert two.row.logits() is None
     assert np.array_equal(row(one), mine)
+
+
+def test_rows_of_a_step_are_read_where_they_lie_until_they_go(filled):
+    one, two = filled
+    one.shared.decode_step([(two, 4), (one, 3)])
+    assert (two.row.place(), one.row.place()) == (0, 1)
+    first, second = row(one), row(two)
+    assert not np.array_equal(first, second)
+    one.decode(np.array([5], np.int32), "last")
+    assert np.array_equal(row(two), second)
+    assert np.array_equal(two.row.place(), second)
+    assert one.row.place() == -1
+    assert not np.array_equal(row(one), first)
+
+
+def test_a_step_that_leaves_one_out_copies_its_row(filled):
+    one, two = filled
+    one.shared.decode_step([(one, 3), (two, 4)])
+    kept = row(one)
+    two.shared.decode_step([(two, 5)])
+    two.shared._decode_step([(two, 6)], [])
+    assert np.array_equal(one.row.place(), kept)
+
+
+def test_a_row_that_was_copied_when_an_interrupt_came_is_not_the_next_ones(filled):
+    """The copy was noted, and that the row is gone from the context was not: its owner decodes next."""
+    one, _ = filled
+    one.decode(np.array([3], np.int32), "last")
+    index = one.row.index
+    one.row.keep()
+    one.row.index = index
+    stale = row(one)
+    one.decode(np.array([5], np.int32), "last")
+    assert one.row.place() == -1
+    assert not np.array_equal(row(one), stale)
+
+
+def test_after_a_step_that_failed_no_row_is_anybodys(filled, monkeypatch):
+    """What a sequence had copied before is not its row for ever."""
+    one, two = filled
+    one.shared.decode_step([(one, 3), (two, 4)])
+    one.decode(np.array([5], np.int32), "last")  # copies two's
+
+    def refuse(*_):
+        raise DecodeError(-1, "refused")
+
+    monkeypatch.setattr(one.native, "decode_rows", refuse)
+    with pytest.raises(DecodeError):
+        one.shared.decode_step([(one, 3), (two, 4)])
+    assert [live.row.logits() for live in filled] == [None, None]
+    assert not any(live.row.exists_for_tip() for live in filled)
 
 
 def test_a_step_of_both_is_what_each_would_have_done(filled, tiny_model):

@@ -1,19 +1,22 @@
 """What the patches do that the hazard catalogue does not hold: it must fail on stock and pass on patched.
 
 Stock is the library that llama-cpp-python brought along; patched is the folder that `LLAMAHYBRID_TEST_LIB`
-names. One run is about one of them: stock without the variable, which proves that each test can fail.
+names. One run is about one of them: stock without the variable, which proves that each test can fail. An
+older release's series lacks some patches: there the tests that need one of them must fail. A test needs the
+patch that its file is named after, its case's (`number`, or its probe's) and those of the mark `needs`.
 
 The catalogue (`llamahybrid.hazards`, tests/hazards) has what users meet, one situation a probe. Here is what
 it cannot show: functions that only the patches have (0014 to 0016), what an operation allocates (heap.py:
 0009, 0015, 0017), models that `tiny` does not make (more_models.py: 0025, 0028, and the catalogue's probes
-in test_more_models.py), and one architecture's own rules (0019, 0023, 0024). tests/llama_server has what
-takes a server: 0020 to 0022.
+in test_more_models.py), and one architecture's own rules (0012, 0019, 0024). tests/llama_server has what
+takes a server: 0020 to 0022. test_programs.py runs the tests that go upstream with a patch (patches/tests).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,9 +31,9 @@ from llamahybrid.engine.bindings import stock
 from llamahybrid.hazards import runner
 from llamahybrid.hazards.catalogue import find
 from llamahybrid.hazards.outcome import Outcome
+from tests.lab.release import PATCHED, known_models, must_fail
 
 HERE = Path(__file__).parent
-PATCHED = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
 
 Probe: TypeAlias = Callable[[str], Any]
 Run: TypeAlias = Callable[[Probe, Path], Any]
@@ -70,30 +73,75 @@ def more_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     @cache
     def make(arch: str) -> Path:
-        return more_models.make(arch, folder / f"{arch}.gguf")
+        with known_models():
+            return more_models.make(arch, folder / f"{arch}.gguf")
 
     return make
 
 
-_FAILS = pytest.mark.xfail(strict=True, raises=AssertionError, reason="what the patch is for")
-_ENGINE = "patched" if PATCHED else "stock"
+@pytest.fixture(scope="session")
+def tiny_model(tiny_model: Callable[..., Path]) -> Callable[..., Path]:
+    """As everywhere; skipped where an older release does not know the architecture."""
+
+    def make(arch: str, **kw: Any) -> Path:
+        with known_models():
+            return tiny_model(arch, **kw)
+
+    return make
 
 
-@pytest.fixture(params=[pytest.param(PATCHED, id=_ENGINE, marks=() if PATCHED else _FAILS)])
+_UNDER_TEST = [pytest.param(PATCHED, id="patched" if PATCHED else "stock")]
+_FAIL_ON_STOCK = {"run", "catalogued", "libraries"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Expect those tests to fail whose patches the library under test has not."""
+    for item in items:
+        if item.path.parent == HERE and _FAIL_ON_STOCK & set(getattr(item, "fixturenames", ())):
+            numbers = _patches(item)
+            if not numbers:
+                raise pytest.UsageError(f"{item.nodeid} names no patch, and is to fail without one")
+            mark = must_fail(numbers)
+            if mark is not None:
+                item.add_marker(mark)
+
+
+def _patches(item: pytest.Item) -> set[str]:
+    """The numbers of the patches that a test is about."""
+    case = item.callspec.params if hasattr(item, "callspec") else {}
+    numbers = {number for mark in item.iter_markers("needs") for number in mark.args}
+    if named := re.match(r"test_(\d{4})_", item.path.name):
+        numbers.add(named.group(1))
+    if "number" in case:
+        numbers.add(case["number"])
+    if "probe_id" in case:
+        numbers.update(find(case["probe_id"]).patches)
+    return numbers
+
+
+@pytest.fixture(params=_UNDER_TEST)
 def run(request: pytest.FixtureRequest) -> Run:
     """`run(probe, model)`: what the probe returns in a process of its own with this library."""
 
     return lambda probe, model: _run(request.param, probe, model)
 
 
-@pytest.fixture(params=[pytest.param(PATCHED, id=_ENGINE, marks=() if PATCHED else _FAILS)])
+@pytest.fixture(params=_UNDER_TEST)
 def catalogued(request: pytest.FixtureRequest) -> Callable[[str, Path], Outcome]:
     """`catalogued(id, model)`: what comes of the catalogue's probe of this id with this library."""
     library = runner.library(Path(request.param) if request.param else stock())
     return lambda name, model: runner.run_on(model, find(name), library, seconds=120)
 
 
-@pytest.fixture(params=[pytest.param(PATCHED, id=_ENGINE)])
+@pytest.fixture(params=_UNDER_TEST)
+def libraries(request: pytest.FixtureRequest) -> Path:
+    """The folder of the libraries under test."""
+    folder = Path(request.param) if request.param else stock()
+    assert folder is not None
+    return folder
+
+
+@pytest.fixture(params=_UNDER_TEST)
 def run_both(request: pytest.FixtureRequest) -> Run:
     """`run` for what stock does right too, and a patch must not break."""
     return lambda probe, model: _run(request.param, probe, model)

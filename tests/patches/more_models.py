@@ -85,6 +85,20 @@ def make(arch: str, out: Path) -> Path:
         return tiny.make(arch, out)
 
 
+def make_long_rows(out: Path) -> Path:
+    """A qwen35 whose recurrent states are 2 MiB a layer."""
+    plain, heads, head = tiny_specs.SPECS["qwen35"], 32, 128
+    longer: Hparams = {
+        "ssm.inner_size": heads * head,
+        "ssm.state_size": head,
+        "ssm.time_step_rank": heads,
+        "ssm.group_count": heads,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny_specs.SPECS, "qwen35", lambda d: {**plain(d), **longer})
+        return tiny.make("qwen35", out)
+
+
 def make_assistant(out: Path) -> Path:
     """A draft model that reads the KV cache of the model that `make("gemma4", ...)` writes."""
     words = vocabulary("tiny")

@@ -65,6 +65,7 @@ def draft_on_another_memory(path):
     return read, written, target.save() == before, continued(target, path, 40, **SMALL)
 
 
+@pytest.mark.needs("0015")
 def test_a_range_is_not_written_into_another_context(run, more_model):
     found = run(draft_on_another_memory, more_model("gemma4"))
     assert found is not None
@@ -80,6 +81,7 @@ def test_ordinary_use_with_an_indexer_or_shared_cells_is_not_refused(run_both, m
     assert second < 10 * EXACT
 
 
+@pytest.mark.needs("0015")
 def test_a_range_ahead_of_its_window_is_refused(run, tiny_model):
     found = run(range_over_window, tiny_model("gemma3", window=16))
     assert found is not None

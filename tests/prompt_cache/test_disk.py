@@ -152,3 +152,27 @@ def test_a_record_that_is_gone_is_told_from_one_that_cannot_be_read(tmp_path: Pa
         store.delete(key)
         assert os.path.lexists(path)  # what is no file is not ours to remove
         path.unlink()
+
+
+def test_the_age_of_what_was_left_is_told_by_the_folder_s_own_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system has another machine's clock; ours may be hours off, either way."""
+    store = RecordStore(tmp_path)
+    put(store)
+    shard = next(path for path in store.folder.iterdir() if path.is_dir())
+    written = shard / f"{'0' * 16}.part"
+    written.touch()
+    real = time.time_ns
+    for hours in (-5, 5):
+        monkeypatch.setattr(disk.time, "time_ns", lambda hours=hours: real() + hours * 3600 * 10**9)
+        monkeypatch.setattr(disk.time, "time", lambda hours=hours: real() / 1e9 + hours * 3600)
+        assert store.sweep() == 0
+        assert written.exists()
+        list(store.changed())
+        list(store.changed())
+        assert store.folder.joinpath(shard.name).stat().st_mtime_ns
+        assert shard.name in set(store.changed()), "it changed a moment ago"
+    old = real() - 2 * 3600 * 10**9
+    os.utime(written, ns=(old, old))
+    assert store.sweep() == 1

@@ -221,7 +221,7 @@ def test_the_disk_is_left_alone_where_decoding_is_faster(opened) -> None:
     assert cache.disk.seconds(1000) > 1e-9
     assert FakeEngine(cache, costs=fast).prefill(A).source != "disk"
     slow = Costs(token_seconds=1.0, prefill_seconds=1.0)
-    assert FakeEngine(PromptCache(1 << 24, cache._disk_arguments[0]), costs=slow).prefill(A).source == "disk"
+    assert FakeEngine(PromptCache(1 << 24, cache._arguments[0][0]), costs=slow).prefill(A).source == "disk"
 
 
 def test_a_folder_that_cannot_be_used_costs_a_warning(tmp_path: Path, caplog) -> None:

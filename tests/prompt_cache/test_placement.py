@@ -27,6 +27,8 @@ from llamahybrid.prompt_cache.placement import (
     recut,
 )
 
+pytestmark = pytest.mark.usefixtures("measured_costs")
+
 UNMEASURED = Costs()
 CHEAP_CUTS = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-6)
 DEAR_CUTS = Costs(token_seconds=1.0, prefill_seconds=1e-3, snapshot_seconds=1.0)
@@ -86,12 +88,14 @@ def test_a_prompt_is_cut_at_the_same_places_whatever_came_before(total: int) -> 
 def test_late_decisions_are_those_of_somebody_who_knew(
     prompt: tuple[int, int, int, list[int]], costs: Costs, data: st.DataObject
 ) -> None:
-    """Costs that turn up on the way give the cuts still to come, and none that is passed or too near."""
+    """Costs that turn up on the way give the cuts still to come, and none that is passed or too near one."""
     total, cached, matched, boundaries = prompt
     outline = Outline(total, cached, matched, tuple(boundaries))
     position = data.draw(st.integers(cached, total))
-    late = recut(outline, position, costs)
-    assert set(late) == {c for c in prefill_cuts(outline, costs) if c - position >= MIN_SPACING}
+    last = data.draw(st.integers(cached, position))
+    late = recut(outline, position, costs, last)
+    cuts = prefill_cuts(outline, costs)
+    assert set(late) == {c for c in cuts if c > position and c - last >= MIN_SPACING}
 
 
 @pytest.mark.parametrize(
@@ -249,6 +253,13 @@ def test_cheap_snapshots_come_every_sixteen_tokens_on_the_grid() -> None:
     costs = Costs(token_seconds=1e-2, snapshot_seconds=1e-5)
     assert next_decode_checkpoint(1003, 1003, costs) == 1008
     assert next_decode_checkpoint(1008, 1003, costs) == 1024
+
+
+def test_answers_that_are_decoded_together_have_their_checkpoints_farther_apart() -> None:
+    """A token of each takes hardly longer than one of one: snapshots keep their share of that."""
+    costs = Costs(token_seconds=1e-2, snapshot_seconds=1.6e-3)
+    gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 2, 4, 8)}
+    assert gaps == {1: 16, 2: 32, 4: 64, 8: 64}
 
 
 def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,38 @@ def test_memory_of_large_buffers_goes_back_at_once() -> None:
     assert resident_bytes() - before > 50 * MIB
     large.clear()
     assert resident_bytes() - before < 10 * MIB
+
+
+def in_huge_pages(buffer: np.ndarray[Any, Any]) -> bool:
+    """The system may put this mapping into huge pages."""
+    address, inside = buffer.ctypes.data, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if (head := re.match("([0-9a-f]+)-([0-9a-f]+) ", line)) is not None:
+            inside = int(head[1], 16) <= address < int(head[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError("no such mapping")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a system without huge pages"
+)
+def test_large_buffers_that_are_filled_get_huge_pages() -> None:
+    sizes = (ram.HUGE_BYTES - 1, ram.HUGE_BYTES, 5 * ram.HUGE_BYTES + 7)
+    assert [in_huge_pages(ram.new_buffer(n)) for n in sizes] == [False, True, True]
+    assert not in_huge_pages(ram.new_buffer(ram.HUGE_BYTES, filled=False))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
+def test_what_large_buffers_take_is_their_size_and_goes_back() -> None:
+    size = ram.HUGE_BYTES + 300_000
+    before = resident_bytes()
+    buffers = [ram.new_buffer(size) for _ in range(12)]
+    for buffer in buffers:
+        buffer.fill(1)
+    assert abs(resident_bytes() - before - 12 * size) < 2 * MIB
+    del buffers[::2], buffer
+    assert abs(resident_bytes() - before - 6 * size) < 2 * MIB
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, ram.MAPPED_BYTES - 1, ram.MAPPED_BYTES, 3 * ram.MAPPED_BYTES + 5])

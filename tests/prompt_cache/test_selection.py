@@ -83,6 +83,15 @@ def test_live_memory_takes_only_the_logits_of_a_checkpoint_at_the_end() -> None:
     assert (choice.source, choice.entry, choice.logits) == ("live", end, end.checkpoint.logits)
 
 
+@pytest.mark.parametrize(("end", "lcp", "position"), [(100, 100, 100), (99, 100, 99), (100, 99, 99)])
+def test_logits_kept_of_a_prompts_end_serve_there_alone(end: int, lcp: int, position: int) -> None:
+    live = replace(view(120, floor=10), end_logits=(end, ROW))
+    choice = choose(100, lcp, live, [], 0)
+    assert (choice.position, choice.source) == (position, "live")
+    assert (choice.logits is ROW) is (position == 100)
+    assert chosen(100, 100, replace(live, reuse_limit=99)) == (99, "live")
+
+
 def test_live_memory_is_cut_no_lower_than_its_floor() -> None:
     assert chosen(100, 40, view(80, floor=40)) == (40, "live")
     assert chosen(100, 39, view(80, floor=40)) == (0, "none")

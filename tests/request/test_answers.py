@@ -115,9 +115,9 @@ def test_each_is_what_a_fresh_context_gives_for_its_seed(model, opened, stock, n
     assert made["usage"].pop("prompt_tokens_details") == {"cached_tokens": 0}
     assert made["usage"] == usage
     assert made["id"].startswith("cmpl-")
-    # The last token of an answer is not decoded; that of a prompt is, once more, where memory is only cut.
-    again = 0 if llm.runner.live.profile.needs_checkpoints else 2
-    assert decoded == usage["total_tokens"] - 3 + again
+    # An answer's last token is not decoded; a prompt's is, in another slot where memory is only cut.
+    again = 0 if n_parallel == 1 or llm.runner.live.profile.needs_checkpoints else 2
+    assert 0 <= decoded - (usage["total_tokens"] - 3) <= again
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2, 3])

@@ -4,9 +4,7 @@ import threading
 from itertools import islice
 
 import numpy as np
-import pytest
 
-from llamahybrid import Llama
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.shared import SharedContext
@@ -14,35 +12,22 @@ from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import assembly
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request.batcher import SMALLEST_PIECE
+from llamahybrid.request.ticket import Ticket
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
-
-
-@pytest.fixture
-def opened(tiny_model):
-    made = []
-
-    def open_one(arch="qwen35", n_parallel=2, **more):
-        options = {"n_ctx": 1024, "n_batch": 256, "n_threads": 1, "verbose": False, **more}
-        made.append(Llama(str(tiny_model(arch)), n_parallel=n_parallel, **options))
-        return made[-1]
-
-    yield open_one
-    for llm in made:
-        llm.close()
 
 
 def ask(llm, prompt, n=6):
     return list(islice(llm.generate(prompt, temp=0.0), n))
 
 
-def test_a_prompt_alone_is_cut_into_whole_batches(opened):
-    batcher = opened().slots.batcher
+def test_a_prompt_alone_is_cut_into_whole_batches(open_slots):
+    batcher = open_slots().slots.batcher
     assert batcher.largest_piece() == 256
 
 
-def test_beside_answers_a_piece_takes_as_long_as_some_of_their_steps(opened):
-    llm = opened()
+def test_beside_answers_a_piece_takes_as_long_as_some_of_their_steps(open_slots):
+    llm = open_slots()
     batcher = llm.slots.batcher
     stream = llm.generate(WORDS[:50], temp=0.0)
     list(islice(stream, 3))
@@ -53,10 +38,10 @@ def test_beside_answers_a_piece_takes_as_long_as_some_of_their_steps(opened):
     assert batcher.largest_piece() == 256
 
 
-def test_answers_have_a_step_between_two_pieces_of_a_prompt(opened, monkeypatch):
+def test_answers_have_a_step_between_two_pieces_of_a_prompt(open_slots, monkeypatch):
     monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 2.0)
     monkeypatch.setattr(batcher_module, "PIECE_STEPS", 0)  # else small ones follow each other
-    llm = opened(n_batch=64)
+    llm = open_slots(n_batch=64)
     order, over = [], threading.Event()
     append, piece = llm.slots.batcher.append, llm.slots.batcher.piece
     monkeypatch.setattr(llm.slots.batcher, "append", lambda *a: (append(*a), order.append("answer")))
@@ -83,8 +68,8 @@ def test_answers_have_a_step_between_two_pieces_of_a_prompt(opened, monkeypatch)
     assert longest <= 2
 
 
-def test_small_pieces_follow_each_other_until_they_take_as_long_as_a_large_one(opened, monkeypatch):
-    batcher = opened().slots.batcher
+def test_small_pieces_follow_each_other_until_they_take_as_long_as_a_large_one(open_slots, monkeypatch):
+    batcher = open_slots().slots.batcher
     batcher._step_seconds = 0.03
     monkeypatch.setattr(batcher._meter, "costs", lambda: Costs(prefill_seconds=1e-3, batch_seconds=0.01))
     budget = batcher_module.PIECE_STEPS * batcher._step_seconds
@@ -94,17 +79,17 @@ def test_small_pieces_follow_each_other_until_they_take_as_long_as_a_large_one(o
     assert not batcher._may_follow(int(1e3 * (budget / 2 - 0.01)) + 2)
 
 
-def test_a_batch_that_fails_is_tried_by_each_alone(opened, monkeypatch):
+def test_a_batch_that_fails_is_tried_by_each_alone(open_slots, monkeypatch):
     monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 2.0)
-    llm = opened()
+    llm = open_slots()
     alone = [ask(llm, WORDS[:40]), ask(llm, WORDS[100:150])]
     step, failed = SharedContext.decode_step, []
 
-    def fail_once(self, rows):
+    def fail_once(self, rows, here=False):
         if len(rows) > 1 and not failed:
             failed.append(rows)
             raise DecodeError(1, "no slot")
-        return step(self, rows)
+        return step(self, rows, here)
 
     monkeypatch.setattr(SharedContext, "decode_step", fail_once)
     said, begun = {}, threading.Barrier(2)
@@ -124,27 +109,27 @@ def test_a_batch_that_fails_is_tried_by_each_alone(opened, monkeypatch):
     assert [said[0], said[1]] == alone
 
 
-def test_the_memory_is_tried_in_the_thread_that_decodes_later(opened, monkeypatch):
+def test_the_memory_is_tried_in_the_thread_that_decodes_later(open_slots, monkeypatch):
     where, probe = [], assembly.probe
     monkeypatch.setattr(
         assembly, "probe", lambda *a: (where.append(threading.current_thread()), probe(*a))[1]
     )
-    llm = opened()
+    llm = open_slots()
     llm.slots.batcher._shared.compute(lambda: where.append(threading.current_thread()))
     assert where[0] is where[1]
     assert where[0] is not threading.main_thread()
 
 
-def test_a_step_begins_when_what_nobody_waits_for_is_through(opened, monkeypatch):
-    llm, settled = opened(), []
+def test_a_step_begins_when_what_nobody_waits_for_is_through(open_slots, monkeypatch):
+    llm, settled = open_slots(), []
     settle = ComputeThread.settle
     monkeypatch.setattr(ComputeThread, "settle", lambda self: (settled.append(1), settle(self)))
     llm.reset()
     assert settled
 
 
-def test_what_another_caller_decoded_makes_all_slots_unknown(opened):
-    llm = opened()
+def test_what_another_caller_decoded_makes_all_slots_unknown(open_slots):
+    llm = open_slots()
     lives = [slot.evaluation.runner.live for slot in llm.slots.all]
     for live in lives:
         live.decode(np.array(WORDS[:20], np.int32), "last")
@@ -152,3 +137,46 @@ def test_what_another_caller_decoded_makes_all_slots_unknown(opened):
     llm.slots.all[0].evaluation.runner.check()
     assert lives[0].n == 0
     assert lives[1].state.is_invalid
+
+
+def test_who_was_away_for_long_once_is_waited_for_again_after_two_tokens(open_slots, monkeypatch):
+    """As it is with many answers that begin together, after their prompts were decoded in turn."""
+    batcher = open_slots().slots.batcher
+    ticket, now = Ticket(), [1000.0]
+    monkeypatch.setattr(batcher_module.time, "monotonic", lambda: now[0])
+    batcher._answering[ticket] = 0.0
+    waited_for = []
+    for away in (500.0, 0.0, 0.0):
+        ticket.idle_since = now[0] - away
+        batcher.returned(ticket)
+        waited_for.append(batcher._expected(ticket))
+    assert waited_for == [False, True, True]
+    for _ in range(3):  # and who is slow each time is not
+        ticket.idle_since = now[0] - 500.0
+        batcher.returned(ticket)
+    assert not batcher._expected(ticket)
+
+
+def test_one_of_those_that_wait_for_a_step_watches_the_clock(open_slots, monkeypatch):
+    """The others sleep until it is made: who wakes takes time from those that decode."""
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 0.2)
+    llm = open_slots(n_parallel=3)
+    batcher, clocks = llm.slots.batcher, []
+    wait = batcher._wait
+
+    def seen(ticket, bell, seconds):
+        if ticket in batcher._jobs and next(iter(batcher._jobs)) is not ticket:
+            clocks.append(seconds)
+        wait(ticket, bell, seconds)
+
+    monkeypatch.setattr(batcher, "_wait", seen)
+    streams = [llm.generate(WORDS[50 * i : 50 * i + 50], temp=0.0) for i in range(3)]
+    for stream in streams:
+        next(stream)
+    threads = [threading.Thread(target=lambda s=s: list(islice(s, 12))) for s in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert batcher.rows > batcher.steps, "they were decoded together"
+    assert set(clocks) <= {0.0}

@@ -1,30 +1,24 @@
 """Who has cells, and whose go when they run out."""
 
+import ctypes
+import itertools
+import threading
+
+import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid import Llama
+from llamahybrid import PromptCache
+from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.request import cells
+from llamahybrid.request.cells import KEEP_TOKENS, keep_tokens
 from llamahybrid.request.job import Job, NoRoom
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
 
 
-@pytest.fixture
-def opened(tiny_model):
-    made = []
-
-    def open_one(arch="qwen35", n_parallel=2, **more):
-        options = {"n_ctx": 1024, "n_batch": 256, "n_threads": 1, "verbose": False, **more}
-        made.append(Llama(str(tiny_model(arch)), n_parallel=n_parallel, **options))
-        return made[-1]
-
-    yield open_one
-    for llm in made:
-        llm.close()
-
-
-def test_the_youngest_job_loses_its_cells(opened):
-    llm = opened("llama", 3)
+def test_the_youngest_job_loses_its_cells(open_slots):
+    llm = open_slots("llama", 3)
     batcher, slots = llm.slots.batcher, llm.slots.all
     streams = [llm.generate(WORDS[i : i + 100], temp=0.0) for i in (0, 100, 200)]
     for stream in streams:
@@ -42,5 +36,89 @@ def test_the_youngest_job_loses_its_cells(opened):
         stream.close()
 
 
-def test_memory_without_cells_is_never_full(opened):
-    assert opened("mamba").slots.batcher.cells.free() > 1 << 20
+def test_memory_without_cells_is_never_full(open_slots):
+    assert open_slots("mamba").slots.batcher.cells.free() > 1 << 20
+
+
+def ask(llm, prompt, n=3):
+    return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
+
+
+def held(llm):
+    return [slot.evaluation.runner.live.n for slot in llm.slots.all]
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "llama", "gemma3"])
+def test_an_idle_slot_gives_way_to_a_long_prompt_and_its_chat_goes_on(open_slots, arch):
+    llm = open_slots(arch, 2)
+    first = WORDS[:100] + ask(llm, WORDS[:100])
+    ask(llm, WORDS[100:300])
+    assert sorted(held(llm))[0] == 0, "its cells are gone"
+    fresh = open_slots(arch, 2)
+    assert ask(llm, [*first, 7]) == ask(fresh, [*first, 7])
+    report = llm.last_request
+    assert report.cached >= len(first) - 1
+
+
+def test_it_stays_beside_a_short_one_and_where_masked_cells_cost_nothing(open_slots):
+    for options, short in (({}, True), ({"flash_attn": True}, False)):
+        llm = open_slots("qwen35", 2, **options)
+        ask(llm, WORDS[:100])
+        ask(llm, WORDS[100:110] if short else WORDS[100:300])
+        assert sorted(held(llm))[0] > 0
+
+
+def test_a_slot_loses_nothing_that_the_cache_has_not_got(open_slots):
+    llm = open_slots("qwen35", 2, prompt_cache=PromptCache(ram_bytes=1000))
+    first = WORDS[:100] + ask(llm, WORDS[:100])
+    ask(llm, WORDS[100:300])
+    ask(llm, [*first, 7])
+    assert llm.last_request.cached == len(first) - 1
+
+
+def test_what_a_chat_handler_has_decoded_stays(open_slots):
+    llm = open_slots("qwen35", 3)
+    ask(llm, WORDS[:100])
+    idle = next(slot for slot in llm.slots.all if slot.evaluation.runner.live.n)
+    idle.evaluation.handoff = True
+    other = threading.Thread(target=ask, args=(llm, WORDS[100:300]))
+    other.start()
+    other.join()
+    assert idle.evaluation.runner.live.tokens[:100].tolist() == WORDS[:100]
+
+
+def test_what_others_decoded_in_one_idle_slot_is_noticed_though_another_gives_way(open_slots):
+    llm = open_slots("qwen35", 3)
+    chats = [prompt + ask(llm, prompt) for prompt in (WORDS[:60], WORDS[60:80])]
+    slot = next(s for s in llm.slots.all if s.evaluation.runner.live.tokens[:20].tolist() == WORDS[60:80])
+    live = slot.evaluation.runner.live
+    native = ctypes.CDLL(llama_cpp.llama_cpp._lib._name)  # not by llama_cpp, whose calls are watched
+    native.llama_decode.argtypes = [ctypes.c_void_p, llama_cpp.llama_batch]
+    memory = ctypes.c_void_p(llama_cpp.llama_get_memory(llm.ctx))
+    assert native.llama_memory_seq_rm(memory, live.native.seq, -1, -1)
+    batch = llama_cpp.llama_batch_init(live.n, 0, 1)
+    batch.n_tokens = live.n
+    for i in range(live.n):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 9 + i % 7, i, 1, 0
+        batch.seq_id[i][0] = live.native.seq
+    assert native.llama_decode(llm.ctx, batch) == 0
+    llama_cpp.llama_batch_free(batch)
+    ask(llm, WORDS[200:215])  # so short that only the older one gives way
+    assert ask(llm, [*chats[1], 7], 8) == ask(open_slots("qwen35", 3), [*chats[1], 7], 8)
+    assert llm.last_request.source == "ram"
+
+
+def test_it_gives_way_to_a_long_answer(open_slots, monkeypatch):
+    monkeypatch.setattr(cells, "LOOK_TOKENS", 8)
+    llm = open_slots("qwen35", 2)
+    ask(llm, WORDS[:100])
+    ask(llm, WORDS[100:110])
+    assert min(held(llm)) > 0
+    ask(llm, WORDS[100:110], 60)
+    assert min(held(llm)) == 0
+
+
+def test_what_it_is_worth_to_keep_cells_follows_from_costs():
+    assert keep_tokens(Costs()) == KEEP_TOKENS[0]
+    assert keep_tokens(Costs(prefill_seconds=1e-3, segment_seconds=1e-5)) == pytest.approx(200)
+    assert keep_tokens(Costs(prefill_seconds=1e-4, segment_seconds=1e-3)) == KEEP_TOKENS[1]

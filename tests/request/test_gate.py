@@ -13,6 +13,7 @@ from llamahybrid.errors import Busy, ModelClosed, RequestCancelled
 from llamahybrid.request import ends, line, seats, step_lock
 from llamahybrid.request import gate as gate_module
 from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.step_frames import Step, executes
 from llamahybrid.request.ticket import Ticket
 
 TRACED = {module.__file__ for module in (gate_module, seats, step_lock, line, ends)}
@@ -40,6 +41,9 @@ class Tenant:
 
     def switch(self, ticket):
         self.told.append(("switch", ticket))
+
+    def joined(self, ticket):
+        """Told of without the lock in hand: in no order with the others."""
 
     def stepped(self, ticket):
         self.told.append(("stepped", ticket))
@@ -346,9 +350,9 @@ def test_what_is_given_up_while_the_collector_runs_is_ended_by_the_next(gate, te
 def test_the_callback_of_one_that_was_given_up_does_not_fail_another(gate, tenant, monkeypatch):
     ticket = begun(gate)
     monkeypatch.setattr(tenant, "end", lambda t: 1 / 0 if t is ticket else None)
-    gate._stepping = ticket  # somebody is in
+    gate._stepping, ticket.step = ticket, Step()  # somebody is in
     gate.abandon(ticket)
-    gate._stepping = None
+    gate._stepping = ticket.step = None
     assert gate.alone(lambda: "in") == "in"
     assert gets_in(gate)
 
@@ -535,6 +539,66 @@ def test_however_the_wait_ends_the_step_has_its_place_back(gate):
         raise KeyboardInterrupt
 
     assert gate.run(one, interrupted) == (True, True)
+
+
+def test_a_look_at_a_step_says_nothing_of_the_next_one(gate, monkeypatch):
+    """Who looks is slow: that step is over when it says what it saw, and its request is in the next one."""
+    gate.seats.slots = 2
+    ticket = begun(gate)
+    ends, ended, inside, over = (threading.Event() for _ in range(4))
+
+    def first():
+        inside.set()
+        ends.wait(20)
+
+    def second():
+        inside.set()
+        over.wait(20)
+        return ticket.inside == threading.get_ident()
+
+    def both():
+        gate.run(ticket, first)
+        inside.clear()
+        ended.set()
+        return gate.run(ticket, second)
+
+    def look(frame):
+        ends.set()
+        assert ended.wait(20)
+        answer = executes(frame)
+        assert inside.wait(20)
+        return answer
+
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(both)
+        assert inside.wait(20)
+        monkeypatch.setattr(gate_module, "executes", look)
+        gate._heal()
+        monkeypatch.undo()
+        over.set()
+        assert made.result(20), "it is in the middle of it, and nobody may have its place"
+
+
+def test_one_that_was_to_make_room_and_comes_back_at_that_moment_goes_on(gate, monkeypatch):
+    """Who wanted its place waits for it, and not it for that one."""
+    gate.seats.patience = 0.0
+    old, victim = begun(gate), gate.seats.victim
+    threads, asked = [], []
+
+    def of(ticket):
+        if gate.inside and ticket is not old:
+            asked.append(ticket)
+        if len(asked) == 2 and not threads:  # first whether there is one, then which
+            threads.append(threading.Thread(target=gate.run, args=(old, gate.finish, old), daemon=True))
+            threads[0].start()
+            while not old.inside:
+                time.sleep(0.001)
+        return victim(ticket)
+
+    gate.seats.victim = of
+    assert gets_in(gate)
+    threads[0].join(20)
+    assert old.over
 
 
 # -- interrupts ------------------------------------------------------------------------------------

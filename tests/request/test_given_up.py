@@ -14,6 +14,7 @@ import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.request.checkpoints import Checkpoints
+from llamahybrid.request.step_frames import Step
 from llamahybrid.request.ticket import Ticket
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
@@ -62,7 +63,7 @@ def make_room(llm: Any) -> None:
     """For the older of two requests that wait for cells; the younger one has not begun in its slot."""
     cells = llm.slots.batcher.cells
     older, younger = Ticket(), Ticket()
-    older.inside = younger.inside = 1
+    older.step = younger.step = Step()
     lives = [slot.evaluation.runner.live for slot in llm.slots.all]
     cells._short = {older: lives[1], younger: lives[0]}
     assert cells._give_way()

@@ -120,16 +120,16 @@ def test_while_the_state_before_a_draft_is_saved(tiny_model, opened, monkeypatch
     assert undo.position is None, "the bytes of one state under the tokens of another"
 
 
-@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("mode", line_fuzz.MODES)
 @pytest.mark.parametrize("arch", line_fuzz.ARCHITECTURES)
-def test_at_lines_drawn_at_random(tiny_model, arch, drafts):
-    lines, made = line_fuzz.run(tiny_model(arch, window=16), 1, drafts, time.monotonic() + 100, most=12)
+def test_at_lines_drawn_at_random(tiny_model, arch, mode):
+    lines, made = line_fuzz.run(tiny_model(arch, window=16), 1, mode, time.monotonic() + 100, most=12)
     assert lines > 300
     assert made > 0
 
 
 def test_a_wrong_answer_after_an_interrupt_is_noticed(tiny_model, monkeypatch):
-    sweep = line_fuzz.Sweep(tiny_model("qwen35", window=16), 1, drafts=False)
+    sweep = line_fuzz.Sweep(tiny_model("qwen35", window=16), 1, "plain")
     ask = line_fuzz._ask
     monkeypatch.setattr(line_fuzz, "_ask", lambda llm, chat: [(t + 7) % 200 for t in ask(llm, chat)])
     with pytest.raises(Mismatch, match="interrupted at"):

@@ -5,6 +5,7 @@ from itertools import islice
 
 from llamahybrid import Llama
 from llamahybrid.request.job import Job, NoRoom
+from llamahybrid.request.step_frames import Step
 
 
 def test_a_job_stands_only_while_its_request_waits_inside_a_step(tiny_model):
@@ -14,12 +15,12 @@ def test_a_job_stands_only_while_its_request_waits_inside_a_step(tiny_model):
         slot = next(slot for slot in llm.slots.all if llm.slots.user(slot) is not None)
         job = Job(llm.slots.user(slot), slot.evaluation.runner.live, 5)
         assert not job.stands
-        job.ticket.inside = 1
+        job.ticket.step = Step()
         assert job.stands
         list(islice(stream, 1))
-        job.ticket.inside = 1
+        job.ticket.step = Step()
         assert not job.stands, "the sequence went on"
-        job.ticket.inside = 0
+        job.ticket.step = None
         job.end(NoRoom("none"))
         assert job.done
         assert job.bell.acquire(blocking=False), "who waits is woken"

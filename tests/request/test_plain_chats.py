@@ -140,11 +140,76 @@ def test_a_message_edited_in_the_live_chat_can_be_gone_back_on(models: Models) -
 def test_a_regenerated_answer_leaves_nothing(llama: Models) -> None:
     llm = llama.open()
     for _ in range(3):
-        take(llm, ONE, MIN_SPACING - 1)
+        take(llm, ONE, MIN_SPACING)  # the last token of an answer is never decoded
     assert segment_bytes(llm) == 0
-    take(llm, ONE, MIN_SPACING)
+    take(llm, ONE, MIN_SPACING + 1)
     take(llm, ONE, 2)
     assert segment_bytes(llm) > 0
+
+
+def first_row(llm: Any, prompt: list[int]) -> bytes:
+    """The logits that an answer's first token is sampled from."""
+    stream = llm.generate(prompt, temp=0.0)
+    next(stream)
+    row: bytes = llm.runner.live.row.logits().tobytes()
+    stream.close()
+    return row
+
+
+def test_a_regenerated_answer_decodes_nothing_of_its_prompt(models: Models) -> None:
+    llm = models.open()
+    sampled_from = first_row(llm, ONE)
+    assert first_row(llm, ONE) == sampled_from
+    for _ in range(2):
+        assert asked(llm, models, ONE).left == 0
+        assert first_row(llm, ONE) == sampled_from, "the very logits"
+    assert llm.prompt_cache.stats().entries == 0, "no attention is stored for that"
+    asked(llm, models, [*ONE, 7])
+    assert asked(llm, models, ONE).left == 1, "another prompt's end is live now"
+    assert asked(llm, models, ONE).left == 0
+
+
+def test_answers_are_regenerated_in_each_slot(llama: Models) -> None:
+    llm = llama.open(n_parallel=2)
+    held = llm.generate(ONE, temp=0.0)
+    assert next(held) == llama.stock(ONE)[0]
+    for left in (len(OTHER), 0):
+        assert take(llm, OTHER) == llama.stock(OTHER)
+        assert llm.last_request.left == left
+    assert list(itertools.islice(held, 7)) == llama.stock(ONE)[1:]
+    held.close()
+    assert take(llm, ONE) == llama.stock(ONE)
+    assert llm.last_request.left == 0
+
+
+def test_logits_of_a_prompts_end_serve_that_prompt_alone(llama: Models) -> None:
+    llm = llama.open()
+    asked(llm, llama, ONE)
+    others = [(19 * i + 2) % 200 for i in range(len(ONE))]
+    llm.reset()
+    llm.eval([*others, 1, 2])  # a sequence that is as long, and no request's
+    assert asked(llm, llama, others).left == 1
+
+
+@pytest.mark.parametrize("lost", ["salt", "forgotten", "nan"])
+def test_logits_of_a_prompts_end_go_with_it(
+    llama: Models, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llama.open(cache_salt="mine")
+    checkpoints = llm.runner.checkpoints
+    with monkeypatch.context() as patched:
+        if lost == "nan":
+            patched.setattr(llm.runner.live.row, "proves_finite", lambda: False)
+        take(llm, ONE)
+    assert (checkpoints.view().end_logits is None) is (lost == "nan")
+    if lost == "salt":
+        llm.cache_salt = "yours"
+        assert asked(llm, llama, ONE).cached == 0
+        llm.cache_salt = "mine"
+    elif lost == "forgotten":
+        llm.prompt_cache.forget(ONE[:90])
+        assert checkpoints.view().end_logits is None
+    assert asked(llm, llama, ONE).left > 0
 
 
 def test_nothing_is_stored_while_one_chat_goes_on(models: Models) -> None:

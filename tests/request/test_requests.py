@@ -279,12 +279,14 @@ def test_a_stream_collected_under_the_caches_lock(opened, model, monkeypatch, fr
             done.append(list(islice(other.generate(words(10 + seed), temp=0.0), 3)))
 
     gc.disable()
+    gc.freeze()  # a collection looks at what the test has made, and not at all that the suite did before
     try:
         monkeypatch.setattr(cache.ram.tree, "match", collecting)
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         thread.join(60)
     finally:
+        gc.unfreeze()
         gc.enable()
         monkeypatch.undo()
     assert len(done) == 3, "a finaliser waits for the lock that its own thread holds"

@@ -65,10 +65,13 @@ def test_a_tip_that_a_cut_goes_back_from_is_found_again(open_model):
 @pytest.mark.parametrize("arch", ["qwen35", "mamba", "llama"])
 def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch, arch):
     llm = open_model(arch)
-    take(llm, ONE, 21)
+    stream = llm.generate(ONE, temp=0.0)
+    list(itertools.islice(stream, 21))
     stored = llm.prompt_cache.stats().entries
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n_vocab: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda *_: nothing)
+    stream.close()
+    assert llm.prompt_cache.stats().entries == stored
     llm.runner.save_tip()
     assert llm.prompt_cache.stats().entries == stored
     monkeypatch.undo()
@@ -79,7 +82,7 @@ def test_a_tip_whose_logits_are_no_numbers_is_not_stored(open_model, monkeypatch
 def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeypatch):
     llm = open_model()
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n_vocab: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda *_: nothing)
     take(llm, TWO, 3)
     assert llm.prompt_cache.stats().entries == 0
 
@@ -87,7 +90,7 @@ def test_a_prompt_whose_logits_are_no_numbers_leaves_nothing(open_model, monkeyp
 def test_a_plain_model_does_not_look_at_its_logits(open_model, monkeypatch, caplog):
     llm = open_model("llama")
     nothing = np.full(llm.n_vocab(), np.nan, np.float32)
-    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n_vocab: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda *_: nothing)
     take(llm, TWO, 3)
     assert caplog.text == ""
 
@@ -95,7 +98,7 @@ def test_a_plain_model_does_not_look_at_its_logits(open_model, monkeypatch, capl
 def test_a_prompt_whose_logits_are_not_to_be_had_has_no_checkpoint_at_its_end(open_model, monkeypatch):
     llm = open_model()
     monkeypatch.setattr(llm.runner.live.row, "logits", lambda: None)
-    assert len(take(llm, ONE, 3)) == 3
+    assert len(take(llm, ONE)) == 1
     assert llm.last_request.checkpoints == len(llm.requests.last.plan.cuts) == 1
 
 
@@ -173,9 +176,23 @@ def test_a_border_that_several_tokens_pass_at_once_counts(open_model, monkeypatc
     assert taken == [len(ONE) + 12]
 
 
-@pytest.mark.parametrize(("due", "tokens", "at_end"), [(999, 64, [184]), (999, 63, []), (190, 90, [])])
-def test_an_answers_end_is_stored_if_no_checkpoint_is_near(open_model, monkeypatch, due, tokens, at_end):
+def test_the_end_of_any_answer_is_stored_while_nobody_waits_for_it(open_model, monkeypatch):
+    """Costs forbid it here: but who switches to another chat would pay for it, before its first token."""
     llm = open_model()
+    monkeypatch.setattr(llm.runner.meter, "costs", lambda: Costs(token_seconds=0.1, snapshot_seconds=1.0))
+    taken = checkpoints(llm, monkeypatch)
+    take(llm, ONE, 4)
+    assert taken == [len(ONE), len(ONE) + 3]
+    take(llm, TWO)
+    assert taken == [len(ONE), len(ONE) + 3, len(TWO)]
+
+
+@pytest.mark.parametrize(("due", "tokens", "at_end"), [(999, 64, [184]), (999, 63, []), (190, 90, [])])
+def test_where_chats_are_not_kept_an_end_is_stored_if_no_checkpoint_is_near(
+    open_model, monkeypatch, due, tokens, at_end
+):
+    llm = open_model()
+    llm.runner.live.profile = replace(llm.runner.live.profile, pager=None)
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
     llm.requests.last.schedule.next_due = due

@@ -42,13 +42,13 @@ def planned(total: int = 200, cached: int = 0, **more: object) -> Plan:
     return Plan(total, cached, cached, source, None, None, **more)  # type: ignore[arg-type]
 
 
-def schedule(plan: Plan, costs: Callable[[], Costs] = lambda: SLOW, *, wanted: bool = True) -> Schedule:
-    return Schedule(plan, SLOW, costs, wanted=wanted)
+def schedule(plan: Plan, costs: Callable[[], Costs] = lambda: SLOW, **more: bool) -> Schedule:
+    return Schedule(plan, SLOW, costs, **more)
 
 
-def done(plan: Plan, *, wanted: bool = True) -> Schedule:
+def done(plan: Plan, **more: bool) -> Schedule:
     """The schedule of a request whose prompt is decoded."""
-    made = schedule(plan, wanted=wanted)
+    made = schedule(plan, **more)
     list(made.prompt_done(plan.total, logits=True))
     return made
 
@@ -98,6 +98,17 @@ def test_an_empty_sequence_has_no_tip() -> None:
     assert list(schedule(planned(200, 0)).begin(0)) == []
 
 
+def test_how_many_are_decoded_together_is_asked_each_time() -> None:
+    cheap = Costs(token_seconds=0.1, prefill_seconds=0.01, snapshot_seconds=0.016, snapshot_bytes=1 << 20)
+    together = [1]
+    made = Schedule(planned(192), SLOW, lambda: cheap, together=lambda: together[0])
+    list(made.prompt_done(192, logits=True))
+    assert made.next_due == 208
+    together[0] = 8
+    list(made.before_token(208))
+    assert made.next_due == 256
+
+
 # -- the prompt ------------------------------------------------------------------------------------
 
 
@@ -113,6 +124,15 @@ def test_what_was_staged_comes_before_the_prompts_end() -> None:
 
 def test_the_end_of_a_prompt_without_logits_is_not_stored() -> None:
     assert list(schedule(planned()).prompt_done(200, logits=False)) == [Action.ADMIT_STAGED]
+
+
+def test_memory_that_needs_no_checkpoints_keeps_the_prompts_logits_alone() -> None:
+    made = Schedule(planned(), SLOW, lambda: SLOW, wanted=False)
+    assert list(made.prompt_done(200, logits=True)) == [Action.KEEP_LOGITS]
+    assert made.next_due == NEVER
+    assert list(Schedule(planned(), SLOW, lambda: SLOW, wanted=False).prompt_done(200, logits=False)) == []
+    repeated = Schedule(planned(200, 200), SLOW, lambda: SLOW, wanted=False)
+    assert list(repeated.prompt_done(200, logits=True)) == []
 
 
 def test_a_repeated_prompt_is_not_stored_again() -> None:
@@ -135,6 +155,27 @@ def test_cuts_are_chosen_anew_once_costs_are_known() -> None:
     assert [c for c in made.cuts if c <= 1024] == [c for c in first if c <= 1024]
     assert [c for c in made.cuts if c > 1040] == [c for c in prefill_cuts(OUTLINE, CHEAP) if c > 1040]
     assert not made.recut(2048), "nothing new was measured"
+
+
+QUESTION = Outline(total=1573, cached=0, matched=0, boundaries=(40, 1540, 1570))
+"""A document and a question, which starts 4 tokens behind the end of a batch of 512."""
+
+
+def test_a_message_that_starts_right_behind_the_end_of_a_batch_keeps_its_cut() -> None:
+    """The end of a batch is no checkpoint that a cut would have to keep its distance from."""
+    made = schedule(
+        planned(1573, cuts=prefill_cuts(QUESTION, Costs()), outline=QUESTION),
+        lambda: replace(SLOW, snapshot_seconds=1e-3),
+    )
+    assert 1536 not in made.cuts
+    assert made.recut(1536)
+    assert 1540 in made.cuts
+
+
+def test_a_cut_that_was_not_planned_keeps_its_distance_from_the_last_one() -> None:
+    made = schedule(planned(1573, cuts=(1535,), outline=QUESTION), lambda: CHEAP)
+    assert made.recut(1536)
+    assert made.cuts[:2] == (1535, 1560)
 
 
 def test_the_size_of_a_snapshot_changes_no_cuts() -> None:
@@ -207,25 +248,41 @@ STORE_END = [Action.ADMIT_STAGED, Action.CHECKPOINT_IF_FINITE, Action.REMEMBER, 
 END = [Action.ADMIT_STAGED, Action.REMEMBER, Action.PAGE_OUT]
 
 
-@pytest.mark.parametrize(("generated", "told"), [(FINAL_TOKENS, STORE_END), (FINAL_TOKENS - 1, END)])
-def test_a_long_answers_end_is_stored(generated: int, told: list[Action]) -> None:
+@pytest.mark.parametrize(("generated", "told"), [(1, STORE_END), (0, END)])
+def test_an_answers_end_is_stored_where_the_next_request_would_store_it(
+    generated: int, told: list[Action]
+) -> None:
+    """Whatever it costs: the next request's first token does not wait for it."""
     assert list(done(planned()).end(200 + generated)) == told
 
 
-def test_an_answers_end_is_not_stored_near_a_checkpoint() -> None:
+def test_an_answers_end_that_is_a_checkpoint_is_not_stored_again() -> None:
     made = done(planned())
+    answered(made, 200, 257)
+    assert list(made.end(256)) == END
+
+
+@pytest.mark.parametrize(("generated", "told"), [(FINAL_TOKENS, STORE_END), (FINAL_TOKENS - 1, END)])
+def test_the_end_of_a_long_answer_is_stored_where_no_other_chat_comes_between(
+    generated: int, told: list[Action]
+) -> None:
+    assert list(done(planned(), keeps_chats=False).end(200 + generated)) == told
+
+
+def test_such_an_end_is_not_stored_near_a_checkpoint() -> None:
+    made = done(planned(), keeps_chats=False)
     answered(made, 200, 270)
     assert list(made.end(270)) == END
 
 
 def test_a_checkpoint_that_was_refused_is_none() -> None:
-    made = done(planned())
+    made = done(planned(), keeps_chats=False)
     answered(made, 200, 270, refused=True)
     assert list(made.end(270)) == STORE_END
 
 
 def test_a_checkpoint_inside_the_prompt_is_not_one_of_the_answer() -> None:
-    made = done(planned())
+    made = done(planned(), keeps_chats=False)
     made.stored(100)
     assert list(made.end(200 + FINAL_TOKENS - 1)) == END
 

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from llamahybrid.request.seats import Seats
+from llamahybrid.request.step_frames import Step
 from llamahybrid.request.ticket import Ticket, this_thread
 
 
@@ -64,7 +65,7 @@ def test_who_was_idle_longest_makes_room_and_before_all_who_is_over(seats: Seats
 
 
 def test_nobody_makes_room_inside_a_step_or_before_its_patience_is_over(seats: Seats) -> None:
-    seated(seats, idle=100, inside=1)
+    seated(seats, idle=100, step=Step())
     fresh = seated(seats)
     assert seats.victim(Ticket()) is None
     assert seats.idle() is None

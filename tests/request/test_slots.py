@@ -18,7 +18,9 @@ WORDS = np.random.default_rng(1).integers(1, 200, 300).tolist()
 
 @pytest.fixture
 def llm(tiny_model):
-    llm = Llama(str(tiny_model("llama")), n_ctx=1024, n_threads=1, verbose=False, n_parallel=3)
+    # without flash attention idle slots would be emptied (`Cells.release_idle`)
+    options = {"n_ctx": 1024, "n_threads": 1, "verbose": False, "flash_attn": True}
+    llm = Llama(str(tiny_model("llama")), n_parallel=3, **options)
     yield llm
     llm.close()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llamahybrid.errors import DeviceError
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.errors import Refusal
 
@@ -58,6 +59,33 @@ def test_as_many_as_there_are_slots_and_then_in_order() -> None:
         await others[2]
 
     assert play(scenario) == ["open a", *(f"{i} on a" for i in range(1, 6))]
+
+
+def test_one_that_is_lost_is_opened_again_once_nobody_is_inside() -> None:
+    lost: list[str] = []
+    opens: list[str | Exception] = ["first", DeviceError("not back yet"), "second"]
+
+    async def opened(_: str) -> tuple[Any, int]:
+        if isinstance(one := opens.pop(0), Exception):
+            raise one
+        return one, 2
+
+    async def run() -> None:
+        admission = Admission(opened, 8, lambda llm: llm in lost)
+        llm, place = await admission.enter("a")
+        assert llm == "first"
+        lost.append("first")
+        waiting = [asyncio.ensure_future(admission.enter("a", weight)) for weight in (1, 0)]
+        await beat()
+        assert admission.waiting == 2, "neither a slot nor a look is had of it"
+        assert admission.visit() is None
+        admission.leave(place)
+        for refused in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(refused, Refusal)
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "10")
+        assert (await admission.enter("a"))[0] == "second"
+
+    asyncio.run(asyncio.wait_for(run(), 5))
 
 
 def test_several_answers_take_several_slots_and_are_not_overtaken() -> None:

@@ -25,6 +25,7 @@ class Spoken:
     def __init__(self, items: Sequence[Any], stream: bool) -> None:
         self.stream = stream
         self.dropped = False
+        self.at_once = False
         self._coming = list(items)
         self._said: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -35,6 +36,14 @@ class Spoken:
                 return first
             await asyncio.sleep(first)
         return await self.item() if self._said.empty() and self._coming else await self._said.get()
+
+    def more(self) -> list[Any]:
+        there = []
+        while not self._said.empty():
+            there.append(self._said.get_nowait())
+        while self.at_once and self._coming:
+            there.append(self._coming.pop(0))
+        return there
 
     def notify(self, notice: Notice) -> None:
         self._said.put_nowait(notice)
@@ -50,8 +59,10 @@ def spoken(
     usage: bool = False,
     gone_after: float = 60,
     ping: float = 60,
+    at_once: bool = False,
+    writes: list[bytes] | None = None,
 ) -> tuple[int, str]:
-    """Status and body of the response to these items; 0: there was none."""
+    """Status and body of the response to these items; 0: there was none. `writes`: where its parts go."""
     status, body = 0, b""
 
     async def receive() -> Any:
@@ -63,8 +74,11 @@ def spoken(
         if message["type"] == "http.response.start":
             status = message["status"]
         body += message.get("body", b"")
+        if writes is not None and "body" in message:
+            writes.append(message["body"])
 
     job: Any = Spoken(items, stream)
+    job.at_once = at_once
     account = Account(lambda done: ({"total_tokens": 3}, {"cache_n": 2}), usage)
     asyncio.run(asyncio.wait_for(Answer(job, account, ping)({"type": "http"}, receive, send), 5))
     assert job.dropped
@@ -110,6 +124,16 @@ def test_the_chunks_of_several_answers_keep_their_order() -> None:
     said = [chunk("a"), chunk("", "stop"), chunk("b", index=1), chunk("", "stop", 1)]
     _, body = spoken([*said, DONE])
     assert events(body) == [*said[:-1], {**said[-1], "timings": {"cache_n": 2}}]
+
+
+def test_what_is_there_at_once_is_one_write() -> None:
+    said = [chunk("a"), chunk("b"), chunk("c"), chunk("", "stop"), DONE]
+    alone, together = list[bytes](), list[bytes]()
+    assert spoken(said, writes=alone, usage=True) == spoken(said, at_once=True, writes=together, usage=True)
+    assert (len(alone), len(together)) == (4, 1)
+    status, body = spoken([chunk("a"), Failure(bad("no"))], at_once=True)
+    assert (status, body.count("data: ")) == (200, 2)
+    assert spoken([Failure(bad("no"))], at_once=True)[0] == 400
 
 
 def test_an_error_after_the_first_chunk_is_an_event() -> None:

@@ -267,6 +267,21 @@ def test_of_a_slot_that_still_holds_another_tenant_s_tokens_their_number_is_not_
     assert cache_page._slot(llm, slot, Viewer(own=tag("two"))) == {"state": "busy"}
 
 
+def test_an_idle_slot_is_whose_tokens_lie_in_it() -> None:
+    """Not of whoever asked for it last: a request may be given another one before it begins."""
+    identity = SimpleNamespace(namespace="model", fingerprint=b"")
+    live = SimpleNamespace(identity=identity, tokens=np.arange(7, dtype=np.int32))
+    evaluation = SimpleNamespace(runner=SimpleNamespace(live=live))
+    arrays = SimpleNamespace(salt=digest(salt_of("one")))
+    slot: Any = SimpleNamespace(arrays=arrays, evaluation=evaluation)
+    llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: None))
+    for viewer in (Viewer(operator=True), Viewer(own=tag("one")), Viewer(own=tag("two"))):
+        assert cache_page._slot(llm, slot, viewer) == {"state": "idle", "live": 7, "tenant": ""}
+    identity.namespace = f"model+{tag('two')}"
+    assert cache_page._slot(llm, slot, Viewer(own=tag("one"))) == {"state": "idle"}
+    assert cache_page._slot(llm, slot, Viewer(own=tag("two")))["tenant"] == "you"
+
+
 def test_looking_opens_no_model_and_waits_for_none(server: Serving, http: httpx.Client) -> None:
     admission = server.service.admission
     alias, admission._alias = admission._alias, None

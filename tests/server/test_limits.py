@@ -69,7 +69,7 @@ def ask(
         if full:
             raise later("full", 7, 429)
 
-    guard = Guard(app, ApiKeys(keys), 100, 0.2, require_room, asked.why.append)
+    guard = Guard(app, ApiKeys(keys), 100, 1000, 0.2, require_room, asked.why.append)
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": ("1.2.3.4", 5)}
     asyncio.run(asyncio.wait_for(guard(scope, receive, send), 5))
     return asked
@@ -145,3 +145,53 @@ def test_a_path_writes_no_lines_into_the_log(caplog: pytest.LogCaptureFixture) -
         ask([b""], path="/x\nrefused (key): /y from 8.8.8.8")
     (said,) = caplog.records
     assert "\n" not in said.getMessage()
+
+
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    """One is in while others come; what it held is free when it has left."""
+    why: list[str] = []
+
+    async def request(guard: Guard, size: int, more: bool = False) -> int:
+        status, coming = 0, [b"x" * size]
+
+        async def receive() -> dict[str, Any]:
+            if not coming:
+                await asyncio.sleep(3600)
+            return {"type": "http.request", "body": coming.pop(), "more_body": more}
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [KEY]}
+        await guard(scope, receive, send)
+        return status
+
+    async def all_of_them() -> None:
+        answering = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await answering.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        guard = Guard(app, ApiKeys(["one"]), 100, 150, 60, lambda: None, why.append)
+        first = asyncio.ensure_future(request(guard, 90))
+        await asyncio.sleep(0)
+        slow = asyncio.ensure_future(request(guard, 40, more=True))
+        await asyncio.sleep(0.01)
+        assert await request(guard, 40) == 503
+        assert why == ["bodies"]
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        second = asyncio.ensure_future(request(guard, 40))
+        await asyncio.sleep(0.01)
+        answering.set()
+        assert await asyncio.gather(first, second) == [200, 200]
+        assert await request(guard, 100) == 200
+        assert guard._held == 0
+        alone = Guard(app, ApiKeys(["one"]), 100, 1, 60, lambda: None, why.append)
+        assert await request(alone, 100) == 200, "what one body may be is let in"
+
+    asyncio.run(asyncio.wait_for(all_of_them(), 10))
+    assert why == ["bodies"]

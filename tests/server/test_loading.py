@@ -10,6 +10,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
+from llamahybrid.errors import DeviceError
 from llamahybrid.llama import Llama
 from llamahybrid.server.loading import PromptTooLong, cache_of, load, max_prompt
 from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
@@ -81,6 +82,9 @@ def test_where_conversations_are_kept(tmp_path: Path) -> None:
     assert kept(ram_bytes=1 << 20).ram_bytes == 1 << 20
     assert kept(cache=True, cache_size=1 << 21).ram_bytes == 1 << 21
     assert kept(cache=True, cache_size=1 << 21, ram_bytes=1 << 20).ram_bytes == 1 << 20
+    remote = kept(remote="redis://127.0.0.1:1/0", remote_bytes=1 << 23).remote
+    assert remote is not None
+    assert remote.store.limit == 1 << 23
     disk = kept(cache=True, cache_type="disk", cache_size=1 << 22, disk_dir=str(tmp_path)).disk
     assert disk is not None
     assert disk.store.limit == 1 << 22
@@ -91,3 +95,10 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"x\.gguf"):
         load(ModelSettings(model=str(tmp_path / "x.gguf")))
+
+
+def test_rpc_servers_are_connected_to_and_not_swallowed(tiny_model: TinyModel) -> None:
+    """Upstream's `Llama` takes the setting and does nothing with it."""
+    settings = ModelSettings(model=str(tiny_model("qwen35")), rpc_servers="127.0.0.1:1", n_gpu_layers=-1)
+    with pytest.raises(DeviceError, match=r"no RPC|127\.0\.0\.1:1 cannot be used"):
+        load(settings)

@@ -24,7 +24,7 @@ def told(metrics: Metrics) -> dict[str, float]:
 
 
 def test_counters_and_gauges() -> None:
-    metrics = Metrics(lambda: Gauges(2, 3, 4, 1, {"ram": 1000, "disk": 5000}))
+    metrics = Metrics(lambda: Gauges(2, 3, 4, 1, {"ram": 1000, "disk": 5000}, 7))
     metrics.answered((REPORT,), 0.5, "done")
     metrics.answered((), 0.5, "failed")
     metrics.refused("key")
@@ -44,6 +44,7 @@ def test_counters_and_gauges() -> None:
     assert says["llamahybrid:slots"] == 4
     assert says["llamahybrid:slots_busy"] == 1
     assert says['llamahybrid:cache_bytes{tier="disk"}'] == 5000
+    assert says["llamahybrid:cache_disk_errors_total"] == 7
     assert says['llamahybrid:requests_total{end="failed"}'] == 1
     assert says['llamahybrid:refused_total{why="key"}'] == 1
 

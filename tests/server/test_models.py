@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from llamahybrid.errors import DeviceError
 from llamahybrid.server.errors import Refusal
 from llamahybrid.server.models import Models
 from llamahybrid.server.settings import ModelSettings
@@ -16,6 +18,8 @@ class Opened:
 
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name = log, name
+        self.offload = SimpleNamespace(lost=False)
+        self.prompt_cache = f"what {name} knows"
         log.append(f"open {name}")
 
     def close(self) -> None:
@@ -38,6 +42,44 @@ def test_one_is_open_at_a_time() -> None:
     both.close()
     assert log == ["open a", "close a", "open b", "close b"]
     assert both.llm is None
+
+
+def test_a_model_whose_server_is_gone_is_opened_again_with_what_it_knew() -> None:
+    given: list[tuple[Any, ...]] = []
+    failing: list[Exception] = []
+
+    def load(settings: ModelSettings, *cache: Any) -> Any:
+        given.append(cache)
+        if failing:
+            raise failing.pop()
+        return Opened([], str(settings.model_alias))
+
+    both = Models([ModelSettings(model=f"/{n}.gguf", model_alias=n) for n in "ab"], load)
+    first: Any = both.open("a")
+    assert both.open("a") is first
+    first.offload.lost = True
+    failing.append(DeviceError("it is not back yet"))
+    with pytest.raises(DeviceError):
+        both.open("a")
+    assert (both.llm, both.current) == (None, None)
+    again: Any = both.open("a")
+    assert given == [(), ("what a knows",), ("what a knows",)]
+    assert both.open("a") is again is not first
+    again.offload.lost = True
+    both.open("b")
+    both.open("a")
+    assert given[3:] == [(), ()], "one that was closed as usual begins anew, as ever"
+
+
+def test_a_model_that_cannot_tell_its_events_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    both = models("a", log=log)
+    monkeypatch.setattr("llamahybrid.server.models.published", lambda *_: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            both.open("a")
+        assert (both.llm, both.current) == (None, None)
+    assert log == ["open a", "close a"] * 2
 
 
 def test_a_name_that_nobody_gave_means_the_default() -> None:

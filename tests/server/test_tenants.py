@@ -45,6 +45,7 @@ def usage_of(made: dict[str, Any]) -> int:
     return n
 
 
+MESSAGES = [{"role": "user", "content": "Hello"}]
 SAID: list[dict[str, Any]] = [{}, {"stream": True}, {"n": 2}]
 
 
@@ -70,3 +71,18 @@ def test_keys_part_users(by_key: Serving, said: dict[str, Any]) -> None:
     for key in ("one", "two"):
         assert cached(by_key, prompt, key, **said) > 350
     assert cached(by_key, prompt, "one", cache_salt="mine", **said) > 350
+
+
+def test_an_operator_may_take_no_requests_that_share_with_everybody(tiny_model: Callable[..., Path]) -> None:
+    asked = {"prompt": "x", "max_tokens": 1}
+    with serving(tiny_model("qwen35"), require_salt=True) as server, server.client() as client:
+        for path, body in (("completions", asked), ("chat/completions", {"messages": MESSAGES, **asked})):
+            for own, status in ({}, 400), ({"cache_salt": ""}, 400), ({"cache_salt": "mine"}, 200):
+                answer = client.post(f"/v1/{path}", json={**body, **own})
+                assert answer.status_code == status, own
+                assert status == 200 or answer.json()["error"]["param"] == "cache_salt"
+    with (
+        serving(tiny_model("qwen35"), require_salt=True, salt_by_key=True, api_key="one") as server,
+        server.client(headers={"authorization": "Bearer one"}) as client,
+    ):
+        assert client.post("/v1/completions", json=asked).status_code == 200

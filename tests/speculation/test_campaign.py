@@ -39,6 +39,12 @@ def test_a_row_that_the_batch_decides_is_a_tie_and_no_other(tiny_model):
     trial.close()
 
 
+def test_a_campaign_without_time_tries_every_way_once(tiny_model):
+    outcome = draft_fuzz.run(tiny_model("qwen35"), seed=7, count=1000, until=0.0)
+    assert outcome.patterns == 4 * draft_fuzz.PER_TEXT
+    assert outcome.rollbacks["planes"] > 0
+
+
 def seen(model) -> None:
     with pytest.raises((Mismatch, RuntimeError)):
         draft_fuzz.run(model, seed=7, count=100, until=time.monotonic() + 600)

@@ -11,6 +11,8 @@ import pytest
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.speculation.draft_length import Curve, DraftLengthPolicy
 
+pytestmark = pytest.mark.usefixtures("measured_costs")
+
 TOKEN = 0.02
 PROMISED = 1.05
 

@@ -13,12 +13,12 @@ from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecodi
 from llamahybrid import tiny
 from llamahybrid.errors import ContextOverflow, RequestCancelled
 from llamahybrid.evaluate.compare import WORKLOADS, Comparer
-from llamahybrid.llama import Llama
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.speculation.drafts import Undo
 from tests.lab.draft_fuzz import EveryDraft
+from tests.lab.real_costs import with_real_costs
 from tests.lab.reference import Reference, Setting
 from tests.memory.conftest import decode
 
@@ -196,7 +196,7 @@ def test_an_answer_that_is_no_number_makes_no_checkpoints(drafting, fresh, monke
     next(stream)
     stored = llm.prompt_cache.stats().entries
     nothing = np.full(llm.n_vocab(), np.nan, dtype=np.float32)
-    monkeypatch.setattr(llm.runner.live.native, "logits", lambda n: nothing)
+    monkeypatch.setattr(llm.runner.live.native, "logits", lambda *_: nothing)
     list(itertools.islice(stream, 130))
     stream.close()
     assert llm.prompt_cache.stats().entries == stored
@@ -348,10 +348,10 @@ def test_logprobs_are_as_with_logits_all(open_model):
 @pytest.mark.parametrize(("arch", "planes"), [("qwen35", 0), ("qwen35", 6), ("jamba", 0)])
 def test_drafts_do_not_spoil_what_is_reused(tiny_model, arch, planes, workload):
     options = {"n_threads": 1, "n_threads_batch": 1}
-    plain = Comparer(tiny_model(arch), options).side(Llama, WORKLOADS[workload])
+    plain = Comparer(tiny_model(arch), options).side(with_real_costs, WORKLOADS[workload])
 
     def drafting(**arguments):
-        llm = Llama(
+        llm = with_real_costs(
             **arguments, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=6), draft_planes=planes
         )
         llm.drafts.policy = EveryDraft(llm.runner.meter)

@@ -1,0 +1,198 @@
+"""What a GPU does: is it right there, and how fast, beside the stock library and a plain copy.
+
+With all layers offloaded: the hazards, campaigns against fresh stock contexts on the same GPU (histories,
+drafts, several requests at once, stops), then prefill, decode, snapshot and restore of a Qwen3.5-architecture
+model of about 100M parameters, next to llama_cpp's own class in the same process and to a copy of as many
+bytes from the device. Writes benchmarks/results/gpu-DEVICE.json. Where there is no GPU, one line says so.
+Run: python -m benchmarks.gpu [--seconds N] [--rpc HOST:PORT] [--json FILE]
+--rpc takes an RPC server for the GPU: the same numbers of a machine without one, for trying this program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from llamahybrid import Llama
+
+# isort: split
+import llama_cpp
+import numpy as np
+
+from llamahybrid.devices import ggml
+from llamahybrid.devices.rpc import connect, endpoints
+from llamahybrid.engine.bindings import loaded_from
+from llamahybrid.engine.doctor import examine
+from llamahybrid.evaluate.speech import Speech
+from llamahybrid.tiny import make
+from tests.lab.reference import LAYERS, RPC
+
+PARAMETERS = 100_000_000
+PROMPT, ANSWER, ROUNDS = 4096, 128, 5
+CAMPAIGNS = {
+    "histories": ("tests.lab.fuzz",),
+    "drafts": ("tests.lab.draft_fuzz",),
+    "parallel": ("tests.lab.parallel_fuzz",),
+    "cancel": ("tests.lab.cancel_fuzz",),
+}
+RESULTS = Path(__file__).parent / "results"
+
+
+def right(seconds: float, place: dict[str, str], rpc: str) -> dict[str, Any]:
+    """Hazards and campaigns, each in a process of its own: exit status, and what it printed last."""
+    environment = {**os.environ, **place}
+    hazards = ("llamahybrid", "hazards", "--n-gpu-layers", "-1", "--rpc", rpc, "--jobs", "1")
+    commands = {name: (*command, "--seconds", str(seconds)) for name, command in CAMPAIGNS.items()}
+    found: dict[str, Any] = {}
+    for name, command in {"hazards": hazards, **commands}.items():
+        print(f"{name} ...", file=sys.stderr)
+        run = subprocess.run(
+            [sys.executable, "-m", *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        said = [line for line in run.stdout.splitlines() if line.strip()]
+        found[name] = {"passed": run.returncode == 0, "said": said if run.returncode else said[-12:]}
+    return found
+
+
+def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:
+    """Medians: seconds of a prompt, of an answer, of a snapshot, of its restore, of a plain copy."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(make("qwen35", Path(folder, "model.gguf"), params=PARAMETERS, context=PROMPT * 2))
+        shape = {"n_ctx": PROMPT + 2 * ANSWER, "n_batch": 2048, "n_gpu_layers": -1, "verbose": False}
+        found: dict[str, list[float]] = {}
+        with closing(Llama(model, **shape, **place)) as ours:
+            stock = None if place else llama_cpp.Llama(model, **shape)
+            plain = Plain(device.handle, _state_size(ours))
+            speech = Speech(ours.n_vocab(), 1)
+            for _ in range(ROUNDS + 1):
+                prompt = speech.words(PROMPT)
+                for name, llm in (("stock", stock), ("ours", ours)):
+                    if llm is not None:
+                        _request(found, name, llm, prompt)
+                _states(found, ours)
+                plain.copy(found)
+            if stock is not None:
+                stock.close()
+    return {name: statistics.median(times[1:]) for name, times in found.items()}
+
+
+def _request(found: dict[str, list[float]], name: str, llm: Any, prompt: list[int]) -> None:
+    started = time.perf_counter()
+    answer = llm.generate(prompt, temp=0.0)
+    next(answer)
+    _note(found, f"{name} prefill", started)
+    started = time.perf_counter()
+    list(islice(answer, ANSWER))
+    _note(found, f"{name} decode", started)
+    answer.close()
+
+
+def _states(found: dict[str, list[float]], llm: Llama) -> None:
+    """The PARTIAL state out and back in, and as many bytes in one piece, from a tensor of the device."""
+    assert llm.runner is not None
+    native = llm.runner.live.native
+    state = np.empty(_state_size(llm), dtype=np.uint8)
+    found.setdefault("snapshot bytes", []).append(state.nbytes)
+    started = time.perf_counter()
+    saved = native.save_partial(state)
+    _note(found, "snapshot", started)
+    started = time.perf_counter()
+    if saved is None or not native.load_partial(state):
+        raise RuntimeError("a state was refused")
+    _note(found, "restore", started)
+
+
+def _state_size(llm: Llama) -> int:
+    assert llm.runner is not None
+    return llm.runner.live.native.state_size(partial=True)
+
+
+class Plain:
+    """As many bytes on a device, in one piece."""
+
+    def __init__(self, device: int, size: int) -> None:
+        self._library, self._size = ctypes.CDLL(str(ggml.file())), size
+        self._host = ctypes.create_string_buffer(size)
+        context = self._call("ggml_init", ctypes.c_void_p, _Memory(4096, None, True))
+        self._tensor = self._call("ggml_new_tensor_1d", ctypes.c_void_p, context, _I8, ctypes.c_int64(size))
+        kind = self._call("ggml_backend_dev_buffer_type", ctypes.c_void_p, device)
+        if not self._call("ggml_backend_alloc_ctx_tensors_from_buft", ctypes.c_void_p, context, kind):
+            raise RuntimeError("the device has no memory left")
+
+    def copy(self, found: dict[str, list[float]]) -> None:
+        """To the host, and back."""
+        for name, function in (
+            ("copy out", "ggml_backend_tensor_get"),
+            ("copy in", "ggml_backend_tensor_set"),
+        ):
+            started = time.perf_counter()
+            size = ctypes.c_size_t(self._size)
+            self._call(function, None, self._tensor, self._host, ctypes.c_size_t(0), size)
+            _note(found, name, started)
+
+    def _call(self, name: str, result: Any, *arguments: Any) -> Any:
+        function = getattr(self._library, name)
+        function.restype = result
+        return function(*(ctypes.c_void_p(a) if isinstance(a, int) else a for a in arguments))
+
+
+class _Memory(ctypes.Structure):
+    """struct ggml_init_params"""
+
+    _fields_ = (("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+_I8 = ctypes.c_int(24)  # GGML_TYPE_I8
+
+
+def _note(found: dict[str, list[float]], name: str, started: float) -> None:
+    found.setdefault(name, []).append(time.perf_counter() - started)
+
+
+def main(seconds: float, rpc: str, out: Path | None) -> int:
+    devices = [rpc] if rpc else ggml.gpus()
+    if not devices:
+        print("no GPU: left out")
+        return 0
+    place = {RPC: rpc} if rpc else {LAYERS: "-1"}
+    device = connect(endpoints(rpc))[0] if rpc else ggml.local()[0]
+    shown = [f"{f.topic}: {f.text}" for f in examine(lambda: (), True, ggml.gpus) if f.topic != "engine"]
+    report = {
+        "device": devices,
+        "engine": str(loaded_from()),
+        "doctor": shown,
+        "right": right(seconds, place, rpc),
+        "seconds": fast({"rpc_servers": rpc} if rpc else {}, device),
+    }
+    name = re.sub(r"[^a-z0-9]+", "-", devices[0].lower()).strip("-")
+    path = out or RESULTS / f"gpu-{name}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(path)
+    return 0 if all(part["passed"] for part in report["right"].values()) else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=120, help="for each campaign")
+    parser.add_argument("--rpc", default="", metavar="HOST:PORT")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    sys.exit(main(given.seconds, given.rpc, given.json))

@@ -1,0 +1,111 @@
+"""Assertions on reports of the harness, for regression tests; the pytest plugin's fixtures make the reports.
+
+What cannot be told fails, and the message says so: an assertion that holds while nothing is known is none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamahybrid.evaluate.render.bars import whose
+from llamahybrid.evaluate.render.sentences import PROBE
+
+if TYPE_CHECKING:
+    from llamahybrid.evaluate.report import Report, RequestFigures, TargetFigures, WorkloadFigures
+
+
+def assert_reuse(report: Report, at_least: float) -> None:
+    """Of the prompt tokens that had been decoded before, this share (0 to 1) was reused, in each workload.
+
+    Raises:
+        AssertionError: less was; a target stopped, or hides what it reused, or reports what is not so; or
+            there was nothing to reuse, so that nothing is shown.
+    """
+    for target in _ran(report):
+        for workload in target.workloads:
+            where = f"{target.name}, {workload.workload}"
+            for verdict in workload.verdicts:
+                if (verdict.name, verdict.outcome) == ("reports-what-it-reused", "bad"):
+                    raise AssertionError(f"{where}: what it reports is not so: {verdict.detail}")
+            if PROBE not in workload.workload:  # those leave parts that nobody could have kept
+                _reused(workload, at_least, where)
+
+
+def _reused(workload: WorkloadFigures, at_least: float, where: str) -> None:
+    known = reused = 0
+    for request in workload.requests:
+        if request.total is None or request.matched is None or request.cached is None:
+            raise AssertionError(f"{where}: cannot tell: the target hides what it reused")
+        # The last token of a prompt is decoded even where it is known: its logits are sampled from.
+        most = max(0, min(request.matched, request.total - 1))
+        known += most
+        reused += min(most, request.cached)
+    if not known:
+        raise AssertionError(f"{where}: no prompt began as an earlier one did, so there was nothing to reuse")
+    if reused < at_least * known:
+        misses = [f"{_turn(request)}: {request.miss}" for request in workload.requests if request.miss]
+        raise AssertionError(
+            f"{where}: {reused:,} of {known:,} known tokens were reused ({reused / known:.0%}), "
+            f"at least {at_least:.0%} should be" + "".join(f"\n  {miss}" for miss in misses[:5])
+        )
+
+
+def assert_same_answer(report: Report, *, allow_unknown: bool = False) -> None:
+    """Each answer is that of a context that reused nothing, or parted where two tokens were as likely.
+
+    With `allow_unknown`, answers that could not be compared are passed over.
+
+    Raises:
+        AssertionError: one is not; none, or not each, could be compared; a target stopped.
+    """
+    for target in _ran(report):
+        compared = 0
+        for workload in target.workloads:
+            for request in workload.requests:
+                where = f"{target.name}, {workload.workload}, {_turn(request)}"
+                if request.answer == "different":
+                    raise AssertionError(f"{where}: the answer is not that of a context that reused nothing")
+                if request.answer == "unknown" and not allow_unknown:
+                    raise AssertionError(f"{where}: cannot tell whether the answer is right")
+                compared += request.answer != "unknown"
+        if not compared:
+            raise AssertionError(f"{target.name}: no answer could be compared")
+
+
+def assert_sound(lib: Path | None, *hazards: str) -> None:
+    """No hazard (all, or those of these ids) hits the libllama at `lib`, a file or folder; None: llama_cpp's.
+
+    Each is brought about in a process of its own, and may kill that; a minute for all.
+
+    Raises:
+        AssertionError: one does, or could not be brought about.
+        EngineError: `lib` cannot be loaded.
+        ValueError: an id is not known.
+    """
+    from llamahybrid.hazards.catalogue import PROBES, find
+    from llamahybrid.hazards.runner import library, run
+
+    results = run([find(name) for name in hazards] or PROBES, library(lib))
+    hit = [result for result in results if not result.outcome.verdict.sound]
+    if hit:
+        lines = [f"\n  {r.probe.id}: {r.outcome.verdict.value}: {r.outcome.detail}" for r in hit]
+        raise AssertionError(
+            f"{len(hit)} of {len(results)} hazards hit {lib or 'llama_cpp'}:{''.join(lines)}"
+        )
+
+
+def _ran(report: Report) -> tuple[TargetFigures, ...]:
+    """The targets, each of which ran to its end and was asked something."""
+    for target in report.targets:
+        if target.error is not None:
+            raise AssertionError(f"{target.name} did not run to its end: {target.error}")
+        if not any(workload.requests for workload in target.workloads):
+            raise AssertionError(f"{target.name} was asked nothing")
+    if not report.targets:
+        raise AssertionError("there is no target in the report")
+    return report.targets
+
+
+def _turn(request: RequestFigures) -> str:
+    return f"{whose(request.chat)}, turn {request.turn + 1}"

@@ -1,0 +1,109 @@
+"""``llamahybrid check``: does reuse work here, is it exact, what does it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from llamahybrid.cli.engine import errors_shown
+
+if TYPE_CHECKING:
+    from llamahybrid.evaluate.report import Report, Verdict
+    from llamahybrid.evaluate.targets.base import Target
+    from llamahybrid.evaluate.workloads import Workload
+
+On = Annotated[
+    list[str],
+    typer.Option(
+        "--on",
+        help="stock, stock+ram, stock+disk, ours, class:FILE.py:NAME (each may have @LIB), server:PATH, "
+        "or a URL; LABEL= before it names it; repeatable",
+    ),
+]
+Lib = Annotated[Path | None, typer.Option(help="a libllama, or its folder, for those that are Python")]
+Json = Annotated[Path | None, typer.Option("--json", help="write the report here")]
+Models = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--model", exists=True, dir_okay=False, help="GGUF file; repeatable; default: tiny ones it makes"
+    ),
+]
+
+
+def check(
+    on: On,
+    model: Models = None,
+    lib: Lib = None,
+    json: Json = None,
+    workload: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="the directed probes alone")] = False,
+    hazards: Annotated[bool, typer.Option(help="libllama's hazards, too, where there is one")] = False,
+    server_option: Annotated[
+        list[str] | None, typer.Option(help="argument for llama-server; repeatable")
+    ] = None,
+    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+) -> None:
+    """Run probes and workloads on each target; exit status 1 if a verdict is bad.
+
+    LLAMAHYBRID_TARGET_KEY: the API key of a URL.
+    """
+    from llamahybrid.evaluate.check import Check, models
+    from llamahybrid.evaluate.targets import choice
+
+    with errors_shown(ValueError, OSError):
+        targets = choice.targets(on, lib, server_option or ())
+        chosen = _workloads(workload or (), quick)
+        given = model or ()
+        needed = bool(given) or any(each.needs_model for each in targets)
+        with models(given, n_gpu_layers, make=needed) as files, progress() as told:
+            found = _hazards(lib) if hazards else (lambda _: ())
+            report = Check(targets, files, chosen, found, told).run()
+    finish(report, json)
+
+
+def _workloads(names: Sequence[str], quick: bool) -> tuple[Workload, ...]:
+    from llamahybrid.evaluate.check import WORKLOADS
+
+    if quick:
+        return ()
+    known = {each.name: each for each in WORKLOADS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no workload called {', '.join(unknown)}; there are: {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else WORKLOADS
+
+
+def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
+    """The hazards of the libllama that a target runs on; servers bring one of their own."""
+    from llamahybrid.evaluate.hazard_verdicts import verdicts
+    from llamahybrid.evaluate.targets.local import LocalTarget
+
+    return lambda target: verdicts(target.library) if isinstance(target, LocalTarget) else ()
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Says on stderr what runs; on a terminal alone."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("starting") as status:
+        yield status.update
+
+
+def finish(report: Report, json: Path | None) -> None:
+    """Print a report, write it, and exit with 1 where something is bad."""
+    from llamahybrid.evaluate.render.sentences import outcome
+    from llamahybrid.evaluate.render.terminal import show
+
+    if json is not None:
+        with errors_shown(OSError):
+            report.write(json)
+    show(report, Console())
+    if any(outcome(each) == "bad" for each in report.targets):
+        raise typer.Exit(1)

@@ -1,0 +1,94 @@
+"""What one `Llama` puts on devices that it names: RPC servers first, then this machine's own GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from llamahybrid.devices import ggml, rpc
+from llamahybrid.devices.ggml import Device
+
+logger = logging.getLogger("llamahybrid")
+
+_known: dict[int, str] = {}
+"""Every device that a model was offered, by its handle: the library keeps them for good."""
+
+
+class Offload:
+    """The devices that a model is offered in place of all that llama.cpp knows; falsy: none was named."""
+
+    def __init__(self, servers: Sequence[str] = (), watched: bool = True) -> None:
+        """Connect to RPC servers. `watched`: a loss is noticed. Raises DeviceError."""
+        self.servers = tuple(servers)
+        self.watch: rpc.Watch | None = None
+        self._array: Any = None
+        if not servers:
+            return
+        devices = rpc.connect(self.servers)
+        self.watch = rpc.Watch(self.servers if watched else ())
+        self._offer([*devices, *ggml.local()])
+
+    @classmethod
+    def of(cls, rpc_servers: object, n_gpu_layers: object, watched: bool) -> Offload:
+        """Of upstream's arguments. Raises DeviceError, ValueError for what is no list of addresses.
+
+        `watched`: somebody looks at `watch` after each computation. Otherwise a loss ends the process.
+        """
+        if not rpc_servers:
+            return cls()
+        if not isinstance(rpc_servers, (str, list, tuple)):
+            raise ValueError('rpc_servers is a text, as "192.168.0.2:50052,192.168.0.3:50052"')
+        offload = cls(rpc.endpoints(rpc_servers), watched)
+        if offload and not n_gpu_layers:
+            logger.warning("rpc_servers are given and n_gpu_layers is 0: no layer goes there; -1 means all")
+        return offload
+
+    @property
+    def lost(self) -> bool:
+        """A server that the model was on is gone: all that can be done is to close it."""
+        return self.watch is not None and bool(self.watch.lost)
+
+    def __bool__(self) -> bool:
+        return bool(self.servers)
+
+    def ask_for(self, params: Any) -> None:
+        """Write it into `llama_model_params`, which must not outlive this object."""
+        if self:
+            params.devices = ctypes.addressof(self._array)
+
+    def opened(self, model: Any) -> None:
+        """The model (llama_cpp's `LlamaModel`) was opened: its connections serve others while it is open."""
+        if self.watch is not None:
+            rpc.used_by(self.watch, self.servers, model)
+
+    def _offer(self, devices: Sequence[Device]) -> None:
+        handles = [device.handle for device in devices]
+        _known.update((device.handle, device.identity) for device in devices)
+        self._array = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
+
+
+def identities(address: int) -> list[str] | None:
+    """What the devices in a NULL-terminated array of `llama_model_params` are; None: somebody else's."""
+    found: list[str] = []
+    array = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p))
+    while handle := array[len(found)]:
+        if handle not in _known:
+            return None
+        found.append(_known[handle])
+    return found
+
+
+def offered() -> Any:
+    """`model_params` of `Llama`, which upstream makes and fills in: with the devices that are offered."""
+
+    def get(llm: Any) -> Any:
+        """The `llama_model_params` of this model."""
+        return llm._model_params
+
+    def put(llm: Any, params: Any) -> None:
+        llm.offload.ask_for(params)
+        llm._model_params = params
+
+    return property(get, put)

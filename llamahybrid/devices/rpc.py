@@ -1,0 +1,165 @@
+"""RPC servers by their addresses: found out to be there in a process of its own, then connected to.
+
+llama.cpp ends the process when a server cannot be reached, refuses, or speaks another version of the
+protocol, and waits for ever for one that does not answer: each serves one client at a time, and lets others
+wait. So a process of its own tries first, with a time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import ref
+
+from llamahybrid.devices import ggml
+from llamahybrid.devices.ggml import Device
+from llamahybrid.errors import DeviceError, DeviceLost
+
+SECONDS = 30.0
+"""How long a server may take to answer."""
+_MOST = 16  # GGML_RPC_MAX_SERVERS of ggml-rpc.h
+
+# Needs nothing but the library. What is connected stays connected to the end, so that one server under two
+# names is found out: the second connection is never answered.
+_TRY = """
+import ctypes, os, sys
+pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+libraries = [ctypes.CDLL(path) for path in sys.argv[1].split(os.pathsep)]
+def function(name, result, *arguments):
+    found = next(getattr(library, name) for library in libraries if hasattr(library, name))
+    found.restype, found.argtypes = result, arguments
+    return found
+rpc = function("ggml_backend_reg_by_name", pointer, text)(b"RPC")
+address = function("ggml_backend_reg_get_proc_address", pointer, pointer, text)
+add = ctypes.CFUNCTYPE(pointer, text)(address(rpc, b"ggml_backend_rpc_add_server"))
+for endpoint in sys.argv[2:]:
+    server = add(endpoint.encode())
+    if server and function("ggml_backend_reg_dev_count", size, pointer)(server):
+        device = function("ggml_backend_reg_dev_get", pointer, pointer, size)(server, 0)
+        if function("ggml_backend_dev_init", pointer, pointer, text)(device, None):
+            print(endpoint, flush=True)
+"""
+
+_lock = threading.RLock()
+_users: dict[str, list[tuple[ref[Any], Watch]]] = {}
+"""The models that each server is connected for, as llama_cpp's own objects."""
+
+
+class Watch:
+    """Whether the connections that a model was opened with still stand."""
+
+    def __init__(self, servers: Sequence[str]) -> None:
+        counts = ((server, ggml.losses(server)) for server in servers)
+        self._before = {server: count for server, count in counts if count is not None}
+
+    @property
+    def counting(self) -> bool:
+        """The library says when a connection breaks off; else the process ends."""
+        return bool(self._before)
+
+    @property
+    def lost(self) -> str:
+        """The server whose connection broke off; empty: none. It does not come back for this model."""
+        return next((server for server in self._before if not self.stands(server)), "")
+
+    def stands(self, server: str) -> bool:
+        """The connection to this one did not break off, as far as is known."""
+        before = self._before.get(server)
+        return before is None or ggml.losses(server) == before
+
+    def check(self) -> None:
+        """Raise DeviceLost where one did."""
+        if server := self.lost:
+            raise DeviceLost(
+                f"the RPC server {server} is gone, and with it layers and states of the model; when it "
+                "is back, open the model again, with prompt_cache=llm.prompt_cache: the next request starts "
+                "from what was stored"
+            )
+
+
+def endpoints(servers: str | Iterable[str]) -> tuple[str, ...]:
+    """The addresses in ``host:port,host:port``, each once, in their order.
+
+    Raises:
+        ValueError: one of them is none, or there are too many.
+    """
+    given = servers.split(",") if isinstance(servers, str) else servers
+    found = tuple(dict.fromkeys(each.strip() for each in given if each.strip()))
+    for each in found:
+        host, _, port = each.partition(":")
+        if not host or any(letter.isspace() for letter in host) or not port.isascii() or not port.isdigit():
+            raise ValueError(f"{each!r} is no RPC server; one is host:port, as 192.168.0.2:50052")
+        if not 0 < int(port) < 65536:
+            raise ValueError(f"{each!r}: ports go from 1 to 65535")
+    if len(found) > _MOST:
+        raise ValueError(f"{len(found)} RPC servers; llama.cpp takes {_MOST}")
+    return found
+
+
+def connect(servers: Sequence[str], seconds: float = SECONDS) -> list[Device]:
+    """The devices of these servers, of `endpoints`.
+
+    Raises:
+        DeviceError: the library has no RPC, or a server does not answer in time.
+    """
+    ggml.require_rpc()
+    with _lock:
+        for server in filter(_connected, servers):
+            ggml.ask(server)  # one that went away unnoticed is noticed now, not by the model that is opened
+        if new := [server for server in servers if not _connected(server)]:
+            _try(new, seconds)
+        return [device for server in servers for device in ggml.add_server(server)]
+
+
+def used_by(watch: Watch, servers: Sequence[str], model: Any) -> None:
+    """Take note that a model (llama_cpp's `LlamaModel`) lies on these servers, while it is open."""
+    with _lock:
+        for server in servers:
+            _users.setdefault(server, []).append((ref(model), watch))
+
+
+def _connected(server: str) -> bool:
+    """An open model of this process has a connection that stands: the next model shares it."""
+    users = _users[server] = [
+        (user, watch)
+        for user, watch in _users.get(server, ())
+        if getattr(user(), "model", None) is not None and watch.stands(server)
+    ]
+    return bool(users)
+
+
+def _try(servers: Sequence[str], seconds: float) -> None:
+    command = [sys.executable, "-c", _TRY, os.pathsep.join(map(str, ggml.files())), *servers]
+    try:
+        run = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            errors="replace",
+        )
+        said, why = run.stdout, ""
+    except subprocess.TimeoutExpired as error:
+        said, why = _decoded(error.stdout), "in time; it serves one program at a time, under one name"
+    answered = said.split()
+    if missing := next((server for server in servers if server not in answered), None):
+        reason = f"does not answer {why}" if why else f"cannot be used: {_last_words(run.stderr)}"
+        raise DeviceError(
+            f"the RPC server {missing} {reason}; `llamahybrid rpc-server` on that machine starts one"
+        )
+
+
+def _decoded(output: Any) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+def _last_words(errors: str) -> str:
+    """What the library said before it gave up."""
+    lines = [line.strip() for line in errors.splitlines()]
+    telling = [line for line in lines if "onnect" in line or "RPC" in line or "esolve" in line]
+    return telling[0].rpartition("cpp:")[2].partition(": ")[2] or telling[0] if telling else "no reason given"

@@ -1,0 +1,184 @@
+"""What building for CUDA takes: a toolkit that CMake finds, with cuBLAS, and one architecture.
+
+Toolkits from package managers may come in parts: the compiler without cuBLAS, which is then a Python package
+(``nvidia-cublas``). Both are put together here as a folder of links. Nothing needs a GPU or its driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamahybrid.engine import sdist, storage
+from llamahybrid.engine.recipe import short_name
+from llamahybrid.engine.trust import untrusted
+from llamahybrid.errors import EngineError
+
+_USUAL = Path("/usr/local/cuda")
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit."""
+
+    root: Path
+    release: str
+    """As nvcc says, e.g. ``13.0``."""
+    complete: bool
+    """It has cuBLAS."""
+    stub: bool
+    """It has a stand-in for the driver's library, to link with."""
+
+    @classmethod
+    def find(cls) -> Toolkit:
+        """The one that the environment names, or the usual one.
+
+        Raises:
+            EngineError: there is none.
+        """
+        named = [os.environ.get(name) for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME", "CUDAToolkit_ROOT")]
+        for place in (*filter(None, named), shutil.which("nvcc"), _USUAL):
+            if place and (nvcc := _nvcc(Path(place))):
+                return cls.at(nvcc)
+        raise EngineError(
+            "building for CUDA needs NVIDIA's toolkit: install it, and set CUDA_PATH to its folder if nvcc "
+            "is not on the PATH"
+        )
+
+    @classmethod
+    def at(cls, nvcc: Path) -> Toolkit:
+        """The one that a compiler is of."""
+        run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, errors="replace")
+        found = re.search(r"release (\d+\.\d+)", run.stdout)
+        if found is None:
+            raise EngineError(f"{nvcc} does not say which CUDA it is of: {run.stderr.strip()}")
+        root = nvcc.resolve().parents[1]
+        libraries = [path for folder in _libraries(root) for path in (folder, folder / "stubs")]
+        return cls(
+            root,
+            found.group(1),
+            complete=(root / "include" / "cublas_v2.h").exists() and _has(libraries, "libcublas.so"),
+            stub=_has(libraries, "libcuda.so"),
+        )
+
+
+def cmake_args(architecture: str | None = None) -> str:
+    """What CMake is told, by CMAKE_ARGS, so that it builds for CUDA on this machine.
+
+    Args:
+        architecture: compute capability without the dot, e.g. ``90``; None: CUDAARCHS, else that of the GPU
+            that is here.
+
+    Raises:
+        EngineError: there is no toolkit, no cuBLAS, or no architecture that can be told.
+    """
+    if sys.platform == "win32":
+        return "-DGGML_CUDA=on"  # the toolkit's installer tells CMake and Visual Studio all there is
+    toolkit = Toolkit.find()
+    options = ["-DGGML_CUDA=on", "-DGGML_CUDA_NCCL=off"]
+    if chosen := architecture or os.environ.get("CUDAARCHS") or present_architecture():
+        options.append(f"-DCMAKE_CUDA_ARCHITECTURES={chosen}")
+    else:
+        raise EngineError("there is no GPU to build for; name one, as `--cuda-arch 90` for an H100 or H200")
+    root = toolkit.root if toolkit.complete else together(toolkit, cublas(toolkit.release))
+    if not toolkit.stub:
+        options.append("-DGGML_CUDA_NO_VMM=on")  # what is left needs nothing of the driver to be linked
+    options += [f"-DCUDAToolkit_ROOT={root}", f"-DCMAKE_CUDA_COMPILER={root / 'bin' / 'nvcc'}"]
+    if not toolkit.complete:
+        options.append(f"-DCMAKE_CUDA_FLAGS=-I{root / 'include'}")
+    return " ".join(options)
+
+
+def present_architecture() -> str:
+    """Compute capabilities of the GPUs that are here, as CMake takes them; empty: there is none."""
+    try:
+        run = subprocess.run(
+            ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return ";".join(sorted({line.replace(".", "").strip() for line in run.stdout.split() if "." in line}))
+
+
+def cublas(release: str) -> Path:
+    """The folder of the installed package that has cuBLAS for a release of CUDA.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    major = release.partition(".")[0]
+    for place in [*map(Path, sys.path), *map(Path, site.getsitepackages())]:
+        for name in (f"cu{major}", "cublas"):  # since CUDA 13 all are in one folder
+            folder = place / "nvidia" / name
+            if (folder / "include" / "cublas_v2.h").is_file() and (
+                folder / "lib" / f"libcublas.so.{major}"
+            ).is_file():
+                return folder
+    package = "nvidia-cublas" if int(major) >= 13 else f"nvidia-cublas-cu{major}"
+    raise EngineError(
+        f"the CUDA toolkit has no cuBLAS: install all of it, or `pip install '{package}=={release}.*'`"
+    )
+
+
+def together(toolkit: Toolkit, blas: Path) -> Path:
+    """A toolkit in the cache folder that has everything, made of links to a part and to cuBLAS.
+
+    Raises EngineError where another user could have put one there.
+    """
+    home = sdist.cache_dir() / "cuda" / short_name([str(toolkit.root), toolkit.release, str(blas)])
+    if home.is_dir():
+        if problem := untrusted(home):
+            raise EngineError(f"{problem}, so the compiler in {home} may be anyone's; put that right")
+        return home
+    with storage.workshop(home) as scratch:
+        new = scratch / "toolkit"
+        for name in ("bin", "nvvm"):
+            _link(new / name, toolkit.root / name)
+        for part in (toolkit.root, blas):
+            for file in (part / "include").iterdir():
+                _link(new / "include" / file.name, file)
+        libraries = [file for folder in _libraries(toolkit.root) for file in folder.iterdir()]
+        for file in (*libraries, *(blas / "lib").iterdir()):
+            _link(new / "lib64" / file.name, file)
+            bare = file.name.partition(".so.")[0] + ".so"
+            if ".so." in file.name:
+                _link(new / "lib64" / bare, file)  # what a linker looks for
+        # where nvcc looks, from its own place
+        target = new / "targets" / f"{os.uname().machine}-linux"
+        _link(target / "lib", Path("../../lib64"))
+        _link(target / "include", Path("../../include"))
+        if not home.is_dir():
+            home.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(new, home)
+    return home
+
+
+def _link(at: Path, to: Path) -> None:
+    at.parent.mkdir(parents=True, exist_ok=True)
+    if not at.is_symlink():
+        at.symlink_to(to)
+
+
+def _nvcc(place: Path) -> Path | None:
+    found = place if place.is_file() else place / "bin" / "nvcc"
+    return found if found.is_file() else None
+
+
+def _libraries(root: Path) -> Iterator[Path]:
+    for folder in (root / "lib64", *sorted((root / "targets").glob("*-linux/lib"))):
+        if folder.is_dir():
+            yield folder
+
+
+def _has(folders: Iterable[Path], name: str) -> bool:
+    return any((folder / name).exists() for folder in folders)

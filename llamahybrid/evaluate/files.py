@@ -1,0 +1,47 @@
+"""Results as files: whole or not at all, and without the user's home folder in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data, `without_home`, in the file's place once all of it is there. Raises OSError."""
+    text = json.dumps(without_home(data), indent=1) + "\n"
+    if path.exists() and not path.is_file():  # /dev/stdout
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # a link stays one
+    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(part, 0o666 & ~mask)  # as a file that is opened, not as a secret
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def without_home(data: Any) -> Any:
+    """Plain data with `~` for the user's home folder in every text: results are shown to others."""
+    home = str(Path.home())
+    if len(home) < 2:
+        return data
+    named = re.compile(rf"{re.escape(home)}(?![\w.-])")
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, str):
+            return named.sub("~", value)
+        if isinstance(value, dict):
+            return {shown(key): shown(each) for key, each in value.items()}
+        return [shown(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+    return shown(data)

@@ -1,0 +1,113 @@
+"""Records what a program asks of `llamahybrid.Llama`: token ids, and the messages that they came of."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from llamahybrid.evaluate.targets.base import Ask
+from llamahybrid.evaluate.traces.hashing import Hasher
+from llamahybrid.evaluate.traces.trace import Entry, TraceWriter
+
+
+class Recorder:
+    """Writes each finished request of every `Llama` in this process."""
+
+    def __init__(self, path: Path, hashed: bool) -> None:
+        """Raises OSError."""
+        self._writer = TraceWriter(path, "llamahybrid.Llama", Hasher() if hashed else None)
+        self._asked = threading.local()
+        self._control: dict[int, list[int]] = {}
+        atexit.register(self._writer.close)
+
+    def attach(self, kind: type[Any]) -> None:
+        """Watch a class; of ours, whose `generate` all requests pass through."""
+        kind.generate = self._generate(kind.generate)
+        kind.create_chat_completion = self._chat(kind.create_chat_completion)
+
+    def _chat(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(create)
+        def watched(llm: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            messages = list(messages)
+            self._asked.chat = (messages, list(kwargs.get("tools") or ()))
+            try:
+                made = create(llm, messages, *args, **kwargs)
+            finally:
+                noted, self._asked.chat = self._asked.chat, None
+            return self._streamed(made, noted) if isinstance(made, Generator) else made
+
+        return watched
+
+    def _streamed(self, stream: Any, noted: Any) -> Generator[Any, Any, None]:
+        """A stream is decoded when it is advanced, long after the call."""
+        self._asked.chat = noted
+        try:
+            for event in stream:
+                yield event
+                self._asked.chat = noted if event is None else self._asked.chat
+        finally:
+            self._asked.chat = None
+
+    def _generate(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(generate)
+        def watched(llm: Any, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+            chat, self._asked.chat = getattr(self._asked, "chat", None), None
+            stream = generate(llm, tokens, *args, **kwargs)
+            return self._watch(llm, tuple(map(int, tokens)), stream, kwargs, chat)
+
+        return watched
+
+    def _watch(self, llm: Any, prompt: tuple[int, ...], stream: Any, options: Any, chat: Any) -> Any:
+        at, began = self._writer.now(), time.perf_counter()
+        first: float | None = None
+        answer: list[int] = []
+        salt = _salt(llm)
+        try:
+            for token in stream:
+                first = first or time.perf_counter() - began
+                answer.append(int(token))
+                yield token
+        finally:
+            stream.close()
+            messages, tools = chat or ((), ())
+            seed = None if options.get("temp", 0.8) == 0 else 0
+            ask = Ask(max(1, len(answer)), prompt, tuple(messages), tuple(tools), seed=seed, salt=salt)
+            told = getattr(llm, "last_request", None)
+            entry = Entry(
+                at=at,
+                ask=ask,
+                answer=tuple(answer),
+                total=len(prompt),
+                cached=getattr(told, "cached", None),
+                seconds=time.perf_counter() - began,
+                ttft=first,
+            )
+            self._writer.add(entry, self._of(llm))
+
+    def _of(self, llm: Any) -> list[int]:
+        """Control tokens of a model's vocabulary."""
+        if id(llm) not in self._control:
+            vocab = llama_cpp.llama_model_get_vocab(llm.model)
+            tokens = range(llm.n_vocab())
+            self._control[id(llm)] = [t for t in tokens if llama_cpp.llama_vocab_is_control(vocab, t)]
+        return self._control[id(llm)]
+
+
+def _salt(llm: Any) -> str:
+    """Names the salt that requests are made under here; not the salt itself."""
+    salt: bytes = llm.requests.salt() if llm.evaluation is not None else b""
+    return salt.hex()
+
+
+def record_into(path: Path, hashed: bool) -> None:
+    """From now on, all of this process; imports llama_cpp. Raises OSError."""
+    from llamahybrid.llama import Llama
+
+    Recorder(path, hashed).attach(Llama)

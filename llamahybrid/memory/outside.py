@@ -1,0 +1,129 @@
+"""Tokens that others decode natively, so that a cut which the memory refuses can be made all the same.
+
+guidance, and programs written like it, keep the tokens themselves: they cut with `llama_memory_seq_rm`, do
+not look at what it returns, and go on with `llama_decode`. A recurrent state cannot be cut, so a hybrid
+refuses and the next decode fails; a sliding window says yes to cuts that it no longer holds the cells for,
+and answers from too few (seq_rm of src/llama-memory-hybrid.cpp, src/llama-kv-cache-iswa.cpp). Here the tokens
+in front of the cut are brought back instead, from a checkpoint or by decoding them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llamahybrid.memory.watching import context_at, context_of_memory, watch
+
+if TYPE_CHECKING:
+    from llamahybrid.memory.sequence import LiveSequence
+    from llamahybrid.prompt_cache.base import Tokens
+
+
+class OutsideTokens:
+    """What others have decoded on sequence 0 since it was empty; nothing where that cannot be told."""
+
+    def __init__(self, live: LiveSequence, bring_back: Callable[[Tokens], bool]) -> None:
+        """`bring_back` makes memory hold just these tokens; False where it cannot now."""
+        self._live = live
+        self._bring_back = bring_back
+        self._tokens: list[int] = []
+        self._first = 0
+        """The lowest position that memory holds."""
+        self._counters: object = None
+        """Our own count as it was then: another one since, and memory is ours."""
+
+    @property
+    def known(self) -> bool:
+        """All of what memory holds is known here."""
+        return bool(self._tokens) and self._counters is self._live.shared.counters
+
+    def forget(self) -> None:
+        """Memory was changed in a way that is not followed."""
+        self._tokens = []
+
+    def decoded(self, batch: Any) -> None:
+        """A batch was decoded natively."""
+        found = _plain(batch)
+        start = -1 if found is None else found[0]
+        if start == 0:
+            self._tokens = []
+        elif not self.known or start != len(self._tokens):
+            self.forget()
+            return
+        assert found is not None
+        self._tokens += found[1]
+        self._first = self._live.native.positions()[0]
+        self._counters = self._live.shared.counters
+
+    def removed(self, done: bool, seq: int, begin: int, end: int) -> bool | None:
+        """[begin, end) was to be removed; True where that was not `done`, or not exactly, and now is."""
+        n, begin = len(self._tokens), max(begin, 0)
+        if seq > 0:
+            return None
+        if begin == 0 and end < 0:  # all of it, which needs no knowledge; a hybrid refuses it to sequence -1
+            if done:
+                self.forget()
+                return None
+        elif not self.known or begin >= n:
+            return None
+        elif 0 <= end < n:
+            if done:
+                self.forget()
+            return None
+        elif done and begin >= self._live.profile.cut_floor(n, self._first):
+            del self._tokens[begin:]
+            return None
+        kept = self._tokens[:begin]
+        self.forget()
+        if not self._bring_back(np.array(kept, dtype=np.int32)):
+            return None
+        self._tokens, self._counters = kept, self._live.shared.counters
+        self._first = self._live.native.positions()[0]
+        return True
+
+
+def _plain(batch: Any) -> tuple[int, list[int]] | None:
+    """First position and ids of a batch of one run of tokens of sequence 0; None: it is another one."""
+    n = int(batch.n_tokens)
+    if n < 1 or not batch.token or not batch.pos:
+        return None
+    named = range(n if batch.n_seq_id and batch.seq_id else 0)
+    if any(batch.n_seq_id[i] != 1 or batch.seq_id[i][0] != 0 for i in named):
+        return None
+    first = int(batch.pos[0])
+    if batch.pos[:n] != list(range(first, first + n)):
+        return None
+    return first, batch.token[:n]
+
+
+def _decoded(result: int, arguments: Any) -> None:
+    context = context_at(arguments[0])
+    if context is None or context.outside is None:
+        return
+    if result == 0:
+        context.outside.decoded(arguments[1])
+    elif result != -1:  # an invalid batch changes nothing
+        context.outside.forget()
+
+
+def _removed(result: bool, arguments: Any) -> bool | None:
+    memory, *cut = arguments
+    context = context_of_memory(memory)
+    if context is None or context.outside is None:
+        return None
+    seq, begin, end = (int(getattr(number, "value", number)) for number in cut)
+    return context.outside.removed(bool(result), seq, begin, end)
+
+
+def _changed(result: Any, arguments: Any) -> None:
+    context = context_of_memory(arguments[0])
+    if context is not None and context.outside is not None:
+        context.outside.forget()
+
+
+watch("llama_decode", _decoded)
+watch("llama_memory_seq_rm", _removed)
+for _name in ("clear", "seq_add", "seq_cp", "seq_div", "seq_keep"):
+    watch(f"llama_memory_{_name}", _changed)

@@ -1,0 +1,86 @@
+"""What requests could go on from without anything live: how deep each known path can be restored.
+
+For whoever sends requests to one of several caches. The answer is that of the planner and of the disk's index
+themselves, asked path by path, so that nobody waits long for a lock. Looking makes nothing older or younger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens
+from llamahybrid.prompt_cache.disk_index import DiskIndex, on_disk
+from llamahybrid.prompt_cache.nodes import Node, tokens_of
+from llamahybrid.prompt_cache.tree import Tree
+
+if TYPE_CHECKING:
+    from llamahybrid.prompt_cache.cache import PromptCache
+
+NO_TOKENS: Tokens = np.empty(0, np.int32)
+NO_TOKEN = np.array([-1], np.int32)
+"""Goes on from every path, and is on none."""
+
+MOST_PATHS = 4096
+"""Of each tier; the rest is not told of."""
+
+
+def in_ram(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
+    """The deepest restorable prefix of each path in RAM, shape (n,) each. `view`: of such a context."""
+    alone = without_live(view)
+    for path in cache.ram.look(lambda store: _ends(store.tree, view.namespace)) or ():
+        tokens = _tokens_to(path)
+        if depth := cache.ram.peek(np.concatenate((tokens, NO_TOKEN)), alone, Costs()):
+            yield tokens[:depth]
+
+
+def on_disk_paths(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
+    """The same of the folder as it was read last; nothing without one."""
+    if cache.disk is None or (view.needs_attention and view.split is None):
+        return
+    store = cache.disk.store
+    for path in store.look(lambda index: _ends(index.tree, view.namespace)) or ():
+        tokens = _tokens_to(path)
+        if depth := store.look(lambda index, tokens=tokens: _depth(index, view, tokens)):  # type: ignore[misc]
+            yield tokens[:depth]
+
+
+def without_live(view: LiveView) -> LiveView:
+    """The view of a context of the same kind in which nothing is."""
+    return replace(view, tokens=NO_TOKENS, cut_floor=0, tip_logits=False, reuse_limit=None, state=None)
+
+
+def _ends(tree: Tree, namespace: str) -> list[tuple[bytes, ...]]:
+    """The edges of each path from its root to a leaf; edges are shared, not copied."""
+    if namespace not in tree.namespaces():
+        return []
+    found: list[tuple[bytes, ...]] = []
+    ahead: list[Node] = list(tree.root(namespace).children.values())
+    while ahead and len(found) < MOST_PATHS:
+        node = ahead.pop()
+        if node.children:
+            ahead += node.children.values()
+        else:
+            found.append(tuple(above.edge for above in node.path())[::-1])
+    return found
+
+
+def _tokens_to(path: tuple[bytes, ...]) -> Tokens:
+    return tokens_of(b"".join(path))
+
+
+def _depth(index: DiskIndex, view: LiveView, tokens: Tokens) -> int:
+    """How many of a path's tokens the disk alone can restore."""
+    if view.attention_is_all:
+        return next((start for start, _ in index.uncovered(view.namespace, tokens)), len(tokens))
+    nodes = index.tree.match(view.namespace, tokens).path
+    ends = [place.position for node in nodes for place in on_disk(node).places]
+    serves = (
+        end
+        for end in reversed(ends)
+        if index.serves(view.namespace, tokens[:end], logits=False, attention=view.needs_attention)
+    )
+    return next(serves, 0)

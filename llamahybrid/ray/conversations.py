@@ -1,0 +1,139 @@
+"""What a request says of the conversation that it goes on with, told before anything is tokenized.
+
+A body is a chain of pieces (messages, or some characters of a prompt), each named by all before it, by the
+model, its tools, and whose request it is. Two requests have as many names in common as they begin alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import xxhash
+
+from llamahybrid.prompt_cache.base import Tokens
+
+PIECE = 512
+"""Characters, or ids, of a prompt that are one link."""
+
+SESSION_HEADER = "x-session-id"
+SHARED_ROLES = ("system", "developer")
+
+MOST_CONVERSATIONS = 256
+"""A replica tells of those that it was asked last."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One piece, with all before it."""
+
+    name: int
+    length: int
+    """Characters up to its end, about."""
+    own: bool
+    """Not just what many conversations begin with."""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a router goes by."""
+
+    chain: tuple[Link, ...] = ()
+    session: str | None = None
+    """What the client calls its conversation."""
+
+    @property
+    def length(self) -> int:
+        """Characters of the whole, about."""
+        return self.chain[-1].length if self.chain else 0
+
+
+NO_HINTS = Hints()
+
+
+def hints_of(headers: Mapping[str, str], raw: bytes) -> Hints:
+    """Of a request; header names in lower case. What cannot be read says nothing: the server will."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        return NO_HINTS
+    if not isinstance(body, dict):
+        return NO_HINTS
+    whose = [headers.get("authorization"), headers.get("x-api-key"), body.get("cache_salt")]
+    asked = {key: body.get(key) for key in ("model", "tools", "functions")}
+    session = headers.get(SESSION_HEADER) or body.get("prompt_cache_key")
+    links = tuple(_chain(_text([whose, asked]), _pieces(body)))
+    # Routers keep many, and log them: neither a long one nor the client's key goes there.
+    named = _digest(_text([whose, session])) if isinstance(session, str) and session else None
+    return Hints(links, named)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _chain(start: str, pieces: Iterator[tuple[str, bool]]) -> Iterator[Link]:
+    name, length = xxhash.xxh3_64_intdigest(start.encode("utf-8", "surrogatepass")), 0
+    for text, own in pieces:
+        raw = text.encode("utf-8", "surrogatepass")
+        name, length = xxhash.xxh3_64_intdigest(raw, seed=name), length + len(text)
+        yield Link(name, length, own)
+
+
+def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    messages, prompt = body.get("messages"), body.get("prompt", body.get("input"))
+    if isinstance(messages, list):
+        for message in messages:
+            shared = isinstance(message, dict) and message.get("role") in SHARED_ROLES
+            yield _text(message), not shared
+    elif isinstance(prompt, str | list):
+        for at in range(0, len(prompt), PIECE):
+            yield _text(prompt[at : at + PIECE]), 2 * (at + PIECE) > len(prompt)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+class Asked:
+    """What a replica was asked last, and how much of each conversation it can resume; from any thread."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[Hints, Tokens]] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, hints: Hints, prompt: Tokens) -> None:
+        """It was asked this. What it goes on with is told of by this from now on."""
+        if not hints.chain:
+            return
+        with self._lock:
+            for link in hints.chain:
+                self._known.pop(link.name, None)
+            self._known[hints.chain[-1].name] = hints, prompt
+            while len(self._known) > MOST_CONVERSATIONS:
+                self._known.popitem(last=False)
+
+    def resumable(self, depth: Callable[[Tokens], int]) -> dict[int, int]:
+        """By a link's name, the characters up to its end, of what need not be decoded again.
+
+        `depth(prompt)`: tokens of a prompt that can be resumed. Where links end in it is estimated.
+        """
+        with self._lock:
+            known = list(self._known.values())
+        found: dict[int, int] = {}
+        for hints, prompt in known:
+            share = depth(prompt) / max(1, len(prompt) - 1)
+            found.update(
+                (link.name, link.length) for link in hints.chain if link.length <= share * hints.length
+            )
+        return found
+
+
+def deepest(chain: Sequence[Link], known: Mapping[int, int]) -> Link | None:
+    """The last link of a chain that is known."""
+    return next((link for link in reversed(chain) if link.name in known), None)

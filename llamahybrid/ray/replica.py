@@ -1,0 +1,194 @@
+"""What Ray Serve runs: replicas, each with our server in it, and a front that reads bodies.
+
+The front hands a request on as it came, with hints for the router; a replica's app answers it, and what it
+sends goes back piece by piece. A client that hangs up ends it there, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
+
+from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache.base import Costs, Tokens
+from llamahybrid.ray.conversations import Asked, Hints, hints_of
+from llamahybrid.request.salt import SHARED
+from llamahybrid.server.app import app_of, loader_of
+from llamahybrid.server.service import Service
+from llamahybrid.server.settings import ModelSettings, ServerSettings
+
+NUMBER = "x-llamahybrid-request"
+"""Header by which a replica tells its own requests apart."""
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+Part: TypeAlias = "tuple[int, Headers] | bytes"
+"""Status and headers first, then the body."""
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """A request on its way to a replica."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    hints: Hints
+
+
+class Replica:
+    """The server on one model."""
+
+    async def __init__(self, server: dict[str, Any], model: dict[str, Any]) -> None:  # type: ignore[misc]
+        """Opens the model. Arguments are those of `ServerSettings` and `ModelSettings`."""
+        self._asked = Asked()
+        self._running: dict[str, Hints] = {}
+        self._count = 0
+        settings = ServerSettings(**server)
+        self._service = Service(settings, [ModelSettings(**model)], loader_of(settings))
+        self._service.observer = self._observer
+        self._app = app_of(self._service)
+        await self._service.start()
+
+    async def serve(self, forwarded: Forwarded) -> AsyncIterator[Part]:
+        """Answer a request: status and headers, then what it sends."""
+        self._count += 1
+        number = str(self._count)
+        self._running[number] = forwarded.hints
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        gone = asyncio.Event()
+        body: Message | None = {"type": "http.request", "body": forwarded.body, "more_body": False}
+
+        async def receive() -> Message:
+            nonlocal body
+            if body is not None:
+                first, body = body, None
+                return first
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def run() -> None:
+            try:
+                await self._app(_scope(forwarded, number), receive, sent.put)
+            finally:
+                await sent.put(None)
+
+        running = asyncio.create_task(run())
+        try:
+            while (message := await sent.get()) is not None:
+                if message["type"] == "http.response.start":
+                    yield message["status"], list(message["headers"])
+                elif message.get("body"):
+                    yield message["body"]
+            await running  # what it raised
+        finally:
+            gone.set()
+            self._running.pop(number, None)
+            with suppress(Exception):
+                await asyncio.wait_for(asyncio.shield(running), timeout=10)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What can be resumed here, for the router."""
+        llm = self._service.models.llm
+        if llm is None:
+            return {}
+        return {"resumable": self._asked.resumable(_depth(llm))}
+
+    async def check_health(self) -> None:
+        """Raises where no model is open."""
+        if self._service.models.llm is None:
+            raise RuntimeError("no model is open")
+
+    def _observer(self, request: Request) -> Callable[[Sequence[int]], None] | None:
+        hints = self._running.get(request.headers.get(NUMBER, ""))
+        if hints is None:
+            return None
+        return lambda tokens: self._asked.add(hints, np.array(tokens, np.int32))
+
+
+def _depth(llm: Llama) -> Callable[[Tokens], int]:
+    """How many tokens of a prompt could be resumed, live or from RAM, in any slot."""
+    lives = [slot.evaluation.runner.live for slot in llm.slots.all if slot.evaluation is not None]
+    views = [live.blank_view(live.identity.namespace_of(SHARED)) for live in lives[:1]]
+    cache = llm.prompt_cache
+
+    def depth(prompt: Tokens) -> int:
+        stored = max((cache.peek(prompt, view, Costs()) for view in views), default=0) if cache else 0
+        alive = 0
+        for live in lives:
+            tokens = live.tokens
+            n = min(len(tokens), len(prompt))
+            same = int((tokens[:n] != prompt[:n]).argmax()) if n else 0
+            whole = n and not (tokens[:n] != prompt[:n]).any()
+            # What can be cut serves up to where it parts, what cannot only where nothing parts.
+            alive = max(alive, n if whole else 0 if live.profile.needs_checkpoints else same)
+        return max(stored, alive)
+
+    return depth
+
+
+def _scope(forwarded: Forwarded, number: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": forwarded.method,
+        "scheme": "http",
+        "path": forwarded.path,
+        "raw_path": forwarded.path.encode(),
+        "query_string": forwarded.query,
+        "root_path": "",
+        "headers": [*forwarded.headers, (NUMBER.encode(), number.encode())],
+        "client": None,
+        "server": None,
+        "state": {},
+    }
+
+
+class Front:
+    """Reads a request's body, so that the router knows what it is about, and passes the answer on."""
+
+    def __init__(self, replicas: Any, max_body: int) -> None:
+        """`replicas`: the handle of their deployment; `max_body`: larger bodies get 413."""
+        self._replicas = replicas.options(stream=True, method_name="serve")
+        self._max_body = max_body
+
+    async def __call__(self, request: Request) -> Response:
+        """Whatever it is, a replica answers it."""
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > self._max_body:
+                return Response("the body is too large", 413)
+        headers = tuple((name, value) for name, value in request.headers.raw if name != NUMBER.encode())
+        hints = hints_of(request.headers, body)
+        path, query = request.url.path, request.scope["query_string"]
+        answer = self._replicas.remote(Forwarded(request.method, path, query, headers, body, hints))
+        try:
+            status, sent = await anext(aiter(answer))
+        except BaseException:
+            answer.cancel()
+            raise
+
+        async def rest() -> AsyncIterator[bytes]:
+            ended = False
+            try:
+                async for part in answer:
+                    yield part
+                ended = True
+            finally:
+                if not ended:
+                    answer.cancel()
+
+        passed = StreamingResponse(rest(), status)
+        passed.raw_headers = [(n, v) for n, v in sent if n.lower() != b"transfer-encoding"]
+        return passed

@@ -1,0 +1,101 @@
+"""The request router that Ray Serve runs in whatever sends requests to the replicas.
+
+Source: `ray.serve.request_router` of Ray 2.60, whose public names are used here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from llamahybrid.ray.choice import Candidate, in_order
+from llamahybrid.ray.conversations import NO_HINTS, Hints
+
+TRUST_SECONDS = 10.0
+"""What was sent somewhere is taken to be known there for so long; by then the replica has said so itself."""
+
+MOST_LINKS = 50_000
+MOST_SESSIONS = 10_000
+
+
+class ResumableRouter(RequestRouter):  # type: ignore[misc]
+    """Sends a request where the deepest part of it can be resumed, weighed against queues (see `choice`)."""
+
+    queue_len_response_deadline_s = 2.0
+    """A replica whose cores decode may be slow to say; to ask another one would cost the whole prompt."""
+
+    def initialize_state(self, slots: int = 1, **_: Any) -> None:
+        """`slots`: requests that run at once on a replica."""
+        self._slots = slots
+        self._sent: OrderedDict[int, tuple[ReplicaID, float]] = OrderedDict()  # by link
+        self._sessions: OrderedDict[str, ReplicaID] = OrderedDict()
+        self._conversations: OrderedDict[int, ReplicaID] = OrderedDict()  # by the first link of their own
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """All of them, each a rank of its own, the best first."""
+        hints = _hints(pending_request)
+        counts = list(self._conversations.values())
+        candidates = [
+            Candidate(
+                replica.replica_id,
+                self.replica_queue_len_cache.get(replica.replica_id) or 0,
+                self._known(replica, hints),
+                counts.count(replica.replica_id),
+            )
+            for replica in candidate_replicas
+        ]
+        session = self._sessions.get(hints.session) if hints.session else None
+        order = in_order(candidates, hints, self._slots, session)
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        return [[by_id[each]] for each in order]
+
+    def _known(self, replica: RunningReplica, hints: Hints) -> dict[int, int]:
+        """What of this chain can be resumed there, by what it says and by what was just sent there."""
+        told = (replica.routing_stats or {}).get("resumable", {})
+        now, known = time.monotonic(), dict[int, int]()
+        for link in hints.chain:
+            sent = self._sent.get(link.name)
+            fresh = sent is not None and sent[0] == replica.replica_id and now - sent[1] < TRUST_SECONDS
+            if link.name in told or fresh:
+                known[link.name] = link.length
+        return known
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """It was sent there: what goes on with it will find it there."""
+        hints, now = _hints(pending_request), time.monotonic()
+        for link in hints.chain:
+            self._sent[link.name] = replica_id, now
+            self._sent.move_to_end(link.name)
+        own = next((link.name for link in hints.chain if link.own), None)
+        if own is not None:
+            self._conversations[own] = replica_id
+            self._conversations.move_to_end(own)
+        if hints.session:
+            self._sessions[hints.session] = replica_id
+            self._sessions.move_to_end(hints.session)
+        for kept, most in ((self._sent, MOST_LINKS), (self._sessions, MOST_SESSIONS)):
+            while len(kept) > most:
+                kept.popitem(last=False)
+        while len(self._conversations) > MOST_SESSIONS:
+            self._conversations.popitem(last=False)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Forget where it was; what it knew may lie in the shared store."""
+        super().on_replica_actor_died(replica_id)
+        for name in [n for n, sent in self._sent.items() if sent[0] == replica_id]:
+            del self._sent[name]
+        for session in [s for s, there in self._sessions.items() if there == replica_id]:
+            del self._sessions[session]
+        for first in [c for c, there in self._conversations.items() if there == replica_id]:
+            del self._conversations[first]
+
+
+def _hints(pending: PendingRequest | None) -> Hints:
+    args = pending.args if pending is not None else ()
+    hints = getattr(args[0], "hints", None) if args else None
+    return hints if isinstance(hints, Hints) else NO_HINTS

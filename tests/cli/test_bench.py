@@ -1,0 +1,91 @@
+"""`llamahybrid bench`: a table, JSON, and what cannot be told said so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli.bench import show
+from llamahybrid.cli.main import app
+from llamahybrid.evaluate import bench
+from llamahybrid.evaluate.bench import Bench, Cell, Results
+from llamahybrid.evaluate.targets.base import Saving
+
+RESULTS = Results(
+    "2026-01-01T00:00:00+00:00",
+    {"cores": "2"},
+    {"name": "a.gguf"},
+    1,
+    {"ours": {}, "http://x": {}},
+    (
+        Cell("a chat", "ours", 5, 110, 100, 0.5, 20.0, 3 << 20),
+        Cell("a chat", "http://x", 5),
+        Cell("a chat", "stock", error="it died"),
+        Cell(bench.SAVED, "ours", 1, saving=Saving(3 << 20, 0.006, 0.012, 0.004)),
+        Cell(bench.SAVED, "http://x", 1),
+    ),
+)
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    show(RESULTS)
+    out = capsys.readouterr().out
+    for said in ("1.100", "0.500 s", "20.0", "3.0", "cannot tell", "failed", "error: stock, a chat: it died"):
+        assert said in out
+    ours = next(line for line in out.splitlines() if "4.00 ms" in line)
+    figures = ["3.0", "4.00 ms", "6.00 ms", "12.00 ms", "1.5", "3.0"]
+    assert [cell.strip() for cell in ours.split("│")[2:-1]] == figures
+    assert out.count("cannot tell") == 2
+
+
+def test_results_are_written_and_a_failure_is_exit_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Bench] = []
+
+    def run(self: Bench) -> Results:
+        seen.append(self)
+        self.progress("a", 0, 1)
+        self.found(RESULTS)
+        return RESULTS
+
+    monkeypatch.setattr(bench.Bench, "run", run)
+    model, out = tmp_path / "m.gguf", tmp_path / "out.json"
+    model.write_bytes(b"GGUF")
+    ran = CliRunner().invoke(
+        app, ["bench", str(model), "--clients", "2", "--threads", "3", "--json", str(out)]
+    )
+    assert ran.exit_code == 1
+    assert [t.name for t in seen[0].targets] == ["stock", "stock+ram", "ours"]
+    assert seen[0].clients == (2,)
+    assert seen[0].model.options == {"n_threads": 3, "n_threads_batch": 3}
+    assert Results.from_json(json.loads(out.read_text())) == RESULTS
+
+
+def test_a_run_that_is_stopped_leaves_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = replace(RESULTS, complete=False)
+
+    def run(self: Bench) -> Results:
+        self.found(part)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.Bench, "run", run)
+    model, out = tmp_path / "m.gguf", tmp_path / "out.json"
+    model.write_bytes(b"GGUF")
+    ran = CliRunner().invoke(app, ["bench", str(model), "--json", str(out)])
+    assert ran.exit_code
+    assert Results.from_json(json.loads(out.read_text())) == part
+
+
+def test_a_target_that_is_none_is_said(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    ran = CliRunner().invoke(app, ["bench", str(model), "--on", "nonsense"])
+    assert ran.exit_code == 1
+    assert "no target 'nonsense'" in ran.output

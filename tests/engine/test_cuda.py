@@ -1,0 +1,133 @@
+"""Finding what a CUDA build takes, where it lies in parts and where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llamahybrid.engine import cuda, recipe
+from llamahybrid.errors import EngineError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders as they are on Linux")
+
+Make = Callable[..., Path]
+
+
+def put(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """`toolkit("include/cublas_v2.h", ...)`: the one that CUDA_PATH names, with these files, too."""
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("CUDACXX", "CUDA_HOME", "CUDAToolkit_ROOT", "CUDAARCHS", "CMAKE_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cuda, "present_architecture", lambda: "")
+
+    def make(*files: str, release: str = "13.0") -> Path:
+        root = tmp_path / "cuda"
+        said = f"Cuda compilation tools, release {release}, V{release}.88"
+        put(root / "bin" / "nvcc", f"#!/bin/sh\necho {said!r}\n")
+        for file in ("include/cuda.h", "lib64/libcudart.so.13", "nvvm/bin/cicc", *files):
+            put(root / file)
+        monkeypatch.setenv("CUDA_PATH", str(root))
+        return root
+
+    return make
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed nvidia-cublas."""
+    folder = tmp_path / "site" / "nvidia" / "cu13"
+    put(folder / "include" / "cublas_v2.h")
+    put(folder / "lib" / "libcublas.so.13")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return folder
+
+
+WHOLE = ("include/cublas_v2.h", "lib64/libcublas.so", "lib64/stubs/libcuda.so")
+
+
+def test_a_whole_toolkit_is_named_as_it_is(toolkit: Make) -> None:
+    root = toolkit(*WHOLE)
+    said = cuda.cmake_args("90")
+    assert "-DGGML_CUDA=on" in said
+    assert "-DCMAKE_CUDA_ARCHITECTURES=90" in said
+    assert f"-DCUDAToolkit_ROOT={root} " in said + " "
+    assert "NO_VMM" not in said
+    assert "CUDA_FLAGS" not in said
+
+
+def test_one_in_parts_is_put_together_once(toolkit: Make, package: Path) -> None:
+    root = toolkit()
+    found = cuda.together(cuda.Toolkit.find(), cuda.cublas("13.0"))
+    assert (found / "bin" / "nvcc").resolve() == root / "bin" / "nvcc"
+    assert (found / "include" / "cuda.h").resolve() == root / "include" / "cuda.h"
+    assert (found / "include" / "cublas_v2.h").resolve() == package / "include" / "cublas_v2.h"
+    target = found / "targets" / f"{os.uname().machine}-linux" / "lib"
+    for library in ("libcublas.so", "libcublas.so.13", "libcudart.so"):
+        assert (target / library).is_file(), library
+    assert cuda.together(cuda.Toolkit.find(), package) == found
+    said = cuda.cmake_args("90")
+    assert f"-DCMAKE_CUDA_COMPILER={found / 'bin' / 'nvcc'}" in said
+    assert f"-DCMAKE_CUDA_FLAGS=-I{found / 'include'}" in said
+    assert "-DGGML_CUDA_NO_VMM=on" in said, "there is nothing of the driver to link with"
+
+
+def test_one_that_somebody_else_could_have_put_there_is_not_used(toolkit: Make, package: Path) -> None:
+    toolkit()
+    found = cuda.together(cuda.Toolkit.find(), package)
+    found.chmod(0o777)
+    with pytest.raises(EngineError, match="can be written by others"):
+        cuda.together(cuda.Toolkit.find(), package)
+
+
+def test_without_cublas_the_error_names_the_package(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.site, "getsitepackages", list)
+    monkeypatch.setattr(sys, "path", [])
+    toolkit()
+    with pytest.raises(EngineError, match=r"pip install 'nvidia-cublas==13\.0\.\*'"):
+        cuda.cmake_args("90")
+    toolkit(release="12.4")
+    with pytest.raises(EngineError, match=r"nvidia-cublas-cu12==12\.4"):
+        cuda.cmake_args("90")
+
+
+def test_without_a_toolkit_or_an_architecture_the_error_says_so(
+    toolkit: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolkit(*WHOLE)
+    with pytest.raises(EngineError, match="--cuda-arch 90"):
+        cuda.cmake_args()
+    monkeypatch.setattr(cuda, "present_architecture", lambda: "89")
+    assert "-DCMAKE_CUDA_ARCHITECTURES=89" in cuda.cmake_args()
+    monkeypatch.setenv("CUDAARCHS", "80")
+    assert "-DCMAKE_CUDA_ARCHITECTURES=80" in cuda.cmake_args()
+    monkeypatch.delenv("CUDA_PATH")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(cuda, "_USUAL", Path("/nowhere"))
+    with pytest.raises(EngineError, match="CUDA_PATH"):
+        cuda.cmake_args("90")
+
+
+def test_architectures_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "nvidia-smi", "#!/bin/sh\nprintf '9.0\\n8.9\\n9.0\\n'\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert cuda.present_architecture() == "89;90"
+    monkeypatch.setenv("PATH", "")
+    assert cuda.present_architecture() == ""
+
+
+def test_the_toolkits_compiler_is_in_the_key(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolkit(*WHOLE)
+    monkeypatch.setenv("CMAKE_ARGS", cuda.cmake_args("90"))
+    assert "release 13.0" in dict(recipe.Recipe.here().compilers)["CUDA"]

@@ -1,0 +1,178 @@
+"""Carrying the patches over to another llama.cpp: what merges, what conflicts, what is upstream already."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli import rebase as table
+from llamahybrid.cli.main import app
+from llamahybrid.engine import rebase, sdist, series
+from llamahybrid.engine.rebase import Target
+from llamahybrid.engine.sdist import Pin
+from llamahybrid.errors import EngineError
+
+pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="no git")
+
+Tree = Mapping[str, str]
+LINES = "".join(f"line {number}\n" for number in range(30))
+BASE: Tree = {"CMakeLists.txt": "", "include/llama.h": "a\n", "src/a.cpp": LINES, "src/gone.cpp": LINES}
+NEW: Tree = {
+    "CMakeLists.txt": "",
+    "include/llama.h": "a\nb\n",
+    "src/a.cpp": "new\n" * 5 + LINES.replace("line 20\n", "theirs\n").replace("line 29\n", "mended\n"),
+}
+PATCHES = {
+    "0001-moved.patch": {"src/a.cpp": ("line 5\n", "ours\n")},
+    "0002-changed.patch": {"src/a.cpp": ("line 20\n", "ours\n")},
+    "0003-upstream.patch": {"src/a.cpp": ("line 29\n", "mended\n")},
+    "0004-partly.patch": {"src/a.cpp": ("line 10\n", "ours\n"), "src/gone.cpp": ("line 3\n", "ours\n")},
+    "0005-nowhere.patch": {"src/gone.cpp": ("line 9\n", "ours\n")},
+}
+
+
+def plant(folder: Path, tree: Tree) -> Path:
+    for name, text in tree.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A llama.cpp that has gone on; the patches are made for release 1.0, which came before it."""
+    home, before = tmp_path / "patches" / "1.0", dict(BASE)
+    home.mkdir(parents=True)
+    for name, changes in PATCHES.items():
+        text = f"From {'0' * 40} Mon Sep 17 00:00:00 2001\nFrom: x <x@y>\n"
+        text += "Date: Sat, 21 Nov 2026 00:00:00 +0000\n"
+        text += f"Subject: [PATCH] {name}\n\nDescription: why\n---\n\n"
+        for file, (old, new) in changes.items():
+            after = before[file].replace(old, new)
+            text += f"diff --git a/{file} b/{file}\n" + "".join(
+                difflib.unified_diff(
+                    before[file].splitlines(True), after.splitlines(True), f"a/{file}", f"b/{file}"
+                )
+            )
+            before[file] = after
+        (home / name).write_text(text)
+    (home / "series").write_text("\n".join(PATCHES))
+    (home / "pin").write_text("0\n")
+    monkeypatch.setattr(series, "_PACKAGE", tmp_path / "llamahybrid")
+    monkeypatch.setattr(sdist, "unpack", lambda dest, pin: plant(dest / "vendor/llama.cpp", BASE).parents[1])
+    monkeypatch.chdir(tmp_path)
+    return plant(tmp_path / "new", NEW)
+
+
+def carry(checkout: Path, keep: Path | None = None) -> list[rebase.Carried]:
+    return rebase.carry(Target.of(str(checkout)), "1.0", lambda *_: None, keep)
+
+
+def test_each_patch_is_merged_or_says_why_not(checkout: Path):
+    assert [(patch.name, patch.outcome) for patch in carry(checkout)] == [
+        ("0001-moved.patch", "merged"),
+        ("0002-changed.patch", "1 conflict in src/a.cpp"),
+        ("0003-upstream.patch", "nothing is left of it: upstream has it"),
+        ("0004-partly.patch", "merged without src/gone.cpp"),
+        ("0005-nowhere.patch", "nothing is left of it: it changes src/gone.cpp alone"),
+    ]
+    assert {path.name: path.read_text() for path in (checkout / "src").iterdir()} == {
+        "a.cpp": NEW["src/a.cpp"]
+    }
+
+
+def test_what_was_merged_is_a_series_that_applies(checkout: Path, tmp_path: Path):
+    rebase.write(carry(checkout), Target("2.0", Pin("2.0", "1")), tmp_path / "patches" / "2.0")
+    assert series.releases() == ("1.0", "2.0")
+    assert list(series.patches("2.0")) == ["0001-moved.patch", "0004-partly.patch"]
+    assert series.pin("2.0") == Pin("2.0", "1")
+    assert "\nDescription: why\n" in (series.folder("2.0") / "0001-moved.patch").read_text()
+    series.apply(checkout, "2.0")
+    wanted = NEW["src/a.cpp"].replace("line 5\n", "ours\n").replace("line 10\n", "ours\n")
+    assert (checkout / "src/a.cpp").read_text() == wanted
+
+
+def test_a_tree_is_kept_to_go_on_in(checkout: Path, tmp_path: Path):
+    tree = tmp_path / "tree"
+    carry(checkout, tree)
+    run = subprocess.run(["git", "cherry-pick", "0002-changed"], cwd=tree, capture_output=True, check=False)
+    assert run.returncode == 1
+    assert "<<<<<<< " in (tree / "src/a.cpp").read_text()
+    with pytest.raises(EngineError, match="in the way"):
+        carry(checkout, tree)
+
+
+def test_the_command_writes_nothing_over_and_its_status_says_whether_anything_is_left(checkout: Path):
+    run = CliRunner().invoke(app, ["engine", "rebase", str(checkout)])
+    assert run.exit_code == 1
+    assert "1 of 5 merged" in run.output
+    assert Path("patches/new/series").is_file()
+    again = CliRunner().invoke(app, ["engine", "rebase", str(checkout)])
+    assert again.exit_code == 1
+    assert "in the way" in again.output
+    assert CliRunner().invoke(app, ["engine", "rebase", str(checkout), "--check"]).exit_code == 1
+
+
+def test_names_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    tests = table.tests("0001-recurrent-rollback-planes.patch")
+    assert "rollback-single-tokens" in tests
+    name, file = "0021-server-checkpoint-prefixes", "src/llama-memory-recurrent.cpp"
+    carried = (
+        rebase.Carried("0001-recurrent-rollback-planes.patch", text="it"),
+        rebase.Carried(f"{name}.patch", conflicts={file: 2}),
+    )
+    table.show(carried, "0.3.37", "0.3.36", None, None)
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in (name, *tests))
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_file_in_the_way_is_told(checkout: Path):
+    Path("taken").touch()
+    run = CliRunner().invoke(app, ["engine", "rebase", str(checkout), "--out", "taken"])
+    assert (run.exit_code, type(run.exception)) == (1, SystemExit)
+    assert "error:" in run.output
+
+
+def test_the_latest_release_that_has_patches_needs_none(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command[-3:])
+        said = "llama-cpp-python (1.0)\nAvailable versions: 1.0, 0.9\n  INSTALLED: 0.9\n"
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    run = CliRunner().invoke(app, ["engine", "rebase", "latest", "--check"])
+    assert run.exit_code == 0
+    assert "1.0 is the newest release" in run.output
+    assert asked == [["index", "versions", "llama-cpp-python"]]
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "no")
+    )
+    assert "pip does not say" in CliRunner().invoke(app, ["engine", "rebase", "latest"]).output
+
+
+def test_a_target_is_a_release_an_sdist_or_a_checkout(checkout: Path, tmp_path: Path):
+    assert Target.of(str(checkout)) == Target("new", checkout=checkout)
+    plant(checkout, {"llama_cpp/__init__.py": '__version__ = "2.1"'})
+    assert Target.of(str(checkout)).name == "2.1"
+    assert Target.of("1.0").pin == Pin("1.0", "0")
+    (tmp_path / "x.tar.gz").touch()
+    for wrong in ("x.tar.gz", "nonsense", "patches"):
+        with pytest.raises(EngineError, match=r"no sdist|no release|neither"):
+            Target.of(wrong)
+
+
+def test_the_base_is_the_last_release_before_it(checkout: Path):
+    for version in ("1.1", "2.0"):
+        shutil.copytree(series.folder("1.0"), series.folder("1.0").with_name(version))
+    bases = {name: Target(name).base() for name in ("1.1", "1.5", "3.0", "0.5", "new")}
+    assert bases == {"1.1": "1.0", "1.5": "1.1", "3.0": "2.0", "0.5": "1.0", "new": "2.0"}

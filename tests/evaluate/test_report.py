@@ -1,0 +1,79 @@
+"""Reports as JSON: all comes back, and what is no report is refused in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamahybrid.errors import ReportError
+from llamahybrid.evaluate.report import (
+    Report,
+    RequestFigures,
+    TargetFigures,
+    Verdict,
+    WorkloadFigures,
+)
+
+REQUEST = RequestFigures(
+    "edit", "0", 1, 120, 100, 90, 30, 41, 0.25, 1.5, "same", "ab12", "history differs at token 100"
+)
+HIDDEN = RequestFigures("edit", "0", 2, None, None, None, None, None, None, 1.0, "unknown", "", None)
+WORKLOAD = WorkloadFigures(
+    "edit", (REQUEST, HIDDEN), 40, 41, 1.025, 1.02, 0, (Verdict("reuse", "ok", "1.03"),)
+)
+TARGET = TargetFigures("stock", "stock", {"llama-cpp-python": "0.3.36"}, (WORKLOAD,), (), None)
+REPORT = Report("2026-01-02T03:04:05+00:00", {"system": "Linux"}, ("a.gguf",), (TARGET,))
+
+
+def test_all_comes_back(tmp_path: Path) -> None:
+    REPORT.write(tmp_path / "report.json")
+    assert Report.read(tmp_path / "report.json") == REPORT
+
+
+def _changed(change: Any) -> object:
+    data = json.loads(json.dumps(REPORT.as_json()))
+    request = data["targets"][0]["workloads"][0]["requests"][0]
+    change(data, request)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d, r: d.update(format=2), "format 2"),
+        (lambda d, r: d.update(format=True), "format"),
+        (lambda d, r: d.pop("format"), "format None"),
+        (lambda d, r: d.pop("machine"), "machine"),
+        (lambda d, r: d.update(more=1), "more"),
+        (lambda d, r: r.update(total="120"), "requests\\[0\\].total"),
+        (lambda d, r: r.update(total=True), "total"),
+        (lambda d, r: r.update(total=1.5), "total"),
+        (lambda d, r: r.update(seconds=None), "seconds"),
+        (lambda d, r: r.update(seconds=float("nan")), "seconds"),
+        (lambda d, r: r.update(seconds=10**400), "seconds|large"),
+        (lambda d, r: r.update(answer="perhaps"), "answer"),
+        (lambda d, r: d.update(targets={}), "targets"),
+        (lambda d, r: d["machine"].update(cores=2), "machine"),
+    ],
+)
+def test_what_is_no_report_is_refused(change: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(_changed(change)))
+    with pytest.raises(ReportError, match=said):
+        Report.read(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '"format"'])
+def test_so_is_what_is_no_json_of_ours(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(ReportError, match=str(path)):
+        Report.read(path)
+
+
+def test_whole_seconds_are_numbers_too() -> None:
+    data = REQUEST.as_json() | {"seconds": 2}
+    assert RequestFigures.from_json(data).seconds == 2.0

@@ -1,0 +1,220 @@
+"""What a router is told: just what a request can go on from, in every tier, and nothing of others' salts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from llamahybrid import Llama, PromptCache
+from llamahybrid.events import wire
+from llamahybrid.events.publisher import ANEW, EventPublisher
+from tests.events.subscriber import Subscriber
+
+SIZE = 8
+ANY = "tcp://127.0.0.1:0"
+
+pytestmark = pytest.mark.native
+
+
+def tokens(seed: int, n: int) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(5, 250, n)]
+
+
+@pytest.fixture
+def opened(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Llama]]:
+    with ExitStack() as stack:
+
+        def open_(arch: str, cache: PromptCache, **more: Any) -> Llama:
+            llm = Llama(str(tiny_model(arch)), n_ctx=512, prompt_cache=cache, verbose=False, **more)
+            return stack.enter_context(closing(llm))
+
+        yield open_
+
+
+@pytest.fixture
+def told() -> Iterator[Callable[..., Subscriber]]:
+    """Publish, and subscribe."""
+    with ExitStack() as stack:
+
+        def tell(llm: Llama, **more: Any) -> Subscriber:
+            publisher = EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02, **more)
+            stack.enter_context(publisher)
+            subscriber = Subscriber(publisher.endpoint, publisher.replay, more.get("topic", ""))
+            stack.callback(subscriber.close)
+            subscriber.ask_again(0)
+            return subscriber
+
+        yield tell
+
+
+def ask(llm: Llama, prompt: list[int], n: int = 4, **more: Any) -> None:
+    llm.create_completion(prompt, max_tokens=n, temperature=0.0, **more)
+
+
+def most_told(paths: list[list[int]], whole: list[int]) -> int:
+    """The longest of these that a prompt begins with."""
+    return max((len(path) for path in paths if path == whole[: len(path)]), default=0)
+
+
+def blocks(n: int) -> int:
+    return n // SIZE * SIZE
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "mamba", "llama", "gemma3"])
+def test_what_it_is_told_is_what_another_context_can_resume(
+    arch: str, opened: Callable[..., Llama], told: Callable[..., Subscriber]
+) -> None:
+    cache = PromptCache(ram_bytes=64 << 20)
+    llm = opened(arch, cache)
+    router = told(llm)
+    prompts = [tokens(1, 80), tokens(1, 60) + tokens(2, 40), tokens(3, 90)]
+    said: list[list[int]] = []
+    for prompt in prompts:
+        ask(llm, prompt)
+        said.append([int(t) for t in llm.input_ids[: llm.n_tokens]])
+    ask(llm, tokens(4, 20))  # the last one's attention is stored when another comes
+    live = [int(t) for t in llm.input_ids[: llm.n_tokens]]
+    router.until(lambda: most_told(router.paths().get("GPU", []), live) == blocks(len(live)))
+    in_ram = router.paths()["CPU"]  # told in the same message
+    fresh = opened(arch, cache)
+    for whole in said:
+        ask(fresh, [*whole, 7, 8])
+        cached = blocks(fresh.last_request.cached)
+        assert cached == most_told(in_ram, whole) >= 80
+        fresh.reset()
+    ask(llm, [*live, 9])
+    assert llm.last_request.cached == len(live)
+
+
+def test_a_prompt_cut_short_by_a_block_is_not_told_of(
+    opened: Callable[..., Llama], told: Callable[..., Subscriber]
+) -> None:
+    """Only up to the deepest restore point: tokens that are known beyond it would be decoded again."""
+    cache = PromptCache(ram_bytes=64 << 20)
+    llm = opened("mamba", cache)
+    router = told(llm)
+    ask(llm, tokens(1, 100), 30)
+    ask(llm, tokens(2, 20))
+    known = [e.position for e in cache.ram.tree.oldest_entries()]
+    router.until(lambda: max(map(len, router.paths().get("CPU", [[]]))) == blocks(max(known)))
+
+
+def test_what_goes_is_told(opened: Callable[..., Llama], told: Callable[..., Subscriber]) -> None:
+    cache = PromptCache(ram_bytes=64 << 20)
+    llm = opened("qwen35", cache)
+    router = told(llm)
+    ask(llm, tokens(1, 64))
+    ask(llm, tokens(2, 64))
+    router.until(lambda: len(router.paths().get("CPU", ())) == 2)
+    cache.forget(tokens(1, 64))
+    router.until(lambda: [path[:8] for path in router.paths()["CPU"]] == [tokens(2, 64)[:8]])
+    cache.clear()
+    llm.reset()
+    router.until(lambda: not any(router.paths().values()))
+
+
+def test_the_folder_is_a_medium_of_its_own_and_serves_the_next_process(
+    opened: Callable[..., Llama], told: Callable[..., Subscriber], tmp_path: Path
+) -> None:
+    cache = PromptCache(ram_bytes=64 << 20, disk_dir=tmp_path)
+    llm = opened("qwen35", cache)
+    router = told(llm)
+    ask(llm, tokens(1, 100))
+    said = [int(t) for t in llm.input_ids[: llm.n_tokens]]
+    ask(llm, tokens(2, 30))
+    assert cache.flush()
+    router.until(lambda: any(path[:50] == tokens(1, 50) for path in router.paths().get("DISK", ())))
+    (path,) = (path for path in router.paths()["DISK"] if path[:50] == tokens(1, 50))
+    later = opened("qwen35", PromptCache(ram_bytes=64 << 20, disk_dir=tmp_path))
+    ask(later, [*said, 7])
+    assert blocks(later.last_request.cached) == len(path)
+    assert later.last_request.source == "disk"
+
+
+def test_nothing_of_a_salt_is_told(opened: Callable[..., Llama], told: Callable[..., Subscriber]) -> None:
+    llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
+    router = told(llm)
+    ask(llm, tokens(1, 64), cache_salt="a secret")
+    ask(llm, tokens(2, 64))
+    ask(llm, tokens(3, 64), cache_salt="a secret")
+    router.until(lambda: router.paths().get("CPU"))
+    for _ in range(10):
+        router.receive(0.05)
+    said = [path[:8] for paths in router.paths().values() for path in paths]
+    assert set(map(tuple, said)) == {tuple(tokens(2, 64)[:8])}
+
+
+def test_who_comes_late_asks_for_what_was_said(opened: Callable[..., Llama]) -> None:
+    llm = opened("llama", PromptCache(ram_bytes=64 << 20))
+    with EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02, topic="kv@a@b") as publisher:
+        first = Subscriber(publisher.endpoint, publisher.replay, "kv@")
+        ask(llm, tokens(1, 64))
+        ask(llm, tokens(2, 64))
+        first.until(lambda: router_knows(first, 2))
+        late = Subscriber(publisher.endpoint, publisher.replay, "kv@")
+        late.ask_again(0)
+        assert router_knows(late, 2)
+        assert first.topics == {"kv@a@b"}
+        first.close()
+        late.close()
+    publisher.close()  # again does no harm
+
+
+def router_knows(router: Subscriber, conversations: int) -> bool:
+    return len({tuple(path[:8]) for paths in router.paths().values() for path in paths}) == conversations
+
+
+def test_all_is_told_anew_before_what_can_be_asked_for_forgets_it(
+    opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamahybrid.events.publisher.ANEW", 3)
+    llm = opened("llama", PromptCache(ram_bytes=64 << 20))
+    with EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02) as publisher:
+        first = Subscriber(publisher.endpoint, publisher.replay)
+        for seed in range(1, 9):
+            ask(llm, tokens(seed, 24))
+            first.until(lambda seed=seed: router_knows(first, seed))  # type: ignore[misc]
+        late = Subscriber(publisher.endpoint, publisher.replay)
+        late.ask_again(0)
+        assert late.paths() == first.paths()
+        first.close()
+        late.close()
+
+
+def test_a_long_answer_to_a_slow_subscriber_is_whole() -> None:
+    idle: Any = SimpleNamespace(slots=SimpleNamespace(all=[]), prompt_cache=None)
+    any_port = "tcp://127.0.0.1:0"
+    with (
+        EventPublisher(idle, any_port, replay=any_port, interval=0.05) as publisher,
+        zmq.Context() as context,
+    ):
+        assert publisher.replay is not None
+        sent = [(number, bytes(3000)) for number in range(1, 2 * ANEW)]
+        publisher._sent.extend(sent)
+        sends = publisher._again
+        assert sends is not None
+        done = threading.Event()
+        publisher._look = done.set  # type: ignore[method-assign]
+        client = context.socket(zmq.DEALER)
+        client.setsockopt(zmq.RCVHWM, 10)
+        client.connect(publisher.replay)
+        done.clear()
+        client.send_multipart((b"", wire.number(0)))
+        for _ in range(3):  # by the second look after it came, it was answered
+            done.clear()
+            assert done.wait(20)
+        got = 0
+        while client.poll(5000):
+            got += 1
+            if client.recv_multipart()[1] == wire.END:
+                break
+        assert got == 1 + len(sent) + 1
+        client.close(0)

@@ -1,0 +1,53 @@
+"""A real Redis or Valkey server on a free port, to be paused, killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
+
+
+class RedisServer:
+    """One server; what it holds is gone when it is killed, unless `keep`."""
+
+    def __init__(self, folder: Path, *, keep: bool = False) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            self.port: int = taken.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.folder, self.keep = folder, keep
+        self.start()
+
+    def start(self) -> None:
+        assert PROGRAM is not None
+        durable = ("--appendonly", "yes", "--appendfsync", "always") if self.keep else ("--appendonly", "no")
+        run = [PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *durable]
+        self._process = subprocess.Popen([*run, "--dir", str(self.folder)], stdout=subprocess.DEVNULL)
+        client = self.client()
+        for _ in range(500):
+            with contextlib.suppress(redis.RedisError):
+                client.ping()
+                return
+            time.sleep(0.02)
+        raise AssertionError("the server does not start")
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, socket_timeout=10)
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()

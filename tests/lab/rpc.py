@@ -1,0 +1,67 @@
+"""RPC servers on this machine: device memory without a device.
+
+What lies there cannot be read by the host but through the backend's copies, decodes are queued, and no abort
+callback is polled inside. ``python -m tests.lab.rpc tests.lab.fuzz --seconds 60`` starts one, and runs a
+campaign with all layers of the subject on it (see `reference.RPC`).
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import time
+from types import TracebackType
+
+from tests.lab.reference import RPC
+
+
+class RpcServer:
+    """`llamahybrid rpc-server` in a process of its own, on a port of 127.0.0.1 that stays the same."""
+
+    def __init__(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            self.port: int = taken.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it listens. Raises RuntimeError when it ends instead."""
+        command = [sys.executable, "-m", "llamahybrid", "rpc-server", "--port", str(self.port)]
+        null = subprocess.DEVNULL
+        self._process = subprocess.Popen([*command, "--threads", "1"], stdin=null, stdout=null, stderr=null)
+        for _ in range(1200):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the RPC server ended: {self._process.returncode}")
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise RuntimeError("the RPC server does not listen")
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> RpcServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    with RpcServer() as started:
+        os.environ[RPC] = started.address
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

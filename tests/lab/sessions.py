@@ -1,0 +1,61 @@
+"""Recorded sessions of agents, replayed over HTTP: what they cost, and what the least would have been."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from llamahybrid.evaluate.conversation import Record
+from llamahybrid.evaluate.counters import DecodeCounter
+from tests.lab.serving import Serving
+
+FOLDER = Path(__file__).parents[1] / "server" / "sessions"
+
+
+def session(name: str, **more: Any) -> list[dict[str, Any]]:
+    """The requests of a session in `FOLDER`; `more`: what each says besides. None leaves a field out."""
+    common, *each = map(json.loads, (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+    asked = [{**common, **own, **more} for own in each]
+    return [{name: value for name, value in one.items() if value is not None} for one in asked]
+
+
+@contextmanager
+def watched(server: Serving) -> Iterator[list[Record]]:
+    """What each request of a server decodes inside the block, one after the other."""
+    llm = server.llm
+    counter, generate, records = DecodeCounter(llm), llm.generate, list[Record]()
+
+    def noting(tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
+        said = list[int]()
+        try:
+            for token in generate(tokens, *args, **kwargs):
+                said.append(int(token))
+                yield token
+        finally:
+            records.append(Record(tuple(tokens), tuple(said), counter.take(), 0.0, 0.0, "", None, None))
+
+    llm.generate = noting  # type: ignore[method-assign]
+    try:
+        yield records
+    finally:
+        del llm.generate
+
+
+def replay(server: Serving, path: str, requests: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Send streams one after the other; the events of each. Raises AssertionError where one is no such."""
+    told = []
+    with server.client() as client:
+        for asked in requests:
+            answer = client.post(path, json=asked)
+            assert answer.status_code == httpx.codes.OK, answer.text
+            lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line[:5] == "data:"]
+            assert lines[-1] == "[DONE]"
+            told.append([json.loads(line) for line in lines[:-1]])
+            assert not any("error" in event for event in told[-1] if "type" not in event), told[-1][-1]
+            server.await_settled()
+    return told

@@ -1,0 +1,131 @@
+"""The prompt cache as its users have it: what it passes on to which tier, and what it does without one."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache import cache as cache_module
+from llamahybrid.prompt_cache.base import HERE_ONLY
+from llamahybrid.prompt_cache.cache import MAX_DISK_BYTES, default_disk_bytes
+from tests.lab.fake_engine import FakeEngine
+
+from .asking import SLOW, A, B, ask, files
+
+
+def test_without_a_folder_nothing_leaves_the_process() -> None:
+    cache = PromptCache(1 << 20)
+    assert (cache.disk, cache.leaves_process) == (None, False)
+    assert cache.flush(0.0)
+    assert cache.close()
+    assert not any(name.startswith("disk") for name in cache.stats().extra)
+
+
+def test_a_copy_in_another_process_is_empty_and_has_the_same_budgets(folder: Path) -> None:
+    cache = PromptCache(1 << 20, folder, 1 << 24, 0)
+    ask(cache, A)
+    copy = pickle.loads(pickle.dumps(cache))
+    assert (copy.ram_bytes, copy.stats().entries) == (1 << 20, 0)
+    assert copy.disk is not None
+    assert copy.disk.store.limit == 1 << 24
+    copy.close(), cache.close()
+
+
+@pytest.mark.parametrize(("free", "expected"), [(1000, 250), (1 << 50, MAX_DISK_BYTES)])
+def test_the_default_is_a_share_of_what_is_free_where_the_folder_will_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, expected: int
+) -> None:
+    class Usage:
+        pass
+
+    def usage(path: Path) -> Usage:
+        assert path == tmp_path
+        found = Usage()
+        found.free = free  # type: ignore[attr-defined]
+        return found
+
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", usage)
+    assert default_disk_bytes(tmp_path / "not" / "there" / "yet") == expected
+
+
+def test_a_folder_that_cannot_be_used_costs_the_disk_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        cache = PromptCache(1 << 20, tmp_path / "file" / "cache", 1 << 20)
+    assert "cannot be used" in caplog.text
+    assert (cache.disk, cache.leaves_process) == (None, False)
+
+
+def test_what_no_other_process_will_have_is_not_written(folder: Path) -> None:
+    for namespace, written in ((f"here{HERE_ONLY}", False), ("anywhere", True)):
+        cache = PromptCache(1 << 24, folder)
+        FakeEngine(cache, namespace=namespace, costs=SLOW).request(A)
+        assert cache.close()
+        assert bool(files(folder)) == written
+
+
+def test_what_was_forgotten_while_it_was_live_is_not_written(folder: Path) -> None:
+    cache = PromptCache(1 << 24, folder)
+    engine = FakeEngine(cache, costs=SLOW)
+    engine.request(A)
+    assert cache.flush()
+    assert files(folder)
+    cache.forget(A)
+    cache.queue_writes(engine.view())
+    assert cache.close()
+    assert files(folder) == []
+
+
+def test_what_the_disk_knows_is_not_asked_for_by_memory_that_needs_none(folder: Path) -> None:
+    cache = PromptCache(1 << 24, folder)
+    ask(cache, A)
+    cache.close()
+    again = PromptCache(1 << 24, folder)
+    FakeEngine(again, "plain", costs=SLOW).request(A)
+    assert again.disk is not None
+    assert again.disk.store.counts.loaded == 0
+    assert FakeEngine(again, costs=SLOW).request(A).source == "disk"
+    again.close()
+
+
+def test_clearing_empties_both_tiers(folder: Path) -> None:
+    cache = PromptCache(1 << 24, folder)
+    for prompt in (A, B):
+        ask(cache, prompt)
+    cache.flush()
+    cache.clear()
+    assert (cache.stats().entries, files(folder)) == (0, [])
+    cache.close()
+
+
+def test_a_checkpoint_that_did_not_prove_right_goes_from_both_tiers(folder: Path) -> None:
+    cache = PromptCache(1 << 24, folder)
+    ask(cache, A)
+    cache.flush()
+    with cache.ram.checkpoint_at("model", np.array(A, np.int32)) as checkpoint:
+        pass
+    assert checkpoint is not None
+    entries, records = cache.stats().entries, len(files(folder))
+    cache.drop(checkpoint)
+    assert (cache.stats().entries, len(files(folder))) == (entries - 1, records - 1)
+    cache.drop(checkpoint)
+    assert cache.stats().entries == entries - 1
+    cache.close()
+
+
+def test_what_is_forgotten_is_gone_from_both_tiers(folder: Path) -> None:
+    cache = PromptCache(1 << 24, folder)
+    ask(cache, A)
+    cache.flush()
+    held = cache.stats().bytes_ram
+    assert cache.forget([5, 6, 7]) == 0
+    assert cache.forget(A) == held
+    assert (cache.stats().bytes_ram, files(folder)) == (0, [])
+    cache.close()

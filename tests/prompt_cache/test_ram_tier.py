@@ -1,0 +1,210 @@
+"""The RAM tier by itself: what its calls answer, and what they do once something was forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llamahybrid.prompt_cache import Costs, LiveView
+from llamahybrid.prompt_cache.base import LiveState, Loaded, Segment, Tokens
+from llamahybrid.prompt_cache.eviction import ValueEviction
+from llamahybrid.prompt_cache.ram_tier import RamTier
+from tests.lab.fake_engine import FakeAttention
+
+SIZE = 1000
+PATH = np.arange(1, 101, dtype=np.int32)
+OTHER = PATH + 1000
+ATTENTION = FakeAttention(8)
+
+
+@pytest.fixture
+def ram() -> RamTier:
+    return RamTier(1 << 20, ValueEviction())
+
+
+def view(tokens: Tokens = PATH, state: LiveState | None = None) -> LiveView:
+    return LiveView("m", tokens, len(tokens), True, True, True, split=ATTENTION.split, state=state)
+
+
+def admit(ram: RamTier, position: int, live: LiveView | None = None) -> bool:
+    return ram.admit(live or view(), position, ram.buffer(SIZE), None)
+
+
+def attention(start: int, end: int) -> Segment:
+    return ATTENTION.of(PATH[:start].tolist(), PATH[start:end].tolist())
+
+
+def forgotten() -> LiveState:
+    state = LiveState(lambda: PATH)
+    state.forgotten = True
+    return state
+
+
+# -- what is stored --------------------------------------------------------------------------------
+
+
+def test_a_buffer_counts_until_it_is_admitted_and_then_as_what_it_holds(ram: RamTier) -> None:
+    buffer = ram.buffer(SIZE)
+    assert ram.stats().bytes_ram == SIZE
+    assert ram.admit(view(), 50, buffer, None)
+    assert ram.stats().bytes_ram == SIZE + 4 * 50
+
+
+def test_a_buffer_beyond_the_budget_costs_nothing_that_is_kept(ram: RamTier) -> None:
+    admit(ram, 50)
+    huge = ram.buffer((1 << 20) + 1)
+    assert not ram.admit(view(OTHER), 50, huge, None)
+    assert (ram.stats().entries, ram.stats().refused) == (1, 1)
+
+
+@pytest.mark.parametrize("position", [0, 101])
+def test_a_position_that_is_not_live_is_an_error(ram: RamTier, position: int) -> None:
+    with pytest.raises(ValueError, match="no position"):
+        admit(ram, position)
+
+
+def test_attention_is_missing_up_to_the_deepest_checkpoint(ram: RamTier) -> None:
+    assert ram.missing(view()) == []
+    admit(ram, 50)
+    assert ram.missing(view()) == [(0, 50)]
+    assert ram.store_segment(view(), attention(0, 30))
+    assert ram.missing(view()) == [(30, 50)]
+    assert ram.missing(replace(view(), split=None)) == [], "nobody could load it"
+
+
+def test_attention_behind_all_checkpoints_is_not_kept(ram: RamTier) -> None:
+    admit(ram, 50)
+    assert not ram.store_segment(view(), attention(50, 60))
+    assert ram.stats().segments == 0
+
+
+def test_unstored_tokens_are_those_behind_the_deepest_checkpoint(ram: RamTier) -> None:
+    assert ram.unstored(view()) == 100
+    admit(ram, 60)
+    assert ram.unstored(view()) == 40
+    assert ram.unstored(view(OTHER)) == 100
+
+
+def test_a_smaller_budget_holds_at_once(ram: RamTier) -> None:
+    for position in (20, 40, 60):
+        admit(ram, position)
+    ram.resize(2 * SIZE)
+    assert ram.stats().bytes_ram <= 2 * SIZE
+    assert ram.stats().entries == 1
+
+
+def test_attention_of_a_path_is_given_as_it_is_cut(ram: RamTier) -> None:
+    admit(ram, 60)
+    ram.store_segment(view(), attention(0, 30))
+    ram.store_segment(view(), attention(30, 60))
+    found = ram.attention("m", PATH, 0, 60)
+    assert [(s.start, s.end) for s in found] == [(0, 30), (30, 60)]
+    assert ram.attention("m", PATH, 0, 59) == found[:1]
+    left = np.concatenate([PATH[:40], OTHER[:10]])
+    assert ram.attention("m", left, 0, 50) == found[:1], "the second one is another path's"
+
+
+def test_a_checkpoint_that_is_read_keeps_its_bytes(ram: RamTier) -> None:
+    admit(ram, 50)
+    with ram.checkpoint_at("m", PATH[:50]) as checkpoint:
+        assert checkpoint is not None
+        ram.clear()
+        assert ram.stats().bytes_ram == SIZE
+    assert ram.stats().entries == 0
+    with ram.checkpoint_at("m", PATH[:49]) as none:
+        assert none is None
+
+
+def test_what_is_dropped_was_here(ram: RamTier) -> None:
+    admit(ram, 50)
+    with ram.checkpoint_at("m", PATH[:50]) as checkpoint:
+        pass
+    assert checkpoint is not None
+    path = ram.drop(checkpoint)
+    assert path is not None
+    assert path.tolist() == PATH[:50].tolist()
+    assert ram.drop(checkpoint) is None
+
+
+# -- a request's start -----------------------------------------------------------------------------
+
+
+def test_a_look_counts_nothing(ram: RamTier) -> None:
+    admit(ram, 50)
+    ram.store_segment(view(), attention(0, 50))
+    assert ram.peek(PATH, view(OTHER), Costs()) == 50
+    assert (ram.stats().hits, ram.stats().misses) == (0, 0)
+    plan = ram.plan(PATH, view(OTHER), (), Costs())
+    assert (plan.cached, ram.stats().hits, ram.stats().tokens_saved) == (50, 1, 50)
+
+
+def test_what_is_known_of_a_prompt(ram: RamTier) -> None:
+    admit(ram, 60)
+    ram.store_segment(view(), attention(0, 40))
+    longer = np.concatenate([PATH, OTHER[:20]])
+    known = ram.known(longer, view(OTHER), Costs())
+    assert (known.length, known.cached, known.branches) == (60, 0, False)
+    assert known.missing == ((40, 60), (60, 120))
+    assert ram.known(longer, view(PATH[:50]), Costs()).missing == ((40, 60), (60, 120))
+    assert ram.known(longer, view(PATH[:60]), Costs()).missing == ((60, 120),)
+
+
+# -- what was forgotten ----------------------------------------------------------------------------
+
+
+def test_nothing_of_a_forgotten_sequence_is_stored(ram: RamTier) -> None:
+    admit(ram, 50)
+    live = view(state=forgotten())
+    assert not admit(ram, 60, live)
+    assert (ram.missing(live), ram.unstored(live), ram.segment_buffer(live, 10)) == ([], 0, None)
+    assert not ram.store_segment(live, attention(0, 50))
+    ram.remember("m", OTHER, live.state)
+    assert (ram.stats().entries, ram.tree.match("m", OTHER).length) == (1, 0)
+
+
+def test_a_forgotten_sequence_is_emptied_before_it_is_followed_again(ram: RamTier) -> None:
+    live = [PATH]
+    state = LiveState(lambda: live[0])
+    assert ram.follow(state, PATH)
+    ram.forget(PATH[:10])
+    assert state.forgotten
+    assert not ram.follow(state, OTHER)
+    live[0] = PATH[:0]
+    assert ram.follow(state, OTHER)
+    assert not state.forgotten
+
+
+def test_what_was_read_before_anything_was_forgotten_is_not_taken_in(ram: RamTier) -> None:
+    loaded = Loaded(np.zeros(SIZE, np.uint8), None, (attention(0, 50),))
+    for forget, entries in ((True, 0), (False, 1)):
+        forgets = ram.known(PATH, view(), Costs()).forgets
+        expected = ram.expect("m", PATH[:50], SIZE)
+        assert expected is not None
+        if forget:
+            ram.forget(OTHER)
+        ram.take_in(view(), PATH[:50], loaded, expected, forgets)
+        assert (ram.stats().entries, ram.stats().segments) == (entries, entries)
+        assert ram.store.account.reserved_bytes() == 0
+
+
+def test_what_is_not_remembered_since_something_was_forgotten(ram: RamTier) -> None:
+    forgets = ram.known(PATH, view(), Costs()).forgets
+    ram.clear()
+    ram.remember("m", PATH, None, forgets)
+    assert ram.tree.match("m", PATH).length == 0
+    ram.remember("m", PATH, None, forgets + 1)
+    assert ram.tree.match("m", PATH).length == 100
+
+
+def test_what_is_about_to_be_read_has_room_made_for_it(ram: RamTier) -> None:
+    admit(ram, 50)
+    ram.resize(2 * SIZE)
+    assert ram.expect("m", OTHER[:50], 2 * SIZE) is None
+    expected = ram.expect("m", OTHER[:50], SIZE + 500)
+    assert expected is not None
+    assert ram.stats().entries == 0
+    assert ram.stats().bytes_ram >= SIZE + 500
+    del expected
+    assert ram.stats().bytes_ram < SIZE

@@ -1,0 +1,80 @@
+"""What can be resumed is what the planner would do, on disk what the next process would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamahybrid.prompt_cache.base import Costs, LiveView
+from llamahybrid.prompt_cache.cache import PromptCache
+from llamahybrid.prompt_cache.resumable import MOST_PATHS, in_ram, on_disk_paths, without_live
+
+
+def view(tokens: list[int], namespace: str = "model") -> LiveView:
+    ids = np.array(tokens, np.int32)
+    return LiveView(namespace, ids, len(ids), True, False, False)
+
+
+def store(cache: PromptCache, tokens: list[int], *positions: int) -> None:
+    live = view(tokens)
+    for position in positions:
+        assert cache.admit(live, position, np.zeros(64, np.uint8))
+    cache.remember(live.namespace, live.tokens)
+
+
+def paths(cache: PromptCache, namespace: str = "model") -> set[tuple[int, ...]]:
+    return {tuple(int(t) for t in path) for path in in_ram(cache, view([], namespace))}
+
+
+def test_each_path_up_to_its_deepest_checkpoint() -> None:
+    cache = PromptCache(ram_bytes=1 << 20)
+    store(cache, [1, 2, 3, 4, 5, 6], 2, 4)
+    store(cache, [1, 2, 7, 8], 3)
+    store(cache, [9, 9, 9])
+    assert paths(cache) == {(1, 2, 3, 4), (1, 2, 7)}
+    assert paths(cache, "another") == set()
+
+
+def test_where_a_branch_has_none_what_it_shares_serves() -> None:
+    cache = PromptCache(ram_bytes=1 << 20)
+    store(cache, [1, 2, 3, 4], 2)
+    store(cache, [1, 2, 7, 8], 2)
+    assert paths(cache) == {(1, 2)}
+
+
+def test_the_disk_tells_what_lies_there(tmp_path: Path) -> None:
+    cache = PromptCache(ram_bytes=1 << 20, disk_dir=tmp_path)
+    store(cache, [1, 2, 3, 4, 5, 6], 4)
+    live = view([1, 2, 3, 4, 5, 6])
+    assert list(on_disk_paths(cache, live)) == []
+    assert cache.disk is not None
+    cache.disk.later(live, live.tokens, [(4, False)])
+    assert cache.flush()
+    assert [list(path) for path in on_disk_paths(cache, live)] == [[1, 2, 3, 4]]
+    assert list(on_disk_paths(PromptCache(ram_bytes=1 << 20), live)) == []
+
+
+def test_looking_makes_nothing_younger() -> None:
+    cache = PromptCache(ram_bytes=1 << 20)
+    store(cache, [1, 2, 3], 3)
+    store(cache, [4, 5, 6], 3)
+    before = [(e.position, e.last_used, e.hits) for e in cache.ram.tree.oldest_entries()]
+    assert len(paths(cache)) == 2
+    assert [(e.position, e.last_used, e.hits) for e in cache.ram.tree.oldest_entries()] == before
+
+
+def test_what_is_live_does_not_count() -> None:
+    alone = without_live(view([1, 2, 3]))
+    assert len(alone.tokens) == 0
+    assert PromptCache(ram_bytes=1 << 20).peek(np.array([1, 2, 3, 4], np.int32), alone, Costs()) == 0
+
+
+def test_of_very_many_paths_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MOST_PATHS >= 1000
+    monkeypatch.setattr("llamahybrid.prompt_cache.resumable.MOST_PATHS", 3)
+    cache = PromptCache(ram_bytes=1 << 20)
+    for first in range(10):
+        store(cache, [first, 1, 2], 3)
+    assert len(paths(cache)) == 3

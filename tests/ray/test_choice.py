@@ -1,0 +1,65 @@
+"""Where a request goes: its session, then the deepest that can be resumed, then the idlest."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamahybrid.ray.choice import Candidate, in_order
+from llamahybrid.ray.conversations import Hints, Link
+
+CHAIN = (Link(1, 100, False), Link(2, 200, True), Link(3, 300, True))
+HINTS = Hints(CHAIN)
+SLOTS = 2
+
+
+def known(*names: int) -> dict[int, int]:
+    return {link.name: link.length for link in CHAIN if link.name in names}
+
+
+def test_where_most_of_it_can_be_resumed() -> None:
+    replicas = [
+        Candidate("none"),
+        Candidate("some", known=known(1, 2)),
+        Candidate("most", queue=SLOTS, known=known(1, 2, 3)),
+    ]
+    assert in_order(replicas, HINTS, SLOTS) == ["most", "some", "none"]
+
+
+def test_not_behind_a_queue_while_another_is_idle() -> None:
+    replicas = [Candidate("most", queue=SLOTS + 1, known=known(1, 2, 3)), Candidate("idle")]
+    assert in_order(replicas, HINTS, SLOTS)[0] == "idle"
+    busy = [Candidate("most", queue=SLOTS + 1, known=known(1, 2, 3)), Candidate("busy", queue=1)]
+    assert in_order(busy, HINTS, SLOTS)[0] == "most", "to wait costs less than to decode it all again"
+    far = [Candidate("most", queue=3 * SLOTS, known=known(1, 2, 3)), Candidate("busy", queue=1)]
+    assert in_order(far, HINTS, SLOTS)[0] == "busy"
+
+
+def test_a_new_conversation_goes_to_the_idlest_also_where_all_know_its_system_prompt() -> None:
+    replicas = [
+        Candidate("knows", queue=1, known=known(1), conversations=1),
+        Candidate("busy", conversations=3),
+        Candidate("idle", conversations=2),
+    ]
+    assert in_order(replicas, HINTS, SLOTS) == ["idle", "busy", "knows"]
+
+
+def test_a_session_comes_first_but_not_before_an_idle_one_where_it_would_wait() -> None:
+    replicas = [Candidate("its"), Candidate("most", known=known(1, 2, 3))]
+    assert in_order(replicas, HINTS, SLOTS, session="its")[0] == "its"
+    crowded = [Candidate("its", queue=SLOTS + 1), Candidate("idle")]
+    assert in_order(crowded, HINTS, SLOTS, session="its")[0] == "idle"
+    assert in_order(replicas, HINTS, SLOTS, session="gone")[0] == "most"
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)), max_size=6))
+def test_nobody_is_left_out_and_none_queues_while_another_is_idle(drawn: list[tuple[int, int, int]]) -> None:
+    replicas = [
+        Candidate(i, queue, known(*range(1, deep + 1)), count) for i, (queue, deep, count) in enumerate(drawn)
+    ]
+    order = in_order(replicas, HINTS, SLOTS, random.choice([None, 0]))
+    assert sorted(order) == list(range(len(replicas)))
+    if order and any(each.queue == 0 for each in replicas):
+        assert replicas[order[0]].queue <= SLOTS

@@ -1,0 +1,189 @@
+"""A replica without Ray around it: answers come back in parts, hang-ups end them, it tells what it knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from llamahybrid.ray.conversations import deepest, hints_of
+from llamahybrid.ray.replica import Forwarded, Front, Replica
+
+pytestmark = pytest.mark.native
+
+CHAT = {
+    "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is a crow?"}]
+}
+
+
+@asynccontextmanager
+async def started(model: Path, **server: Any) -> AsyncIterator[Replica]:
+    replica = Replica.__new__(Replica)
+    options = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 2, "chat_format": "chatml"}
+    await replica.__init__(server, {"model": str(model), **options})  # type: ignore[misc]
+    try:
+        yield replica
+    finally:
+        await replica._service.stop()
+
+
+def forwarded(body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> Forwarded:
+    raw = json.dumps({"max_tokens": 4, "temperature": 0, **body}).encode()
+    given = {"content-type": "application/json", **headers}
+    pairs = tuple((name.encode(), value.encode()) for name, value in given.items())
+    return Forwarded("POST", path, b"", pairs, raw, hints_of(given, raw))
+
+
+async def whole(replica: Replica, asked: Forwarded) -> tuple[int, dict[bytes, bytes], bytes]:
+    parts = [part async for part in replica.serve(asked)]
+    (status, headers), body = parts[0], b"".join(parts[1:])  # type: ignore[misc,arg-type]
+    return status, dict(headers), body
+
+
+def test_a_replica_speaks_the_api_that_is_asked_for(tiny_model: Callable[..., Path]) -> None:
+    async def play() -> None:
+        async with started(tiny_model("qwen35"), api="upstream") as replica:
+            asked = {"input": "What is a crow?", "max_output_tokens": 4}
+            for path, said in (("/v1/responses", asked), ("/v1/chat/completions", CHAT)):
+                status, _, body = await whole(replica, forwarded(said, path))
+                assert status == 200, body
+
+    asyncio.run(play())
+
+
+def test_an_answer_and_what_is_known_afterwards(tiny_model: Callable[..., Path]) -> None:
+    async def play() -> None:
+        async with started(tiny_model("qwen35")) as replica:
+            await replica.check_health()
+            assert replica.record_routing_stats() == {"resumable": {}}
+            status, headers, body = await whole(replica, forwarded(CHAT))
+            assert status == 200
+            assert headers[b"content-type"].startswith(b"application/json")
+            said = json.loads(body)["choices"][0]["message"]
+            told = replica.record_routing_stats()["resumable"]
+            more = [*CHAT["messages"], said, {"role": "user", "content": "And a rook?"}]
+            longer = forwarded({"messages": more}).hints.chain
+            known = deepest(longer, told)
+            assert known == longer[1]
+            other = forwarded({"messages": [CHAT["messages"][0], {"role": "user", "content": "Why?"}]}).hints
+            link = deepest(other.chain, told)
+            assert link == other.chain[0], "they begin alike"
+            assert deepest(forwarded({**CHAT, "cache_salt": "s"}).hints.chain, told) is None
+
+    asyncio.run(play())
+
+
+def test_what_is_forgotten_is_not_told_of_any_more(tiny_model: Callable[..., Path]) -> None:
+    async def play() -> None:
+        async with started(tiny_model("mamba")) as replica:
+            await whole(replica, forwarded(CHAT))
+            assert replica.record_routing_stats()["resumable"]
+            llm = replica._service.models.llm
+            assert llm is not None
+            assert llm.prompt_cache is not None
+            llm.prompt_cache.clear()
+            llm.reset()
+            await whole(replica, forwarded({"prompt": "x", "max_tokens": 1}, "/v1/completions"))
+            await whole(replica, forwarded({"prompt": "y", "max_tokens": 1}, "/v1/completions"))
+            llm.prompt_cache.clear()
+            assert deepest(forwarded(CHAT).hints.chain, replica.record_routing_stats()["resumable"]) is None
+
+    asyncio.run(play())
+
+
+def test_a_client_that_hangs_up_ends_it_there(tiny_model: Callable[..., Path]) -> None:
+    async def play() -> None:
+        async with started(tiny_model("llama")) as replica:
+            asked = forwarded({**CHAT, "stream": True, "max_tokens": 400, "ignore_eos": True})
+            stream = replica.serve(asked)
+            status, _ = await anext(stream)  # type: ignore[misc]
+            assert status in (200, 422)
+            if status == 422:  # it knows no ignore_eos
+                stream = replica.serve(forwarded({**CHAT, "stream": True, "max_tokens": 400}))
+                await anext(stream)
+            await anext(stream)
+            await stream.aclose()  # type: ignore[attr-defined]
+            for _ in range(500):
+                if not replica._service.jobs:
+                    break
+                await asyncio.sleep(0.02)
+            assert not replica._service.jobs
+            assert not replica._running
+
+    asyncio.run(play())
+
+
+class Remote:
+    """Stands for a deployment's handle: one replica, no Ray."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.cancelled = 0
+
+    def options(self, **_: Any) -> Remote:
+        return self
+
+    def remote(self, asked: Forwarded) -> Any:
+        stream = self._replica.serve(asked)
+        self.asked = asked
+
+        def cancel() -> None:
+            self.cancelled += 1
+
+        return SimpleNamespace(__aiter__=None, cancel=cancel) if False else _Stream(stream, cancel)
+
+
+class _Stream:
+    def __init__(self, inner: Any, cancel: Callable[[], None]) -> None:
+        self._inner, self.cancel = inner, cancel
+
+    def __aiter__(self) -> Any:
+        return self._inner
+
+
+def asked_of_front(body: bytes, **headers: str) -> Request:
+    sent = [{"type": "http.request", "body": body[:5], "more_body": True}]
+    sent.append({"type": "http.request", "body": body[5:], "more_body": False})
+
+    async def receive() -> Any:
+        return sent.pop(0)
+
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "query_string": b"",
+        "headers": raw,
+    }
+    return Request(scope, receive)
+
+
+def test_the_front_reads_the_body_and_passes_the_answer_on(tiny_model: Callable[..., Path]) -> None:
+    async def play() -> None:
+        async with started(tiny_model("qwen35")) as replica:
+            handle = Remote(replica)
+            front = Front(handle, max_body=1000)
+            body = json.dumps({**CHAT, "max_tokens": 2}).encode()
+            forged = {"content_type": "application/json", "x_llamahybrid_request": "1", "x_session_id": "s"}
+            answer: Any = await front(asked_of_front(body, **forged))
+            text = b"".join([part async for part in answer.body_iterator])
+            assert answer.status_code == 200
+            assert json.loads(text)["usage"]["completion_tokens"] >= 1
+            assert handle.asked.body == body
+            assert handle.asked.hints.session is not None
+            assert b"x-llamahybrid-request" not in dict(handle.asked.headers)
+            assert handle.cancelled == 0
+            assert (await front(asked_of_front(b"x" * 2000))).status_code == 413
+            answer = await front(asked_of_front(body, content_type="application/json"))
+            await answer.body_iterator.aclose()  # the client hung up
+            assert handle.cancelled <= 1
+
+    asyncio.run(play())

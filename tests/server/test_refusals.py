@@ -1,0 +1,73 @@
+"""Connections to a server that runs: too large, too slow, without its key."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.lab.serving import serving, wait_until
+
+TinyModel = Callable[..., Path]
+
+
+def test_who_says_too_much_or_takes_too_long_is_sent_away(tiny_model: TinyModel) -> None:
+    """By a connection of its own, of which no more is read."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: one\r\n"
+    huge, slow = b"Content-Length: %d\r\n\r\n" % (1 << 30), b"Content-Length: 9\r\n\r\n{"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n"
+    chunks = (b"%x\r\n" % 4096 + b" " * 4096 + b"\r\n") * 3
+    limits: dict[str, Any] = {"max_body_bytes": 5000, "header_seconds": 0.5, "body_seconds": 0.5}
+    with serving(tiny_model("qwen35"), api_key="one", **limits) as server:
+        for said, status in (
+            (head + huge, b"413"),
+            (head.replace(b"one", b"two") + huge, b"401"),
+            (head + chunked + chunks, b"413"),
+            (head + slow, b"408"),
+            (head[:-9], b""),
+        ):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+                connection.sendall(said)
+                told = connection.recv(5000)
+                assert told[9:12] == status, said[:200]
+                with suppress(ConnectionResetError):
+                    while connection.recv(5000):
+                        pass
+        with server.client(headers={"x-api-key": "one"}) as client:
+            assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+            metrics = client.get("/metrics").text
+        for why, count in {"body": 2, "key": 1, "slow": 1, "headers": 1}.items():
+            assert f'llamahybrid:refused_total{{why="{why}"}} {count}.0' in metrics
+
+
+def test_bodies_that_fill_the_server_and_answers_that_nobody_takes(tiny_model: TinyModel) -> None:
+    """The settings reach what they are of."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
+    with (
+        serving(tiny_model("qwen35"), max_bodies_bytes=1000, send_seconds=0.5) as server,
+        server.client() as client,
+    ):
+
+        def refused(why: str) -> bool:
+            return f'llamahybrid:refused_total{{why="{why}"}} 1.0' in client.get("/metrics").text
+
+        asked = {"prompt": "x" * 500, "max_tokens": 1}
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.sendall(head + b" " * 800)
+
+            def full() -> bool:
+                response = client.post("/v1/completions", json=asked)
+                return response.status_code == 503 and int(response.headers["retry-after"]) > 0
+
+            wait_until(full)
+            assert refused("bodies")
+        wait_until(lambda: client.post("/v1/completions", json=asked).status_code == 200)
+
+        server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(("127.0.0.1", server.port))
+            reader.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda: refused("reader"), 10)

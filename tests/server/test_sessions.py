@@ -1,0 +1,78 @@
+"""Sessions of agents, as they are recorded in `sessions/`, replayed on both APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.evaluate.oracle import oracle_ratio
+from tests.lab.real_costs import decide_by
+from tests.lab.serving import Serving, serving
+from tests.lab.sessions import replay, session, watched
+
+TinyModel = Callable[..., Path]
+
+
+APIS: dict[str, dict[str, Any]] = {
+    "llama_cpp": {"model": {"n_ctx": 12288}},  # bytes, and a template that takes two system messages
+    "upstream": {"model": {"n_ctx": 4096, "api_config": "qwen3.5-0.8b"}, "api": "upstream"},
+}
+
+
+@pytest.fixture(scope="module", params=APIS)
+def api(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Serving]:
+    vocab = "tiny" if request.param == "llama_cpp" else "qwen35"
+    with serving(tiny_model("qwen35", vocab=vocab), **APIS[request.param]) as server:
+        decide_by(server.llm)  # the ratio follows from what a snapshot costs, and that from the machine
+        yield server
+
+
+def check(server: Serving, path: str, requests: list[dict[str, Any]]) -> list[list[Any]]:
+    """No errors, little more than the least is decoded, and the last answer is a fresh context's."""
+    with watched(server) as records:
+        told = replay(server, path, requests)
+    assert len(records) == len(requests)
+    assert all(record.generated for record in records)
+    assert oracle_ratio(records) <= 1.05
+    last = records[-1]
+    options: dict[str, Any] = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    model, n_ctx = server.llm.model_path, server.llm.n_ctx()
+    fresh = Llama(model, n_ctx=n_ctx, prompt_cache=False, **options)
+    try:
+        tokens = fresh.generate(list(last.prompt), temp=0.0, repeat_penalty=1.0)
+        assert tuple(next(tokens) for _ in last.generated) == last.generated
+    finally:
+        fresh.close()
+    return told
+
+
+def test_an_opencode_shaped_session(api: Serving) -> None:
+    requests = session("opencode", repeat_penalty=1.0)
+    told = check(api, "/v1/chat/completions", requests)
+    for events in told:
+        *others, last = events
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] > 0
+        assert others[-1]["choices"][0]["finish_reason"] == "length"
+    assert told[-1][-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
+
+
+def test_a_codex_shaped_session(api: Serving) -> None:
+    if api.service.settings.api != "upstream":
+        with api.client() as client:
+            assert client.post("/v1/responses", json=session("codex")[0]).status_code == 404
+        return
+    requests = session("codex", temperature=0.0, max_output_tokens=24)
+    told = check(api, "/v1/responses", requests)
+    for events in told:
+        kinds = [event["type"] for event in events]
+        assert kinds[:2] == ["response.created", "response.in_progress"]
+        assert kinds[-1] == "response.incomplete"  # 24 tokens
+        assert [event["sequence_number"] for event in events] == list(range(1, len(events) + 1))
+    usage = told[-1][-1]["response"]["usage"]
+    assert usage["output_tokens"] == 24
+    assert usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"] < 400

@@ -1,0 +1,84 @@
+"""Assertions on reports: what passes, what fails and says why; nothing passes because it is not known."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamahybrid.assertions import assert_reuse, assert_same_answer, assert_sound
+from llamahybrid.engine.bindings import stock
+from llamahybrid.errors import EngineError
+from llamahybrid.evaluate.report import Report
+from tests.evaluate.reports import report, request, target, verdict, workload
+
+
+def of(**figures: object) -> Report:
+    return report(target("ours", workload(requests=(request(**figures),))))
+
+
+def test_reuse_is_a_share_of_what_was_known() -> None:
+    assert_reuse(of(), 1.0)
+    assert_reuse(of(cached=45), 0.9)
+    assert_reuse(of(matched=100, cached=99), 1.0)  # the last one is decoded in any case
+    with pytest.raises(AssertionError, match=r"44 of 50 known tokens were reused \(88%\), at least 90%"):
+        assert_reuse(of(cached=44), 0.9)
+    with pytest.raises(AssertionError, match=r"chat 0, turn 1: no checkpoint"):
+        assert_reuse(of(cached=44, miss="no checkpoint"), 0.9)
+
+
+def test_one_workload_is_not_hidden_by_another() -> None:
+    bad = workload("bad", requests=(request(cached=0),))
+    with pytest.raises(AssertionError, match="ours, bad"):
+        assert_reuse(report(target("ours", workload("good", 40), bad)), 0.5)
+
+
+@pytest.mark.parametrize("hidden", ["total", "matched", "cached"])
+def test_what_cannot_be_told_is_no_pass(hidden: str) -> None:
+    with pytest.raises(AssertionError, match="cannot tell"):
+        assert_reuse(of(**{hidden: None}), 0.0)
+
+
+def test_reuse_that_is_only_reported_is_no_pass_nor_is_nothing_to_reuse() -> None:
+    lying = workload(verdicts=(verdict("reports-what-it-reused", "bad", "9 of 4"),))
+    with pytest.raises(AssertionError, match=r"not so: 9 of 4"):
+        assert_reuse(report(target("ours", lying)), 0.5)
+    with pytest.raises(AssertionError, match="nothing to reuse"):
+        assert_reuse(of(matched=0, cached=0), 0.5)
+
+
+def test_probes_are_not_measured_by_what_they_reuse() -> None:
+    probe = workload("probe: a history cut far back", requests=(request(cached=0),))
+    assert_reuse(report(target("ours", probe, workload())), 1.0)
+
+
+def test_the_same_answer() -> None:
+    assert_same_answer(report())
+    assert_same_answer(of(answer="tie"))
+    with pytest.raises(AssertionError, match="chat 0, turn 1: the answer is not that"):
+        assert_same_answer(of(answer="different"))
+    with pytest.raises(AssertionError, match="cannot tell"):
+        assert_same_answer(of(answer="unknown"))
+    some = report(target("ours", workload(requests=(request(), request(turn=1, answer="unknown")))))
+    assert_same_answer(some, allow_unknown=True)
+    with pytest.raises(AssertionError, match="no answer could be compared"):
+        assert_same_answer(of(answer="unknown"), allow_unknown=True)
+
+
+@pytest.mark.parametrize("check", [lambda r: assert_reuse(r, 0.0), assert_same_answer])
+def test_a_run_that_did_not_happen_is_no_pass(check: object) -> None:
+    for made, said in (
+        (report(target(error="it died")), "it died"),
+        (report(target("ours", workload(requests=()))), "was asked nothing"),
+        (Report("", {}, (), ()), "no target"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            check(made)  # type: ignore[operator]
+
+
+def test_a_hazard_that_hits_is_named() -> None:
+    assert_sound(stock(), "rollback-one-batch")
+    with pytest.raises(AssertionError, match=r"1 of 2 hazards hit .*\n  rollback-twice: silently wrong"):
+        assert_sound(stock(), "rollback-one-batch", "rollback-twice")
+    with pytest.raises(ValueError, match="nonsense"):
+        assert_sound(stock(), "nonsense")
+    with pytest.raises(EngineError):
+        assert_sound(stock() / "nowhere")
