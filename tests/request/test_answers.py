@@ -315,7 +315,7 @@ def test_they_are_decoded_together(hybrid, opened, monkeypatch):
     # So long that a machine which starts the others late has them beside the first for most of its answer.
     long = {"max_tokens": 800, "logit_bias": dict.fromkeys(ends, -1e9)}
     llm.create_completion(PROMPT, n=3, seed=40, **{**ASKED, **long})
-    assert llm.slots.batcher.rows >= 3 * 799
+    assert llm.slots.batcher.rows > 3 * 700
     assert llm.slots.batcher.steps < 0.7 * llm.slots.batcher.rows
 
 
