@@ -293,18 +293,19 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         Raises ContextOverflow before anything is decoded when they do not fit, DecodeError when the
         library fails; the state is sound either way.
         """
-        if self.evaluation is None:
+        evaluation = self.slots.here().evaluation
+        if evaluation is None:
             super().eval(tokens)
             return
         gate = self._gate
-        if gate.inside and not gate.telling and self.evaluation.append(tokens):
+        if gate.held() and not gate.telling and evaluation.append(tokens):
             return
         self.requests.alone(lambda evaluation: evaluation.eval(tokens))
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As `llama_cpp.Llama.sample`. Raises LlamaHybridError where there are no logits to sample from."""
         work = partial(sampled, self, super().sample, *args, **kwargs)
-        if (self._parallel == 1 and not self.requests.salted) or self._gate.inside or self.evaluation is None:
+        if (self._parallel == 1 and not self.requests.salted) or self._gate.held() or self.evaluation is None:
             return work()
         return self.requests.alone(lambda evaluation: evaluation.with_logits(work))
 
@@ -327,8 +328,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def last_row(self) -> int | Logits:
         """Where the sampler finds the last token's logits (see `HasRow.last_row`)."""
-        runner = self.runner
-        return -1 if runner is None else runner.live.row.place()
+        evaluation = self.slots.here().evaluation
+        return -1 if evaluation is None else evaluation.runner.live.row.place()
 
     @property
     def _scores(self) -> Any:

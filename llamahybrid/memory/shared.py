@@ -115,15 +115,14 @@ class SharedContext:
         for live in self.members:
             live.lose()
 
-    def decode_step(self, step: Sequence[tuple[LiveSequence, int]], here: bool = False) -> list[str | None]:
+    def decode_step(self, step: Sequence[tuple[LiveSequence, int]]) -> list[str | None]:
         """Append one token to each of several sequences in one batch; the fault of each, or None.
 
-        `here`: in the calling thread, where there is one, and no step of others goes on. Each gets its output
-        row. Raises DecodeError when the library refuses or fails, for all of them.
+        Each gets its output row. Raises DecodeError when the library refuses or fails, for all of them.
         """
         if len(step) == 1:
             live, token = step[0]
-            live.decode((token,), "last", here)
+            live.decode((token,), "last")
             return [None]
         faults: list[str | None] = []
         self.compute(partial(self._decode_step, step, faults))

@@ -206,7 +206,8 @@ def upstream_attribute(name: str) -> Any:
     """An attribute of `Llama` that is the one of this name of the slot that is meant."""
 
     def get(llm: Llama) -> Any:
-        arrays = llm.slots.seen
+        slots = llm.slots
+        arrays = slots.current.arrays if slots.one or slots.in_step() else slots.seen
         if llm.requests.salted and _of_another_salt(llm, arrays):
             arrays = arrays.blank()
         return getattr(arrays, name)

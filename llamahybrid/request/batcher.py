@@ -88,6 +88,10 @@ class Batcher:
         self._since = 0.0
         """Since when a step waits for those that are still expected."""
         self._step_seconds = 0.0
+        self._grace = GRACE_SECONDS
+        """How long a step waits for those that are expected."""
+        self.settle = shared.thread.settle
+        """Waits for a step whose maker was interrupted and waits no more."""
         self.steps = self.rows = 0
         """Steps made, and tokens decoded in them."""
 
@@ -99,17 +103,18 @@ class Batcher:
         Raises BatchLost where memory is no longer what it was, RequestCancelled, or DecodeError.
         """
         ticket = self._gate.running
-        if self.cells.decoded >= self.cells.look_at:
+        if self.cells.steps >= self.cells.look_at:
             self.cells.release_idle(self._meter.costs())
+        self._answering.setdefault(ticket, 0.0)
+        if self.solo.takes(ticket, partial(self._fits_alone, live)):
+            self._decode_here(live, token)
+            return
         job = Job(ticket, live, token)
         if not self._jobs:
             self._since = time.monotonic()
         self._jobs[ticket] = job
-        self._answering.setdefault(ticket, 0.0)
         try:
-            if self.solo.takes(ticket, self._fits_alone(job)):
-                self._step([job], here=True)
-            if job.done or self._ready():
+            if self._ready():
                 self._gate.let_in(ticket)
             while not job.done:
                 self._gate.check()
@@ -127,32 +132,43 @@ class Batcher:
         if live.n != job.position + 1 or not live.row.exists_for_tip():
             raise BatchLost("memory was changed after a token was decoded")  # before we had the lock again
 
-    def _fits_alone(self, job: Job) -> bool:
-        """Nobody else's token waits, and there is a cell for this one."""
-        return len(self._jobs) == 1 and job.stands and self.cells.free() > 0
+    def _fits_alone(self, live: LiveSequence) -> bool:
+        """Nobody else's token waits, and there is a cell for one of this sequence."""
+        return not self._jobs and not live.state.is_invalid and self.cells.free() > 0
+
+    def _decode_here(self, live: LiveSequence, token: int) -> None:
+        """A step of one token that nobody else waits for, in the calling thread."""
+        began = time.perf_counter()
+        try:
+            live.decode((token,), "last", here=True)
+        except DecodeError as error:
+            raise BatchLost("a token could not be decoded by itself") from error
+        self._stepped(1, time.perf_counter() - began)
+        self._piece_seconds = 0.0
+        self._since = time.monotonic()
 
     def _ready(self) -> bool:
         """A step can be made now."""
-        if not self._jobs or (self._waits_for_piece() and not self._piece_seconds):
+        if not self._jobs or (self._piece_waits and self._waits_for_piece() and not self._piece_seconds):
             return False
-        return not self._patience() or not any(self._expected(t) for t in self._answering)
+        if len(self._jobs) == len(self._answering):
+            return True  # all are there
+        return not self._patience() or not self._expects_more()
 
     def _waits_for_piece(self) -> bool:
         """A piece of a prompt is about to be decoded."""
         return (ticket := self._piece_waits) is not None and bool(ticket.inside) and not ticket.over
 
-    def _expected(self, ticket: Ticket) -> bool:
-        """This answer's next token is worth waiting for."""
-        if ticket in self._jobs or ticket.over:
-            return False
-        return bool(ticket.inside) or self._answering[ticket] < self._grace()
+    def _expects_more(self) -> bool:
+        """The next token of some answer is worth waiting for."""
+        for ticket, away in self._answering.items():
+            if ticket not in self._jobs and not ticket.over and (away < self._grace or ticket.inside):
+                return True
+        return False
 
     def _patience(self) -> float:
         """Seconds that a step still waits for those that are expected."""
-        return max(0.0, self._since + self._grace() - time.monotonic())
-
-    def _grace(self) -> float:
-        return max(GRACE_SECONDS, GRACE_SHARE * self._step_seconds)
+        return max(0.0, self._since + self._grace - time.monotonic())
 
     def _lead(self) -> None:
         """Decode what waits, for all."""
@@ -162,24 +178,16 @@ class Batcher:
         jobs = self.cells.that_fit([j for j in jobs if not j.done])
         self._shared.compute(partial(self._step, jobs))
 
-    def _step(self, jobs: list[Job], here: bool = False) -> None:
-        """Decode one token each, and say so to who waits; no interrupt comes to the compute thread.
-
-        `here`: in the calling thread, one that nobody else waits for.
-        """
+    def _step(self, jobs: list[Job]) -> None:
+        """Decode one token each, and say so to who waits; no interrupt comes to the compute thread."""
         began = time.perf_counter()
         try:
-            faults = self._shared.decode_step([(j.live, j.token) for j in jobs], here) if jobs else []
+            faults = self._shared.decode_step([(j.live, j.token) for j in jobs]) if jobs else []
         except DecodeError:
             for job in jobs:  # alone, each fails or not for what it is itself
                 job.end(BatchLost("a batch of several requests failed"))
         else:
-            self._step_seconds = time.perf_counter() - began
-            self.steps, self.rows = self.steps + 1, self.rows + len(jobs)
-            self.cells.decoded += len(jobs)
-            self._meter.together = max(1, len(jobs))
-            if len(jobs) == 1:
-                self._meter.decoded(1, self._step_seconds)
+            self._stepped(len(jobs), time.perf_counter() - began)
             for job, fault in zip(jobs, faults, strict=True):
                 job.end(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
         finally:
@@ -187,6 +195,16 @@ class Batcher:
             self._piece_seconds = 0.0
             self._since = time.monotonic()
         self._ring()
+
+    def _stepped(self, rows: int, seconds: float) -> None:
+        """A step of so many tokens took that long."""
+        self._step_seconds = seconds
+        self._grace = max(GRACE_SECONDS, GRACE_SHARE * seconds)
+        self.steps, self.rows = self.steps + 1, self.rows + rows
+        self.cells.steps += 1
+        self._meter.together = max(1, rows)
+        if rows == 1:
+            self._meter.decoded(1, seconds)
 
     # -- prompts ---------------------------------------------------------------------------------
 
@@ -244,9 +262,7 @@ class Batcher:
         self._bells[ticket] = bell
         self._piece_waits = ticket
         try:
-            while not self._may_follow(tokens) and (
-                self._jobs or any(self._expected(t) for t in self._answering)
-            ):
+            while not self._may_follow(tokens) and (self._jobs or self._expects_more()):
                 self._gate.check()
                 if self._ready():
                     self._lead()
@@ -265,7 +281,7 @@ class Batcher:
             yield
         finally:
             self._piece_seconds += time.perf_counter() - began
-            self.cells.decoded += tokens
+            self.cells.prompt_tokens += tokens
             self._since = time.monotonic()
             self._ring()
 
@@ -295,18 +311,19 @@ class Batcher:
 
     def stepped(self, ticket: Ticket) -> None:
         """A request has made a step: what it holds here it gives back."""
-        self.end_prompt(ticket)
+        if self._prompts:
+            self.end_prompt(ticket)
         if ticket.whole:
             self.solo.end_team(computed=True)
         if ticket.over:
             self.leave(ticket)
-        elif not self._gate.lonely(ticket):
+        elif self.solo.team_of is not None and not self._gate.lonely(ticket):
             self.solo.end_team()
 
     def returned(self, ticket: Ticket) -> None:
         """A request makes a step again."""
         if ticket in self._answering:
-            away = min(time.monotonic() - ticket.idle_since, AWAY_GRACES * self._grace())
+            away = min(time.monotonic() - ticket.idle_since, AWAY_GRACES * self._grace)
             self._answering[ticket] += 0.5 * (away - self._answering[ticket])
 
     def leave(self, ticket: Ticket) -> None:
@@ -315,10 +332,6 @@ class Batcher:
         self.end_prompt(ticket)
         self._answering.pop(ticket, None)
         self._ring()
-
-    def settle(self) -> None:
-        """Wait for a step whose maker was interrupted and waits no more."""
-        self._shared.thread.settle()
 
     def close(self) -> None:
         """Nothing more is decoded."""

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 MASKED_SHARE = 5e-5
-"""What computing with one masked cell takes of a prompt token's time: 4 x n_embd x attention layers flops of
-2 x parameters, at half their speed. 3e-5 to 1e-4 for models of 0.1 to 8 billion parameters."""
+"""What one masked cell adds to whatever is computed beside it: 4 x n_embd x attention layers flops of 2 x
+parameters, at half their speed, are 3e-5 to 1e-4 for models of 0.1 to 8 billion parameters. On 2 cores and
+0.1 billion in f16 6e-5 was measured for a token alone and 9e-5 for a prompt's."""
 
-KEEP_TOKENS = 32, 4096
-"""Fewest and most tokens that others decode before an idle slot loses its cells; in between, when computing
-with them has cost what loading them costs (so at most twice the least, whoever comes next)."""
+LEAST_LOADING = 1e-3
+"""Seconds that loading a slot's state is taken for at least, and while it was not measured."""
 
-LOOK_TOKENS = 256
-"""Tokens of answers between two looks at idle slots."""
+LOOK_STEPS = 64
+"""Steps of answers between two looks at idle slots."""
 
 
 class Cells:
@@ -59,10 +59,10 @@ class Cells:
         `answering`, `prompts`: requests in their answer, and those that decode a prompt or wait to.
         """
         self.cells = cells
-        self.decoded = 0
-        """Tokens that the context has decoded for all."""
-        self.look_at = LOOK_TOKENS
-        """At so many, idle slots are to be looked at again."""
+        self.prompt_tokens = self.steps = 0
+        """What the context has computed for all: tokens of prompts, and steps of answers."""
+        self.look_at = LOOK_STEPS
+        """At so many steps idle slots are to be looked at again."""
         self._masked = masked and cells is not None
         self._shared = shared
         self._gate = gate
@@ -173,19 +173,27 @@ class Cells:
             slot.evaluation and slot.evaluation.runner.live.n for slot in self._slots.free()
         )
 
-    def release_idle(self, costs: Costs, coming: int = 0) -> None:
-        """Have idle slots give their cells away where those would cost more than loading them again.
+    @property
+    def computed(self) -> tuple[int, int]:
+        """Tokens of prompts, and steps of answers, so far."""
+        return self.prompt_tokens, self.steps
 
-        `coming`: tokens that are about to be decoded. What the cache has not got stays.
+    def release_idle(self, costs: Costs, coming: int = 0) -> None:
+        """Have idle slots give their cells away once computing beside them has cost what loading them does.
+
+        That is at most twice the least there is, whoever comes next. `coming`: tokens of a prompt that is
+        about to be decoded. What the cache has not got stays.
         """
-        self.look_at = self.decoded + LOOK_TOKENS
+        self.look_at = self.steps + LOOK_STEPS
         if not self._masked:
             return
         for slot in self._slots.free():
             if (evaluation := slot.evaluation) is None or evaluation.handoff:
                 continue  # what a chat handler has decoded is gone on from soon
-            runner, beside = evaluation.runner, self.decoded + coming - slot.idle_from
-            if not runner.live.n or beside < keep_tokens(costs):
+            runner, (tokens, steps) = evaluation.runner, slot.idle_from
+            tokens, steps = self.prompt_tokens + coming - tokens, self.steps - steps
+            beside = tokens * costs.prefill_seconds + steps * costs.token_seconds
+            if not runner.live.n or beside < keep_seconds(costs, runner.live.n):
                 continue
             if runner.live.touched_outside():
                 return  # emptying would hide it from the look that loses all slots (`RequestRunner.check`)
@@ -193,7 +201,7 @@ class Cells:
             if runner.checkpoints.serve_all():
                 runner.live.empty()
             else:
-                slot.idle_from = self.decoded
+                slot.idle_from = self.computed
 
     @property
     def waited_for(self) -> bool:
@@ -201,9 +209,7 @@ class Cells:
         return bool(self._short)
 
 
-def keep_tokens(costs: Costs) -> float:
-    """Tokens that others decode before an idle slot is to lose its cells."""
-    least, most = KEEP_TOKENS
-    if not costs.segment_seconds or not costs.prefill_seconds:
-        return least
-    return min(most, max(least, costs.segment_seconds / (MASKED_SHARE * costs.prefill_seconds)))
+def keep_seconds(costs: Costs, cells: int) -> float:
+    """How long others compute beside an idle slot before it is to lose so many cells."""
+    snapshot = costs.restore_seconds or costs.snapshot_seconds
+    return max(LEAST_LOADING, snapshot + cells * costs.segment_seconds) / (MASKED_SHARE * cells)

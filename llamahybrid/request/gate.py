@@ -50,13 +50,15 @@ class RequestGate:
         self._closed = self._shut = False
         self._frames = StepFrames()
         self._lock = StepLock(self._frames)
+        self.held = self._lock.held
+        """The same as `inside`, for who asks many times a token."""
 
     # -- who is in -------------------------------------------------------------------------------
 
     @property
     def inside(self) -> bool:
         """The calling thread is in a step."""
-        return self._lock.held
+        return self._lock.held()
 
     @property
     def current(self) -> Ticket | None:
@@ -276,7 +278,7 @@ class RequestGate:
 
     def check(self) -> None:
         """Raise RequestCancelled if the current request is to end."""
-        current = self.current
+        current = self.seats.current
         if current is not None and current.cancelled:
             raise RequestCancelled("the request was cancelled; ask again to go on from where it stopped")
 

@@ -28,6 +28,7 @@ from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
+    from llamahybrid.request.batcher import Batcher
     from llamahybrid.request.slots import Slots
 
 Result = TypeVar("Result")
@@ -162,23 +163,23 @@ class Requests:
         if self.part_of_step(ticket):
             yield from start()
             return
-        inner = start()
+        inner, batcher = start(), self.slots.batcher
         try:
             sent = None
             while True:
                 try:
-                    item = self.gate.run(ticket, self._advance, ticket, inner, sent)
+                    item = self.gate.run(ticket, self._advance, ticket, batcher, inner.send, sent)
                 except StopIteration:
                     return
                 sent = yield item
         finally:
             self.gate.abandon(ticket)
 
-    def _advance(self, ticket: Ticket, inner: Generator[Any, Any, None], sent: Any) -> Any:
-        if (batcher := self.slots.batcher) is not None:
+    def _advance(self, ticket: Ticket, batcher: Batcher | None, send: Callable[[Any], Any], sent: Any) -> Any:
+        if batcher is not None:
             batcher.returned(ticket)
         try:
-            return inner.send(sent)
+            return send(sent)
         except BaseException:  # its end, too
             self.gate.finish(ticket)
             raise
@@ -298,8 +299,8 @@ class Requests:
 
     def joined(self, ticket: Ticket) -> None:
         """See `Tenant.joined`."""
-        if self.slots.batcher is not None:
-            self.slots.batcher.solo.end_team()
+        if (batcher := self.slots.batcher) is not None and batcher.solo.team_of is not None:
+            batcher.solo.end_team()
 
     def stepped(self, ticket: Ticket) -> None:
         """See `Tenant.stepped`."""

@@ -295,7 +295,7 @@ class RequestRunner:
 
     def _measure(self, tokens: int, clock: float) -> None:
         """Note what a prompt's batch took that began at `clock`; the next one's undo waits for it anyway."""
-        if tokens >= SMALL_BATCH[0] and self.live.profile.needs_checkpoints:
+        if tokens >= SMALL_BATCH[0] and (self._batcher or self.live.profile.needs_checkpoints):
             self.live.recount()
             self.meter.decoded(tokens, time.perf_counter() - clock)
 

@@ -36,7 +36,7 @@ class Seats:
 
     def only(self, ticket: Ticket) -> bool:
         """This ticket sits alone."""
-        return len(self._seated) == 1 and ticket in self._seated
+        return self._seated == [ticket]
 
     @property
     def free(self) -> bool:

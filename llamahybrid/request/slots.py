@@ -36,8 +36,8 @@ class Slot:
     """None while the model is opened, and where upstream's behaviour was asked for."""
     used: int = 0
     """When it was last given to one; larger is later."""
-    idle_from: int = 0
-    """Tokens that the context had decoded when the last request left it (`Cells.decoded`)."""
+    idle_from: tuple[int, int] = (0, 0)
+    """What the context had computed when the last request left it (`Cells.computed`)."""
     owner: ThreadMark | None = None
     """The thread that used it last."""
     native_from: int | None = None
@@ -79,8 +79,10 @@ class Slots:
         self.batcher: Batcher | None = None
         """What decodes for several; None with one slot."""
         self._came_from = self.all[0]
-        self._one = True
+        self.one = True
         """There is one slot: asked seven times a token, so it is no comparison of lengths."""
+        self.in_step = gate.held
+        """The calling thread is in a step: likewise, so it is no call of a call."""
         self._gate = gate
         self._uses = itertools.count(1)
         self._homes: weakref.WeakKeyDictionary[ThreadMark, Slot] = weakref.WeakKeyDictionary()
@@ -88,7 +90,7 @@ class Slots:
 
     def here(self) -> Slot:
         """The slot that is meant: in a step its own, elsewhere what the calling thread used last."""
-        if self._one or self._gate.inside:
+        if self.one or self.in_step():
             return self.current
         home = self._home(this_thread())
         return self.all[0] if home is None else home
@@ -96,7 +98,7 @@ class Slots:
     @property
     def seen(self) -> UpstreamArrays:
         """What upstream believes, to the calling thread; to one that has made no request, the last of all."""
-        if self._one or self._gate.inside:
+        if self.one or self.in_step():
             return self.current.arrays
         home = self._homes.get(this_thread()) or max(self.all, key=lambda slot: slot.used)
         return home.arrays
@@ -126,7 +128,7 @@ class Slots:
     @property
     def _certain(self) -> bool:
         """There is one, or the caller is in a step."""
-        return self._one or self._gate.inside
+        return self.one or self.in_step()
 
     def _home(self, mark: ThreadMark | None) -> Slot | None:
         """The slot in which lies what a thread left, if it still does."""
@@ -136,7 +138,7 @@ class Slots:
     def add(self, slot: Slot) -> None:
         """One more."""
         self.all.append(slot)
-        self._one = False
+        self.one = False
         self._gate.seats.slots = len(self.all)
 
     def seat(self, ticket: Ticket, prompt: Tokens | None = None) -> Slot:
@@ -217,7 +219,7 @@ class Slots:
     def leave(self, ticket: Ticket) -> None:
         """A ticket gives its slot back."""
         if self.batcher is not None and ticket.slot is not None:
-            ticket.slot.idle_from = self.batcher.cells.decoded
+            ticket.slot.idle_from = self.batcher.cells.computed
         ticket.slot = None
         if self.batcher is not None:
             self.batcher.leave(ticket)

@@ -12,6 +12,7 @@ A thread that goes away in the middle of its answer, while others begin, keeps i
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from llamahybrid.capi.openmp import team_ender
 from llamahybrid.memory.shared import SharedContext
@@ -35,12 +36,12 @@ class Solo:
         """Which request (`Ticket.born`) and thread asked for the last token, alone."""
         self._tokens = 0
         """How many in a row."""
-        self._team_of: ThreadMark | None = None
+        self.team_of: ThreadMark | None = None
         """The thread that decodes itself, and may have a team."""
 
-    def takes(self, ticket: Ticket, fits: bool) -> bool:
-        """The next token of this request, whose step it is, is decoded right here; not unless it `fits`."""
-        if not (fits and self._gate.lonely(ticket)):
+    def takes(self, ticket: Ticket, fits: Callable[[], bool]) -> bool:
+        """The next token of this request, whose step it is, is decoded right here; not unless it `fits()`."""
+        if not (self._gate.lonely(ticket) and fits()):
             self._counted = None
             self.end_team()
             return False
@@ -53,9 +54,9 @@ class Solo:
             return False
         if self._end_team is None:
             return False
-        if self._team_of is not who[1]:
+        if self.team_of is not who[1]:
             self._shared.rest(self._end_team)
-            self._team_of = who[1]
+            self.team_of = who[1]
         return True
 
     def end_team(self, computed: bool = False) -> None:
@@ -63,8 +64,8 @@ class Solo:
 
         `computed`: it may have one from elsewhere, as from decoding an image.
         """
-        if self._team_of is not None and self._team_of is this_thread():
-            self._team_of = None
+        if self.team_of is not None and self.team_of is this_thread():
+            self.team_of = None
         elif not computed:
             return
         if self._end_team is not None and self._process == os.getpid():

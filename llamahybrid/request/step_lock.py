@@ -68,7 +68,6 @@ class StepLock:
             self._first = lock = lock.next[0]
         return lock
 
-    @property
     def held(self) -> bool:
         """The calling thread has it. Asked many times a token."""
         lock = self._first
@@ -92,8 +91,10 @@ class StepLock:
     def acquire(self, wait: bool = True) -> bool:
         """Take it; False if others have it, with `wait` for `POLL` seconds."""
         while True:
-            lock = self._lock
-            again = lock.mine
+            lock = self._first
+            if lock.next:
+                lock = self._lock
+            again = lock.rlock._is_owned()  # type: ignore[attr-defined]
             if not lock.rlock.acquire(wait, POLL if wait else -1):
                 return False
             if again or not lock.doubted:
@@ -104,8 +105,10 @@ class StepLock:
 
     def release(self) -> None:
         """Give it back, if the calling thread has it still."""
-        lock = self._lock
-        if lock.mine:
+        lock = self._first
+        if lock.next:
+            lock = self._lock
+        if lock.rlock._is_owned():  # type: ignore[attr-defined]
             lock.rlock.release()
 
     def give_up(self) -> None:

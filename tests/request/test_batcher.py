@@ -85,11 +85,11 @@ def test_a_batch_that_fails_is_tried_by_each_alone(open_slots, monkeypatch):
     alone = [ask(llm, WORDS[:40]), ask(llm, WORDS[100:150])]
     step, failed = SharedContext.decode_step, []
 
-    def fail_once(self, rows, here=False):
+    def fail_once(self, rows):
         if len(rows) > 1 and not failed:
             failed.append(rows)
             raise DecodeError(1, "no slot")
-        return step(self, rows, here)
+        return step(self, rows)
 
     monkeypatch.setattr(SharedContext, "decode_step", fail_once)
     said, begun = {}, threading.Barrier(2)
@@ -121,9 +121,10 @@ def test_the_memory_is_tried_in_the_thread_that_decodes_later(open_slots, monkey
 
 
 def test_a_step_begins_when_what_nobody_waits_for_is_through(open_slots, monkeypatch):
-    llm, settled = open_slots(), []
-    settle = ComputeThread.settle
+    settle, settled = ComputeThread.settle, []
     monkeypatch.setattr(ComputeThread, "settle", lambda self: (settled.append(1), settle(self)))
+    llm = open_slots()
+    settled.clear()
     llm.reset()
     assert settled
 
@@ -149,12 +150,12 @@ def test_who_was_away_for_long_once_is_waited_for_again_after_two_tokens(open_sl
     for away in (500.0, 0.0, 0.0):
         ticket.idle_since = now[0] - away
         batcher.returned(ticket)
-        waited_for.append(batcher._expected(ticket))
+        waited_for.append(batcher._expects_more())
     assert waited_for == [False, True, True]
     for _ in range(3):  # and who is slow each time is not
         ticket.idle_since = now[0] - 500.0
         batcher.returned(ticket)
-    assert not batcher._expected(ticket)
+    assert not batcher._expects_more()
 
 
 def test_one_of_those_that_wait_for_a_step_watches_the_clock(open_slots, monkeypatch):

@@ -11,8 +11,9 @@ import pytest
 from llamahybrid import PromptCache
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import cells
-from llamahybrid.request.cells import KEEP_TOKENS, keep_tokens
+from llamahybrid.request.cells import LEAST_LOADING, MASKED_SHARE, keep_seconds
 from llamahybrid.request.job import Job, NoRoom
+from tests.lab.real_costs import decide_by
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
 
@@ -51,6 +52,7 @@ def held(llm):
 @pytest.mark.parametrize("arch", ["qwen35", "llama", "gemma3"])
 def test_an_idle_slot_gives_way_to_a_long_prompt_and_its_chat_goes_on(open_slots, arch):
     llm = open_slots(arch, 2)
+    decide_by(llm)
     first = WORDS[:100] + ask(llm, WORDS[:100])
     ask(llm, WORDS[100:300])
     assert sorted(held(llm))[0] == 0, "its cells are gone"
@@ -63,6 +65,7 @@ def test_an_idle_slot_gives_way_to_a_long_prompt_and_its_chat_goes_on(open_slots
 def test_it_stays_beside_a_short_one_and_where_masked_cells_cost_nothing(open_slots):
     for options, short in (({}, True), ({"flash_attn": True}, False)):
         llm = open_slots("qwen35", 2, **options)
+        decide_by(llm)
         ask(llm, WORDS[:100])
         ask(llm, WORDS[100:110] if short else WORDS[100:300])
         assert sorted(held(llm))[0] > 0
@@ -70,6 +73,7 @@ def test_it_stays_beside_a_short_one_and_where_masked_cells_cost_nothing(open_sl
 
 def test_a_slot_loses_nothing_that_the_cache_has_not_got(open_slots):
     llm = open_slots("qwen35", 2, prompt_cache=PromptCache(ram_bytes=1000))
+    decide_by(llm)
     first = WORDS[:100] + ask(llm, WORDS[:100])
     ask(llm, WORDS[100:300])
     ask(llm, [*first, 7])
@@ -78,6 +82,7 @@ def test_a_slot_loses_nothing_that_the_cache_has_not_got(open_slots):
 
 def test_what_a_chat_handler_has_decoded_stays(open_slots):
     llm = open_slots("qwen35", 3)
+    decide_by(llm)
     ask(llm, WORDS[:100])
     idle = next(slot for slot in llm.slots.all if slot.evaluation.runner.live.n)
     idle.evaluation.handoff = True
@@ -89,6 +94,7 @@ def test_what_a_chat_handler_has_decoded_stays(open_slots):
 
 def test_what_others_decoded_in_one_idle_slot_is_noticed_though_another_gives_way(open_slots):
     llm = open_slots("qwen35", 3)
+    decide_by(llm)
     chats = [prompt + ask(llm, prompt) for prompt in (WORDS[:60], WORDS[60:80])]
     slot = next(s for s in llm.slots.all if s.evaluation.runner.live.tokens[:20].tolist() == WORDS[60:80])
     live = slot.evaluation.runner.live
@@ -109,8 +115,9 @@ def test_what_others_decoded_in_one_idle_slot_is_noticed_though_another_gives_wa
 
 
 def test_it_gives_way_to_a_long_answer(open_slots, monkeypatch):
-    monkeypatch.setattr(cells, "LOOK_TOKENS", 8)
+    monkeypatch.setattr(cells, "LOOK_STEPS", 8)
     llm = open_slots("qwen35", 2)
+    decide_by(llm)
     ask(llm, WORDS[:100])
     ask(llm, WORDS[100:110])
     assert min(held(llm)) > 0
@@ -118,7 +125,10 @@ def test_it_gives_way_to_a_long_answer(open_slots, monkeypatch):
     assert min(held(llm)) == 0
 
 
-def test_what_it_is_worth_to_keep_cells_follows_from_costs():
-    assert keep_tokens(Costs()) == KEEP_TOKENS[0]
-    assert keep_tokens(Costs(prefill_seconds=1e-3, segment_seconds=1e-5)) == pytest.approx(200)
-    assert keep_tokens(Costs(prefill_seconds=1e-4, segment_seconds=1e-3)) == KEEP_TOKENS[1]
+def test_how_long_cells_are_kept_follows_from_costs():
+    assert keep_seconds(Costs(), 100) == pytest.approx(LEAST_LOADING / (100 * MASKED_SHARE))
+    costs = Costs(restore_seconds=2e-3, segment_seconds=1e-5, snapshot_seconds=9.0)
+    assert keep_seconds(costs, 100) == pytest.approx(3e-3 / (100 * MASKED_SHARE))
+    assert keep_seconds(costs, 10_000) == pytest.approx(0.102 / (10_000 * MASKED_SHARE))
+    unmeasured = Costs(snapshot_seconds=4e-3)
+    assert keep_seconds(unmeasured, 1000) == pytest.approx(4e-3 / (1000 * MASKED_SHARE))

@@ -269,7 +269,7 @@ def test_rows_of_all_tokens_are_a_threads_own_too(tiny_model):
         mine = llm.scores[:60].copy()
         in_thread(lambda: [ask(llm, WORDS[i : i + 90]) for i in (0, 40, 120)])
         llm.eval(WORDS[60:62])
-        assert (llm.scores[:60] == mine).all()
+        assert llm.scores[:60] == pytest.approx(mine, abs=1e-3)  # decoded again, in other batches
         assert llm.scores[61].any()
     finally:
         llm.close()

@@ -144,7 +144,7 @@ def test_a_prompt_inside_a_step_is_decoded_with_the_other_team(opened, ended, ba
 
 def test_a_team_that_an_interrupt_left_ends_before_the_next_prompt(opened, ended, batches):
     llm = opened()
-    llm.slots.batcher.solo._team_of = this_thread()
+    llm.slots.batcher.solo.team_of = this_thread()
     ended.clear()
     batches.clear()
     stream = llm.generate(WORDS[:50], temp=0.0)
@@ -171,13 +171,13 @@ def test_a_second_request_joins_at_the_next_step(opened, batches, ended, beside)
     batches.clear()
     joined = []
 
-    def arrive(self, tokens, outputs, there=False):
+    def arrive(self, tokens, outputs, here=False):
         """The second one comes in the middle of the first one's step."""
-        if there and not joined:
+        if here and not joined:
             joined.append(beside(ask, llm, WORDS[100:150], 30))
             while not llm._gate._lock.wanted:
                 time.sleep(1e-3)
-        return decode(self, tokens, outputs, there)
+        return decode(self, tokens, outputs, here)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LiveSequence, "decode", arrive)
@@ -358,11 +358,11 @@ def test_a_token_that_cannot_be_decoded_is_tried_once_more_and_fails_by_itself(o
     wanted = ask(llm, WORDS[:40])
     real, failed = LiveSequence.decode, []
 
-    def fail(self, tokens, outputs, there=False):
-        if there and not failed:
+    def fail(self, tokens, outputs, here=False):
+        if here and not failed:
             failed.append(tokens)
             raise DecodeError(1, "no slot")
-        return real(self, tokens, outputs, there)
+        return real(self, tokens, outputs, here)
 
     monkeypatch.setattr(LiveSequence, "decode", fail)
     assert ask(llm, WORDS[:40]) == wanted

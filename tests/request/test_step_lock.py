@@ -47,20 +47,20 @@ class Holder:
 
 def test_one_thread_has_it_at_a_time(lock: StepLock) -> None:
     assert lock.acquire()
-    assert lock.held
+    assert lock.held()
     lock.release()
-    assert not lock.held
+    assert not lock.held()
     with Holder(lock):
         assert not lock.acquire(wait=False)
         assert not lock.acquire()
-        assert not lock.held
+        assert not lock.held()
         lock.release()  # somebody else's is not given back
         assert not lock.acquire(wait=False)
 
 
 def test_a_lock_that_nobody_has_stays(lock: StepLock) -> None:
     assert not lock.heal()
-    assert not lock.held
+    assert not lock.held()
 
 
 def test_one_look_at_a_lock_that_others_hold_replaces_nothing(lock: StepLock) -> None:
@@ -94,7 +94,7 @@ def test_of_two_who_look_at_once_one_replaces_it(
         monkeypatch.setattr(frames, "run_in", looked)
         lock.heal()
         assert len(looks) >= nth
-        assert lock.held
+        assert lock.held()
 
 
 def test_a_lock_that_was_given_back_between_two_looks_is_not_replaced(lock: StepLock) -> None:
@@ -199,7 +199,7 @@ class Taker:
         self._waits.set()
         while not self._lock.acquire():
             pass
-        self.saw.append(self._lock.held)
+        self.saw.append(self._lock.held())
         self._lock.release()
         self._frames.leave()
 
@@ -265,7 +265,7 @@ def test_one_who_takes_it_after_a_look(
             pass
         taken.set()
         over.wait(20)
-        saw.append(lock.held)
+        saw.append(lock.held())
         lock.release()
         frames.leave()
 
@@ -302,14 +302,14 @@ def test_by_what_a_lock_was_replaced_is_said_once(lock: StepLock) -> None:
     assert lock.acquire()
     old.replace()
     lock._first = old
-    assert lock.held
+    assert lock.held()
 
 
 def test_what_an_interrupt_left_is_given_back_however_often_it_was_taken(lock: StepLock) -> None:
     assert lock.acquire()
     assert lock.acquire()
     lock.give_up()
-    assert not lock.held
+    assert not lock.held()
     with Holder(lock):
         lock.give_up()
         assert not lock.acquire(wait=False)
@@ -320,10 +320,10 @@ def test_who_takes_it_once_more_keeps_it_though_it_is_doubted(lock: StepLock) ->
     lock._lock.doubted = True
     assert lock.acquire()
     lock.release()
-    assert lock.held
+    assert lock.held()
     lock.release()
-    assert not lock.held
+    assert not lock.held()
     before = lock._lock
     assert lock.acquire()
     assert lock._lock is not before, "who takes a doubted one replaces it"
-    assert lock.held
+    assert lock.held()
