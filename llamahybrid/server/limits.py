@@ -96,7 +96,9 @@ class Guard:
                 self._say("key", scope, path)
                 message = "this server needs an API key" if key is None else "that API key is not known here"
                 challenge = {"WWW-Authenticate": BROWSERS if shown else "Bearer"}
-                raise Refusal(401, message, code="invalid_api_key", headers=challenge)
+                # llama-server's type: an invalid request is a bad one to LiteLLM, whatever its status.
+                kind = "authentication_error"
+                raise Refusal(401, message, kind, code="invalid_api_key", headers=challenge)
             if not headers.get("content-length", "0").isdecimal():
                 raise Refusal(400, "content-length is a number")
             if int(headers.get("content-length", "0")) > self._max_body:

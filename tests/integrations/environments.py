@@ -32,7 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "haystack": ("llama-cpp-haystack==3.0.2",),
     "instructor": ("instructor==1.17.0",),
     "langchain": ("langchain-community==0.4.2",),
-    "litellm_client": ("litellm==1.106.2", *SERVER),
+    "litellm_client": ("litellm==1.106.2", "mcp", *SERVER),
     "litellm": (
         *("litellm[proxy]==1.106.2", "anthropic==2.12.0"),
         *("llama-cpp-python[server]==0.3.36", "prometheus-client", "httpx"),

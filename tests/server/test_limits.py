@@ -86,6 +86,7 @@ def test_without_its_key_nothing_is_read(headers: Any, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         asked = ask([b"x" * 10] * 1000, *headers)
     assert (asked.status, asked.read, asked.body) == (401, 0, None)
+    assert asked.told["error"]["type"] == "authentication_error"
     assert asked.told["error"]["code"] == "invalid_api_key"
     assert asked.why == ["key"]
     assert "1.2.3.4" in caplog.text
