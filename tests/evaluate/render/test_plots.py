@@ -63,9 +63,7 @@ def test_a_point_is_met_by_a_pointer_that_is_near() -> None:
     assert marker is not None
     (style,) = re.findall(rf"\.{marker.get('class')} {{ (.*) }}", sheet.css)
     assert "fill: var(--series0)" in style
-    assert "stroke: #000000; stroke-opacity: 0; stroke-width: 8" in style, (
-        "an edge, not seen: of `none` none is met"
-    )
+    assert "stroke: #000000; stroke-opacity: 0; stroke-width: 8" in style, "a wide edge that is not seen"
 
 
 def test_hazards_are_counted_on_their_bars() -> None:
