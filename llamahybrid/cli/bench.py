@@ -47,9 +47,9 @@ def bench(
     import os
 
     from llamahybrid.evaluate.bench import Bench
-    from llamahybrid.evaluate.files import write_json
     from llamahybrid.evaluate.targets import choice
     from llamahybrid.evaluate.targets.base import ModelFile
+    from llamahybrid.files import write_json
 
     n = threads or os.cpu_count() or 1
     layers = {"n_gpu_layers": n_gpu_layers} if n_gpu_layers else {}

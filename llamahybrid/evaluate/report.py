@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from llamahybrid.errors import ReportError
-from llamahybrid.evaluate.files import write_json
+from llamahybrid.files import write_json
 
 FORMAT = 1
 """Of the JSON; a reader takes no other."""

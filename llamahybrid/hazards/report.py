@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as _json
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from llamahybrid.files import printable, without_home, write_json
 from llamahybrid.hazards.catalogue import PROBES, find
 from llamahybrid.hazards.outcome import Verdict
 from llamahybrid.hazards.runner import Library, Result, library, run
@@ -45,8 +45,8 @@ def hazards(
 ) -> bool:
     """Run probes (all, or those called `names`) on the libllama at `lib` and print what they find.
 
-    `json` and `junit` are files to write reports to. True when nothing is unsound; with `expect_stock`, when
-    every verdict is the known one of stock llama-cpp-python 0.3.36.
+    `json` and `junit` are files to write reports to, with `~` for the home folder. True when nothing is
+    unsound; with `expect_stock`, when every verdict is the known one of stock llama-cpp-python 0.3.36.
 
     Raises:
         EngineError: `lib` cannot be loaded.
@@ -69,7 +69,7 @@ def hazards(
             done=lambda _: progress.advance(task),
         )
     if json is not None:
-        json.write_text(_json.dumps(as_json(results, under_test), indent=2), encoding="utf-8")
+        write_json(json, as_json(results, under_test))
     if junit is not None:
         junit.write_text(as_junit(results, under_test), encoding="utf-8")
     console.print(table(results, f"hazards of {under_test.path}"))
@@ -146,7 +146,7 @@ def as_junit(results: Sequence[Result], under_test: Library) -> str:
     verdicts = [result.outcome.verdict for result in results]
     suite = ET.Element(
         "testsuite",
-        name=f"hazards of {under_test.path}",
+        name=_shown(f"hazards of {under_test.path}"),
         tests=str(len(results)),
         failures=str(sum(verdict in (Verdict.WRONG, Verdict.DIED) for verdict in verdicts)),
         errors=str(verdicts.count(Verdict.FAILED)),
@@ -164,7 +164,7 @@ def as_junit(results: Sequence[Result], under_test: Library) -> str:
         properties = ET.SubElement(case, "properties")
         for number in result.probe.patches:
             ET.SubElement(properties, "property", name="patch", value=number)
-        verdict, detail = result.outcome.verdict, _printable(result.outcome.detail)
+        verdict, detail = result.outcome.verdict, _shown(result.outcome.detail)
         if verdict is Verdict.NOT_APPLICABLE:
             ET.SubElement(case, "skipped", message=detail)
         elif not verdict.sound:
@@ -174,6 +174,6 @@ def as_junit(results: Sequence[Result], under_test: Library) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def _printable(text: str) -> str:
-    """`text` without the control characters that XML cannot hold."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+def _shown(text: str) -> str:
+    """`text` as XML can hold it and others may read it."""
+    return printable(without_home(text))

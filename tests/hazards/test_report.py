@@ -48,6 +48,19 @@ def test_json_and_junit_are_well_formed() -> None:
         assert tuple(patches) == MENDED.patches
 
 
+def test_files_name_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    under_test = runner.Library("/home/ada/bin/libllama.so", "CPU", {})
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
+    monkeypatch.setattr(report, "library", lambda path: under_test)
+    monkeypatch.setattr(report, "run", lambda *_, **__: [made(Verdict.FAILED, "no /home/ada/bin/libggml.so")])
+    json_file, junit_file = tmp_path / "r.json", tmp_path / "r.xml"
+    report.hazards(None, json=json_file, junit=junit_file, console=terminal())
+    for file in (json_file, junit_file):
+        assert "/home/ada" not in file.read_text()
+        assert "~/bin/libllama.so" in file.read_text()
+        assert "no ~/bin/libggml.so" in file.read_text()
+
+
 def test_the_table_shows_text_as_it_is() -> None:
     console = terminal()
     console.print(report.table([made(Verdict.WRONG, "cells[head].pos [red]")], "title"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from llamahybrid.evaluate.report import RequestFigures
 
@@ -24,6 +25,13 @@ class Bar:
     def length(self) -> int:
         """All of it."""
         return self.reused + self.again + self.needed
+
+    @property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """Where each part that there is of it begins, and how long it is."""
+        parts = {"reused": self.reused, "again": self.again, "needed": self.needed}
+        starts = accumulate(parts.values(), initial=0)
+        return {part: (start, parts[part]) for part, start in zip(parts, starts, strict=False) if parts[part]}
 
     @property
     def text(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from llamahybrid.errors import ReportError
 from llamahybrid.evaluate.render import about, cells
 from llamahybrid.evaluate.render.bars import Bar, bar, labels
+from llamahybrid.evaluate.render.likeness import Alike, alike
 from llamahybrid.evaluate.render.sentences import (
     HAZARD,
     Sentence,
@@ -21,6 +22,7 @@ from llamahybrid.evaluate.render.sentences import (
     sentence,
     tabled,
 )
+from llamahybrid.evaluate.render.svg import Sheet
 from llamahybrid.evaluate.report import (
     Outcome,
     Report,
@@ -44,8 +46,7 @@ class _Side:
     figures: WorkloadFigures
     plot: str | None
     """None: the target tells no numbers of tokens."""
-    misses: Sequence[tuple[str, str]]
-    """Request and sentence."""
+    misses: Sequence[Alike]
     said: Sequence[Sentence]
     more: int
     """Requests that are not drawn."""
@@ -83,15 +84,18 @@ def html(report: Report) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    sheet = Sheet()
+    sections = [_section(report, name, sheet) for name in _names(report)]
+    hazards = _hazard_plot(report, sheet)
     page: str = environment.get_template("page.html").render(
         report=report,
         css=(_HERE / "page.css").read_text(encoding="utf-8"),
         headline=headline(report),
         cards=[(target, outcome(target), of_target(target)) for target in report.targets],
-        names=_names(report),
+        sheet=sheet,
         rows=_rows(report),
-        sections=[_section(report, name, f"w{i}") for i, name in enumerate(_names(report))],
-        hazards=_hazard_plot(report),
+        sections=sections,
+        hazards=hazards,
         hit=[(target.name, hit) for target in report.targets if (hit := _hit(target))],
         overall=overall,
         faults=faults,
@@ -116,15 +120,15 @@ def _rows(report: Report) -> list[tuple[str, list[WorkloadFigures | None]]]:
     return [(name, [each.get(name) for each in targets]) for name in _names(report)]
 
 
-def _section(report: Report, name: str, key: str) -> _Section:
+def _section(report: Report, name: str, sheet: Sheet) -> _Section:
     from llamahybrid.evaluate.render.plots import first_tokens
 
     found = [(t.name, figures) for t in report.targets if (figures := _figures(t).get(name)) is not None]
     every = [_bars(figures.requests) for _, figures in found]
     longest = max((each.length for bars in every for each in bars), default=0)
     sides = [
-        _side(target, figures, bars, longest, f"{key}-{i}")
-        for i, ((target, figures), bars) in enumerate(zip(found, every, strict=True))
+        _side(target, figures, bars, longest, sheet)
+        for (target, figures), bars in zip(found, every, strict=True)
     ]
     series = {
         target: [request.ttft for request in figures.requests]
@@ -132,20 +136,19 @@ def _section(report: Report, name: str, key: str) -> _Section:
         if any(request.ttft for request in figures.requests)
     }
     most = max((figures.requests for _, figures in found), key=len, default=())
-    return _Section(name, sides, first_tokens(series, labels(most), f"{key}-t") if series else None)
+    return _Section(name, sides, first_tokens(series, labels(most), sheet) if series else None)
 
 
-def _side(target: str, figures: WorkloadFigures, bars: Sequence[Bar], longest: int, key: str) -> _Side:
+def _side(target: str, figures: WorkloadFigures, bars: Sequence[Bar], longest: int, sheet: Sheet) -> _Side:
     from llamahybrid.evaluate.render.plots import timeline
 
     requests, shown = figures.requests, bars[:_MOST_BARS]
-    misses = [(label, r.miss) for label, r in zip(labels(requests), requests, strict=True) if r.miss]
     return _Side(
         target,
         overall(figures.verdicts),
         figures,
-        timeline(shown, longest, key) if shown else None,
-        misses,
+        timeline(shown, longest, sheet) if shown else None,
+        alike(requests),
         [sentence(verdict) for verdict in figures.verdicts],
         len(bars) - len(shown),
     )
@@ -156,11 +159,11 @@ def _bars(requests: Sequence[RequestFigures]) -> list[Bar]:
     return [made for request, label in named if (made := bar(request, label)) is not None]
 
 
-def _hazard_plot(report: Report) -> str | None:
+def _hazard_plot(report: Report, sheet: Sheet) -> str | None:
     from llamahybrid.evaluate.render.plots import hazards
 
     counts = {t.name: Counter[str](v.outcome for v in t.hazards) for t in report.targets if t.hazards}
-    return hazards(counts, "hazards") if counts else None
+    return hazards(counts, sheet) if counts else None
 
 
 def _hit(target: TargetFigures) -> list[tuple[str, Verdict]]:

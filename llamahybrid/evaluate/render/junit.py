@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 
 from llamahybrid.evaluate.render.sentences import HAZARD, sentence
 from llamahybrid.evaluate.report import Report, TargetFigures, Verdict
+from llamahybrid.files import printable
 
 
 def junit(report: Report) -> str:
@@ -69,8 +70,3 @@ def _case(target: TargetFigures, where: str, verdict: Verdict, seconds: float) -
         kind = "failure" if verdict.outcome == "bad" else "skipped"
         ET.SubElement(case, kind, message=printable(sentence(verdict).text))
     return case
-
-
-def printable(text: str) -> str:
-    """`text` without the control characters that XML cannot hold."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -23,6 +23,12 @@ class Alike:
     workloads: int
 
     @property
+    def where(self) -> str:
+        """Whose they are, for who knows the workload."""
+        first = f"{whose(self.first.chat)}, turn {self.first.turn + 1}"
+        return first if self.requests == 1 else f"{self.requests} requests alike, the first of them {first}"
+
+    @property
     def text(self) -> str:
         """Whose they are, and the sentence as it stands on the first of them."""
         where = f"{self.first.workload}, {whose(self.first.chat)}, turn {self.first.turn + 1}"

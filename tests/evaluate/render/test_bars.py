@@ -35,5 +35,10 @@ def test_labels_say_whose_turn_it_is_where_there_are_several() -> None:
     assert labels([request(chat="1/0"), request(chat="ada")]) == ["chat 1/0, turn 1", "ada, turn 1"]
 
 
+def test_parts_follow_each_other_and_empty_ones_are_left_out() -> None:
+    assert Bar("", 5, 3, 2).spans == {"reused": (0, 5), "again": (5, 3), "needed": (8, 2)}
+    assert Bar("", 5, 0, 2).spans == {"reused": (0, 5), "needed": (5, 2)}
+
+
 def test_a_bar_in_words() -> None:
     assert Bar("turn 2", 1200, 30, 60).text == "turn 2: 1,200 reused, 30 decoded again, 60 had to be decoded"

@@ -84,8 +84,35 @@ def test_light_and_dark_have_the_same_colours(made: Report) -> None:
 
 
 def test_no_id_is_twice(made: Report) -> None:
-    ids = [value for name, value in Elements(html(made)).attributes if name == "id"]
+    page = Elements(html(made))
+    ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
+    assert {f"#{each}" for each in ids} == {value for name, value in page.attributes if name == "href"}
+
+
+def test_every_class_of_a_plot_has_a_style(made: Report) -> None:
+    page = html(made)
+    used = set(re.findall(r'class="(s\d+)"', page))
+    assert used
+    assert used == set(re.findall(r"^\.(s\d+) {", page, flags=re.M))
+    assert " style=" not in page
+
+
+def test_what_holds_of_many_requests_is_said_once() -> None:
+    missed = tuple(request("a", turn, miss=f"{turn} tokens were lost") for turn in range(1, 8))
+    text = " ".join(Elements(html(report(target("ours", workload("a", requests=missed))))).text.split())
+    assert "Why tokens were not reused (7) 7 requests alike, the first of them chat 0, turn 2" in text
+    assert text.count("tokens were lost") == 1
+
+
+def test_a_request_more_is_few_bytes_more() -> None:
+    def size(workloads: int, turns: int = 8) -> int:
+        each = [workload(f"chat {i}", turns) for i in range(workloads)]
+        return len(html(report(target("stock", *each), target("ours", *each))).encode())
+
+    drawn = 2 * 4 * 8
+    assert (size(6) - size(2)) / drawn < 750, "what stands around a plot, too"
+    assert (size(2, 16) - size(2)) / (2 * 2 * 8) < 450
 
 
 @pytest.mark.parametrize("gone", ["matplotlib", "jinja2"])

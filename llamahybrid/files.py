@@ -1,4 +1,4 @@
-"""Results as files: whole or not at all, and without the user's home folder in them."""
+"""Results as files: whole or not at all, readable, and without the user's home folder in them."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ def without_home(data: Any) -> Any:
         return [shown(each) for each in value] if isinstance(value, (list, tuple)) else value
 
     return shown(data)
+
+
+def printable(text: str) -> str:
+    """`text` without the control characters that XML cannot hold."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

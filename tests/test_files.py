@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.evaluate import files
-from llamahybrid.evaluate.files import without_home, write_json
+from llamahybrid import files
 from llamahybrid.evaluate.report import Report, TargetFigures
+from llamahybrid.files import printable, without_home, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,10 @@ def test_the_home_folder_is_a_tilde() -> None:
 def test_a_home_that_is_all_of_the_disk_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", lambda: Path("/"))
     assert without_home("/opt/x") == "/opt/x"
+
+
+def test_what_xml_cannot_hold_is_a_blank() -> None:
+    assert printable("a\x1b[1m\x00é\n\ud800") == "a [1m é  "
 
 
 def test_a_report_names_no_home(tmp_path: Path) -> None:
