@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +20,13 @@ os.environ.setdefault("OMP_THREAD_LIMIT", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 llamahybrid.engine.activation.activate()  # before any test module imports llama_cpp
+
+with suppress(ImportError):  # other packages' environments have none
+    from hypothesis import HealthCheck, settings
+
+    # An example takes as long as it takes: by default one of 200 ms fails, as it does where a machine stalls.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 TinyModel: TypeAlias = Callable[..., Path]
 

@@ -311,6 +311,7 @@ def test_threads_take_turns(open_model, fresh):
 
 def test_a_second_thread_is_told_when_it_must_not_wait(open_model):
     llm = open_model(wait=False)
+    llm.requests.gate.seats.patience = 600.0
     generator = llm.generate(PROMPT, temp=0.0)
     next(generator)
     raised = []

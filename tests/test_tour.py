@@ -170,7 +170,7 @@ def recorded_together(tiny_model: Callable[..., Path]) -> Recorder:
         closing(Llama(str(tiny_model("qwen35")), n_ctx=1024, n_parallel=2, verbose=False)) as llm,
     ):
         llm.slots.close()  # what decodes is started again, and recorded
-        patch.setattr(batcher, "GRACE_SECONDS", 0.5)  # threads are slow while they are recorded
+        patch.setattr(batcher, "GRACE_SECONDS", 60.0)  # threads are slow while they are recorded
         threading.setprofile(recorder)
         sys.setprofile(recorder)
         try:

@@ -102,6 +102,11 @@ class Siblings(RequestHandle):
         if first is None and self.began is not None:
             self.began()
 
+    def made(self, item: Any) -> None:
+        """A completion, or a chunk of one, was made: where that ends as cancelled, so do the others."""
+        if any(choice["finish_reason"] == "cancelled" for choice in item["choices"]):
+            self.cancel()
+
 
 # -- one completion of several -----------------------------------------------------------------------
 
@@ -153,8 +158,6 @@ def _parts(
     try:
         with closing(parts):
             for index, item in parts:
-                if any(choice["finish_reason"] == "cancelled" for choice in item["choices"]):
-                    handle.cancel()
                 if handle.first is not None and handle.first.request is not None:
                     requests.last = handle.first.request
                 yield index, item
@@ -179,6 +182,7 @@ def _one_after_the_other(
         with belonging_to(handle):
             made = make(index)
         if not stream:
+            handle.made(made)
             yield index, made
             continue
         with _ending(made) as chunks:
@@ -187,6 +191,7 @@ def _one_after_the_other(
                     chunk = next(chunks, None)
                 if chunk is None:
                     break
+                handle.made(chunk)
                 yield index, chunk
 
 
@@ -282,14 +287,18 @@ class _Crew:
     def _answer(self, index: int) -> None:
         made = self._make(index)
         if not self._stream:
-            self._news.put((index, made))
+            self._tell(index, made)
             return
         with _ending(made) as chunks:
             for chunk in chunks:
-                self._news.put((index, chunk))
+                self._tell(index, chunk)
                 self._room[index].get()
                 if self._over:
                     return
+
+    def _tell(self, index: int, item: Any) -> None:
+        self._handle.made(item)  # before the next one begins, however late this is taken
+        self._news.put((index, item))
 
 
 @contextmanager

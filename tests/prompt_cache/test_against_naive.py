@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -146,6 +146,4 @@ class Conversations(RuleBasedStateMachine):
 
 
 TestConversations = Conversations.TestCase
-TestConversations.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestConversations.settings = settings(max_examples=120, stateful_step_count=30)

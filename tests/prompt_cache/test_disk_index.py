@@ -82,7 +82,7 @@ class Naive:
 PATHS = st.lists(st.integers(0, LETTERS - 1), min_size=1, max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None:
     index, naive = DiskIndex(), Naive()

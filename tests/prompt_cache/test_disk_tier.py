@@ -299,7 +299,7 @@ def test_what_was_evicted_before_it_could_be_written_is_counted(opened, monkeypa
         ask(opened(), prompt)  # the fake engine tells a wrong restore
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_random_histories_with_restarts(tmp_path_factory, data: st.DataObject) -> None:
     """Asking, restarting, starving and damaging in any order; the fake engine tells what is wrong."""

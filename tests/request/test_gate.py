@@ -58,8 +58,12 @@ def tenant():
 
 
 @pytest.fixture
-def gate(tenant):
-    return RequestGate(True, tenant)
+def gate(tenant, monkeypatch):
+    """One that is patient, and believes in places in the line, however long this machine stands still."""
+    monkeypatch.setattr(line, "PLACE_EXPIRES", 600.0)
+    made = RequestGate(True, tenant)
+    made.seats.patience = 600.0
+    return made
 
 
 def in_thread(function, *args):
@@ -107,7 +111,6 @@ def test_another_thread_gives_up_when_its_time_is_over(gate):
 
 
 def test_another_thread_waits_for_the_end(gate):
-    gate.seats.patience = 60
     first, entered = begun(gate), threading.Event()
     thread = threading.Thread(target=lambda: gate.alone(entered.set), daemon=True)
     thread.start()
@@ -127,7 +130,6 @@ def test_a_refusal_is_for_those_that_have_not_begun(gate, tenant):
 
 
 def test_the_same_thread_takes_its_own_place_at_once(gate, tenant):
-    gate.seats.patience = 60
     old = begun(gate)
     new = begun(gate)
     gate.run(old, int)
@@ -150,7 +152,6 @@ def test_the_thread_that_made_the_last_step_may_be_dead(gate):
 
 
 def test_a_thread_is_never_taken_for_a_dead_one_of_the_same_ident(gate):
-    gate.seats.patience = 60
     ticket = begun(gate, in_thread)
     for _ in range(20):  # idents are given out again
         gate.wait = False
@@ -159,7 +160,6 @@ def test_a_thread_is_never_taken_for_a_dead_one_of_the_same_ident(gate):
 
 
 def test_who_came_first_goes_first(gate):
-    gate.seats.patience = 60
     running, order = begun(gate), []
     threads = []
     for name in "abc":
@@ -182,7 +182,7 @@ def test_a_place_in_the_line_that_nobody_renews_is_void(gate, monkeypatch):
 
 @pytest.mark.parametrize("ends", ["comes in", "is given up"])
 def test_one_that_comes_after_another_waits_for_it_and_never_stands_before_it(gate, ends):
-    gate.wait, gate.seats.slots, gate.seats.patience = False, 2, 60
+    gate.wait, gate.seats.slots = False, 2
     first, second, stepped = Ticket(), Ticket(), threading.Event()
     second.after = first
     thread = threading.Thread(target=gate.run, args=(second, stepped.set), daemon=True)
@@ -205,7 +205,6 @@ def test_one_that_comes_after_another_is_never_refused(gate):
 
 
 def test_one_that_nobody_wants_any_more_leaves_the_line(gate):
-    gate.seats.patience = 600
     begun(gate)
     ticket, raised = Ticket(), []
 
@@ -291,6 +290,7 @@ def test_an_operation_inside_a_step_is_part_of_it(gate, tenant):
 
 
 def test_a_request_cannot_be_advanced_inside_anothers_step(gate):
+    gate.seats.patience = 0.1
     old = begun(gate)
     with pytest.raises(RuntimeError, match="inside"):
         gate.run(Ticket(), gate.run, old, int)
@@ -422,7 +422,6 @@ def test_closing_waits_for_the_step_and_ends_what_is_left(gate, tenant):
 
 
 def test_nobody_waits_for_a_closed_gate(gate):
-    gate.seats.patience = 60
     ticket, raised = begun(gate), []
 
     def wait():
@@ -622,6 +621,7 @@ def test_a_lock_that_an_interrupted_thread_left_is_replaced(gate):
 
 
 def test_a_lock_that_this_thread_left_is_not_taken_for_a_step(gate):
+    gate.seats.patience = 0.1
     gate._lock.acquire()
     assert not gate.nested()
     gate._lock.acquire()

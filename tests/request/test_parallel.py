@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 import llama_cpp
@@ -109,10 +110,9 @@ def test_chats_of_several_threads(model, opened):
 
 
 def test_answers_are_decoded_together(model, opened, monkeypatch):
-    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 0.5)
     llm, stock = opened(model), Stock(model)
     prompts = [WORDS[:50], WORDS[20:90], WORDS[:80]]
-    begun = threading.Barrier(3)
+    begun = threading.Barrier(3, partial(monkeypatch.setattr, batcher_module, "GRACE_SECONDS", 60.0))
 
     def answer(prompt):
         stream = llm.generate(prompt, temp=0.0)
@@ -122,9 +122,7 @@ def test_answers_are_decoded_together(model, opened, monkeypatch):
 
     said = together(*(lambda p=p: answer(p) for p in prompts))
     assert said == [stock(p, 10) for p in prompts]
-    batcher = llm.slots.batcher
-    assert batcher.rows == 27
-    assert batcher.steps < 18
+    assert (llm.slots.batcher.rows, llm.slots.batcher.steps) == (27, 9)
 
 
 def test_open_generators_of_one_thread(model, opened):
@@ -161,6 +159,7 @@ def test_one_more_than_there_are_slots_takes_turns(hybrid, opened):
 
 def test_one_more_than_there_are_slots_may_be_refused(hybrid, opened):
     llm = opened(hybrid, 2, wait=False)
+    llm._gate.seats.patience = 600.0
     started = []
 
     def hold(prompt):

@@ -12,7 +12,7 @@ from llamahybrid.request.ticket import Ticket, this_thread
 @pytest.fixture
 def seats() -> Seats:
     made = Seats()
-    made.slots = 2
+    made.slots, made.patience = 2, 60.0  # whatever this machine does between two lines
     return made
 
 

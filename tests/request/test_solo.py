@@ -13,6 +13,7 @@ from llamahybrid import Llama
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request import solo as solo_module
 from llamahybrid.request.solo import TOKENS_BEFORE
 from llamahybrid.request.ticket import this_thread
@@ -160,13 +161,14 @@ def beside():
         yield pool.submit
 
 
-def test_a_second_request_joins_at_the_next_step(opened, batches, ended, beside):
+def test_a_second_request_joins_at_the_next_step(opened, batches, ended, beside, monkeypatch):
     llm = opened(n_ctx=4096)
     alone = [ask(llm, WORDS[:40], 60), ask(llm, WORDS[100:150], 30)]
     stream = llm.generate(WORDS[:40], temp=0.0)
     said = list(islice(stream, ENOUGH + 2))
     assert batches[-1] == (threading.current_thread(), 1)
     me, decode = threading.current_thread(), LiveSequence.decode
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 60.0)
     ended.clear()
     batches.clear()
     joined = []

@@ -4,9 +4,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from llamahybrid.request import step_lock
 from llamahybrid.request.step_frames import StepFrames
 from llamahybrid.request.step_lock import POLL, StepLock
 
@@ -63,12 +65,16 @@ def test_a_lock_that_nobody_has_stays(lock: StepLock) -> None:
     assert not lock.held()
 
 
-def test_one_look_at_a_lock_that_others_hold_replaces_nothing(lock: StepLock) -> None:
+def test_one_look_at_a_lock_that_others_hold_replaces_nothing(
+    lock: StepLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two looks its owner may have left, and somebody come."""
+    now = [1000.0]
+    monkeypatch.setattr(step_lock, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with Holder(lock):
         assert not lock.heal()
         assert not lock.heal()  # at once: no second look yet
-        time.sleep(POLL)
+        now[0] += POLL
         assert lock.heal()
         assert lock.acquire(wait=False)
 
