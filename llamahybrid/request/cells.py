@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 MASKED_SHARE = 5e-5
-"""What computing with one masked cell takes of a prompt token's time: 4 x n_embd x attention layers flops of
-2 x parameters, at half their speed. 3e-5 to 1e-4 for models of 0.1 to 8 billion parameters."""
+"""What computing with one masked cell takes of a prompt token's time. Counted, not measured: 4 x n_embd x
+attention layers flops of 2 x parameters, taken to run at half their speed, are 3e-5 to 1e-4 for models of 0.1
+to 8 billion parameters."""
 
 KEEP_TOKENS = 32, 4096
 """Fewest and most tokens that others decode before an idle slot loses its cells; in between, when computing
@@ -187,8 +188,6 @@ class Cells:
             runner, beside = evaluation.runner, self.decoded + coming - slot.idle_from
             if not runner.live.n or beside < keep_tokens(costs):
                 continue
-            if runner.live.touched_outside():
-                return  # emptying would hide it from the look that loses all slots (`RequestRunner.check`)
             runner.save_tip()
             if runner.checkpoints.serve_all():
                 runner.live.empty()
