@@ -4,6 +4,7 @@ Snapshots and attention segments of models whose states take 1 MiB and more, fla
 are kept, so each save goes into another touched buffer than the one before; so does the memcpy that follows
 it. The ratio is the median over the rounds. Saves are measured as a prefill makes them: memory is looked at
 deeply once for all of them, at the prompt's end, and after an answer; what that takes is the last column.
+Then what filling a buffer takes that is used again, or new, in huge pages and without (`prompt_cache.ram`).
 Run: python -m benchmarks.save [--rounds N]
 """
 
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +28,15 @@ from llamahybrid import Llama
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes
+from llamahybrid.prompt_cache.ram import new_buffer
 from llamahybrid.tiny import make
 
 TARGET = 1.5
 MIB = 1 << 20
 MODELS = {"qwen35": 100_000_000, "jamba": 60_000_000, "mamba": 60_000_000}
 TOKENS = 2000
+FILLED = 256 << 10, 20 << 20, 64 << 20
+"""Bytes of the buffers that are filled."""
 
 
 class Buffers:
@@ -64,6 +69,20 @@ def ratio(save: Callable[[], Bytes], rounds: int) -> tuple[int, float, float, fl
         saves.append(saved - started)
     each = [a / b for a, b in zip(saves, copies, strict=True)]
     return size, statistics.median(saves) * 1e3, statistics.median(copies) * 1e3, statistics.median(each)
+
+
+def fills(size: int, rounds: int) -> list[float]:
+    """Milliseconds to fill a buffer that was used before, a new one as we make them, and one as they come."""
+    source, used = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    makers = (lambda: used, partial(new_buffer, size), partial(new_buffer, size, filled=False))
+    took: list[list[float]] = [[] for _ in makers]
+    for _ in range(rounds):
+        for times, made in zip(took, makers, strict=True):
+            buffer = made()
+            started = time.perf_counter()
+            np.copyto(buffer, source)
+            times.append(time.perf_counter() - started)
+    return [statistics.median(times) * 1e3 for times in took]
 
 
 def look(live: LiveSequence, rounds: int) -> float:
@@ -117,6 +136,10 @@ def main(rounds: int) -> int:
                     verdict = ("yes" if found <= TARGET else "no") if counts else "small"
                     row = (f"{size / MIB:.1f}", f"{taken:.2f}", f"{copied:.2f}", f"{found:.2f}")
                     table.add_row(arch, what, *row, str(TARGET), verdict, deep)
+    console.print(table)
+    table = Table("filling, ms", "used before", "new", "new, no huge pages")
+    for size in FILLED:
+        table.add_row(f"{size / MIB:.2f} MiB", *(f"{ms:.3f}" for ms in fills(size, rounds)))
     console.print(table)
     console.print(machine(), style="dim")
     return 1 if missed else 0

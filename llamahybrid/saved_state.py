@@ -124,8 +124,7 @@ def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaS
 def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
     """What the calling thread has live, by upstream's `save_state`, sealed; while nobody else is in."""
     evaluation = llm.slots.gather()
-    evaluation.claim()  # the end of an answer may come after another salt's request
-    evaluation.decode(evaluation.align(), None)
+    evaluation.bring()  # the end of an answer may come after another salt's request
     state = native_save()
     if llm.offload.watch is not None:
         llm.offload.watch.check()

@@ -1,8 +1,9 @@
 """The teams of threads that OpenMP keeps, one for each thread that has computed.
 
 GNU's keeps a team until its thread ends or says otherwise. With more threads in all teams together than there
-are cores, those that wait at a barrier sleep where they span before (libgomp, do_spin): a token that takes
-14 ms then takes 31, for whoever decodes (100M parameters, two threads, two cores).
+are cores, those that wait at a barrier sleep where they span before (libgomp, do_spin): a token then takes
+twice as long, for whoever decodes (timed by hand, 100M parameters, two threads on two idle cores; compare
+`benchmarks.slots --only team`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SOFT = 1
 
 @cache
 def team_ender() -> Callable[[], object] | None:
-    """What ends the calling thread's team, which is made again when it computes; 0.1 ms, less without one.
+    """What ends the calling thread's team, which is made again when it computes: far less work than a token.
 
     None where libllama computes without GNU's OpenMP, or where that cannot be told.
     """

@@ -23,7 +23,8 @@ LARGE_BATCH = 64
 """Tokens from which a batch says what prefill costs per token."""
 
 SMALL_BATCH = 8, 32
-"""Fewest and most tokens of a batch that says what a cut costs: the pieces near a prompt's end."""
+"""Fewest and most tokens of a batch that says what a cut costs: chosen, not measured, for the sizes that
+pieces near a prompt's end have."""
 
 NO_TIME = 1e-6
 """Seconds that stand for none: 0 would say that nothing was measured."""

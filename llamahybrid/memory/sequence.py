@@ -32,9 +32,9 @@ UNCHANGED_BY_FAILURE = frozenset({1, -1})
 """Results of llama_decode that leave memory as it was: no slot found, invalid batch (include/llama.h)."""
 
 
-def _one_token(before: tuple[float, ...], after: tuple[float, ...]) -> bool:
-    """No more than one token was decoded between two readings of `NativeContext.counters`."""
-    return before[0] == after[0] and 0 <= after[1] - before[1] <= 1
+def _at_most(tokens: int, before: tuple[float, ...], after: tuple[float, ...]) -> bool:
+    """No more than so many tokens were decoded between two readings of `NativeContext.counters`."""
+    return 0 <= sum(after[:2]) - sum(before[:2]) <= tokens
 
 
 class LiveSequence:
@@ -134,7 +134,7 @@ class LiveSequence:
         """Someone decoded on this context, or reset its counters, since our last operation."""
         counters, shared = self.native.counters(), self.shared
         late = shared.uncounted
-        if counters != shared.counters and late is not None and _one_token(shared.counters, counters):
+        if counters != shared.counters and late is not None and _at_most(1, shared.counters, counters):
             late.invalidate_tip()  # it was an interrupt, and what the others hold is what they held
             late.recount()
             return False
@@ -144,6 +144,20 @@ class LiveSequence:
         """Take the library's counters as they are now for ours."""
         self.shared.counters = self.native.counters()
         self.shared.uncounted = None
+
+    def count(self, tokens: int) -> None:
+        """So many tokens were decoded here, or none. If it was more, others did, too: the next look tells."""
+        counters = self.native.counters()
+        if _at_most(tokens, self.shared.counters, counters):
+            self.shared.counters = counters
+        self.shared.uncounted = None
+
+    def settle(self) -> None:
+        """Decodes are over: wait for them, and count them if that was not done one by one."""
+        if self.shared.slots == 1:
+            self.recount()
+        else:
+            self.native.synchronize()
 
     def invalidate(self) -> None:
         """Nothing that the context holds is known any more; the next alignment starts from zero."""
@@ -173,7 +187,7 @@ class LiveSequence:
     # -- decoding ------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs, here: bool = False) -> None:
-        """Append tokens, shape (k,), in one native batch; `recount` when a series of them is done.
+        """Append tokens, shape (k,), in one native batch; `settle` when a series of them is done.
 
         `here`: in the calling thread, although others share the context. An interrupt is then this sequence's
         alone.
@@ -192,7 +206,7 @@ class LiveSequence:
         try:
             self._decode(tokens, outputs)
         finally:
-            self.recount()  # others look at the counters next
+            self.count(len(tokens))  # others look at the counters next
 
     def _decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
         identity = self.identity
@@ -233,7 +247,7 @@ class LiveSequence:
         self, tokens: Sequence[int] | Tokens, outputs: Outputs, result: int | None
     ) -> None:
         """An exception came out of a decode: keep what its result, if it left one, and memory bear out."""
-        self.recount()
+        self.settle()
         if result == 0:
             self.decoded(tokens, outputs)
         elif result == NOT_RUN and self.fault() is None:
@@ -245,7 +259,7 @@ class LiveSequence:
         """A decode was refused or failed: keep the tip only if memory still bears it out."""
         had_logits = self.state.tip_logits
         self.state.forget_row()
-        self.recount()
+        self.settle()
         if code not in UNCHANGED_BY_FAILURE or self.fault() is not None:
             self.invalidate_tip()
         elif code == -1:
@@ -315,7 +329,8 @@ class LiveSequence:
         state.needs_zeroing = False
         state.grown = True
         self.planes.invalidate()
-        self.recount()
+        if self.shared.slots == 1:  # else what others have decoded may lie in another sequence
+            self.recount()
 
     # -- saving --------------------------------------------------------------------------------------
 

@@ -115,6 +115,21 @@ class SharedContext:
         for live in self.members:
             live.lose()
 
+    def look(self) -> str | None:
+        """What is lost gives up its cells, which nobody counts. Why all of it is lost now, if it is.
+
+        Whoever decodes here besides us may do so in any sequence.
+        """
+        members = self.members
+        touched = members[0].touched_outside()
+        if touched:
+            self.lose_all()
+            members[0].recount()
+        for live in members:
+            if live.state.is_lost:
+                live.empty()
+        return "another caller decoded on this context" if touched else None
+
     def decode_step(self, step: Sequence[tuple[LiveSequence, int]]) -> list[str | None]:
         """Append one token to each of several sequences in one batch; the fault of each, or None.
 
@@ -147,11 +162,12 @@ class SharedContext:
             for live, token in step:
                 live.decode_interrupted((token,), "none", result)
             raise
+        finally:
+            lives[0].count(len(step))
         faults += [live.decoded((token,), "last") for live, token in step]
         self._rows = [ref(live.row) for live in lives]
         for index, live in enumerate(lives):
             live.row.lies_at(index)
-        lives[0].recount()
 
 
 def _nothing() -> None:

@@ -60,6 +60,11 @@ class SequenceState:
         return self.n > 0 and bool(self.ids[self.n - 1] == INVALID)
 
     @property
+    def is_lost(self) -> bool:
+        """Nothing is known of what memory holds."""
+        return self.n == 1 and self.is_invalid
+
+    @property
     def opaque(self) -> bool:
         """Part of the sequence was decoded natively (an image, audio) or is not known."""
         return bool((self.tokens < 0).any())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,12 @@ NOTHING: Bytes = np.empty(0, np.uint8)
 NOTHING.flags.writeable = False
 
 Logits: TypeAlias = npt.NDArray[np.float32]
-Source: TypeAlias = Literal["live", "ram", "disk", "none"]
+Outside: TypeAlias = Literal["disk", "remote"]
+"""Where things lie outside this process: in a folder, or on a server that several machines share."""
+
+OUTSIDE: Sequence[Outside] = get_args(Outside)
+
+Source: TypeAlias = Literal["live", "ram", "disk", "remote", "none"]
 Range: TypeAlias = tuple[int, int]
 """Tokens [start, end)."""
 

@@ -98,7 +98,7 @@ class PromptCache(BasePromptCache):
             self.remote = DiskTier(records, remote_bytes, self.ram, sys.maxsize, "remote", quiet)
 
     @property
-    def _outside(self) -> tuple[DiskTier, ...]:
+    def outside(self) -> tuple[DiskTier, ...]:
         """What lies outside this process, the nearest first."""
         return tuple(tier for tier in (self.disk, self.remote) if tier is not None)
 
@@ -127,7 +127,7 @@ class PromptCache(BasePromptCache):
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `BasePromptCache.plan`; what the disk knows better is taken into RAM first."""
         if view.needs_checkpoints or view.attention_is_all:
-            for tier in self._outside:
+            for tier in self.outside:
                 promote(tier, self.ram, tokens, view, costs)
                 recall_path(tier, self.ram, tokens, view, costs)
         return self.ram.plan(tokens, view, boundaries, costs)
@@ -175,26 +175,26 @@ class PromptCache(BasePromptCache):
 
     def queue_writes(self, view: LiveView) -> None:
         """A request is over: queue for the disk what is new on the live path."""
-        if not self._outside or view.namespace.endswith(HERE_ONLY):
+        if not self.outside or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
         if not view.forgotten:
             points = self.ram.restart_points(view.namespace, path)
-            for tier in self._outside:
+            for tier in self.outside:
                 tier.later(view, path, points)
 
     @property
     def leaves_process(self) -> bool:
         """What is kept is written to a folder or a server, for later processes and others."""
-        return bool(self._outside)
+        return bool(self.outside)
 
     def flush(self, seconds: float | None = None) -> bool:
         """Write what is queued, within so long (None: a minute) each; False if not all of it is."""
-        return all([tier.flush(seconds) for tier in self._outside])
+        return all([tier.flush(seconds) for tier in self.outside])
 
     def close(self) -> bool:
         """`flush`, and a warning where not all was written; RAM stays, and the cache may be used again."""
-        return all([tier.close() for tier in self._outside])
+        return all([tier.close() for tier in self.outside])
 
     # -- the user's own say ------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class PromptCache(BasePromptCache):
         """
         tokens = np.array(prefix, dtype=np.int32)
         freed = self.ram.forget(tokens)  # first, so that nothing can be queued again
-        for tier in self._outside:
+        for tier in self.outside:
             if not tier.forget(tokens):
                 name = tier.store.name
                 logger.warning("not all that was to be forgotten is gone from the %s; forget it again", name)
@@ -228,7 +228,7 @@ class PromptCache(BasePromptCache):
         """See `BasePromptCache.drop`; from the disk, too."""
         path = self.ram.drop(checkpoint)
         if path is not None:
-            for tier in self._outside:
+            for tier in self.outside:
                 tier.store.discard(checkpoint.namespace, path)
 
     def drop_segment(self, namespace: str, segment: Segment) -> None:
@@ -237,7 +237,7 @@ class PromptCache(BasePromptCache):
 
     def clear(self) -> None:
         """See `BasePromptCache.clear`; the disk is emptied, too, and what lies on the server."""
-        for tier in self._outside:
+        for tier in self.outside:
             tier.clear()
         self.ram.clear()
 
@@ -248,7 +248,7 @@ class PromptCache(BasePromptCache):
         that were damaged, how often an exception cost what RAM held, and what `DiskCounts` counts.
         """
         stats = self.ram.stats()
-        for tier in self._outside:
+        for tier in self.outside:
             stats.extra.update(tier.stats())
         return stats
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol, TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.base import Range, Tokens
+from llamahybrid.prompt_cache.base import Outside, Range, Tokens
 from llamahybrid.prompt_cache.disk import DiskCounts, RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
@@ -105,7 +105,7 @@ class Records(Protocol):
 class DiskStore:
     """Records in one place and their index, at most `limit` bytes, shared with other processes."""
 
-    def __init__(self, place: str | os.PathLike[str] | Records, limit: int, name: str = "disk") -> None:
+    def __init__(self, place: str | os.PathLike[str] | Records, limit: int, name: Outside = "disk") -> None:
         """`place`: a folder, which is made if need be. `name`: what the user knows it as.
 
         Raises OSError when it cannot be used.

@@ -20,6 +20,7 @@ from llamahybrid.prompt_cache.base import (
     NOTHING,
     LiveView,
     Loaded,
+    Outside,
     Range,
     Segment,
     Splitter,
@@ -55,7 +56,7 @@ class DiskTier:
         limit: int,
         source: RamTier,
         hourly: int | None = None,
-        name: str = "disk",
+        name: Outside = "disk",
         quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
         """`place`: a folder, which is made if need be. Raises OSError when it cannot be used.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Checkpoint, Segment, Tokens
+from llamahybrid.prompt_cache.base import Checkpoint, Outside, Segment, Tokens
 
 LONGEST_TAIL = 32
 """Tokens that ask for an answer: a role, a mark of thinking. What is longer is part of what was said."""
@@ -61,8 +61,8 @@ class Entry:
     """Its buffer may be used again when it goes."""
     user_pinned: bool = False
     """The user pinned its path."""
-    from_disk: bool = False
-    """It was read from disk for a plan that is still to be made."""
+    read_from: Outside | None = None
+    """It was read from there for a plan that is still to be made."""
     last_used: int = 0
     above: Entry | None = field(default=None, repr=False)
     """The next shallower checkpoint on its path."""

@@ -39,8 +39,9 @@ UNMEASURED_CUT = 5.0
 """Tokens of a prefill that a cut takes the time of, until it was measured: 3 to 7 on CPUs."""
 
 SMALL_OF_ALONE = 0.7
-"""On 2 cores, 107M parameters in f16, beyond 2.3 ms for each token: a token alone takes 16.6 ms, 4 to 16 of
-them 11.8, 32 to 128 about 7."""
+"""Timed by hand once, with one model on one machine (2 cores, 107M parameters in f16): beyond a large batch's
+time for as many tokens, 4 to 16 of them took 0.7 of a token alone, 32 to 128 about 0.4. It stands in until
+small batches are measured here (`CostMeter`)."""
 
 MAX_CUTS = 24
 """More rungs are not worth a batch each, however cheap batches are."""

@@ -80,7 +80,7 @@ def plan_request(
         live_kept=attention.live_kept,
     )
     if entry is not None:
-        entry.from_disk = False
+        entry.read_from = None
         tree.touch_entry(entry)
         store.pins.use(plan, entry)
     store.make_room(0)  # a segment in two parts takes a little more

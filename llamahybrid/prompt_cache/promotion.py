@@ -35,7 +35,7 @@ def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs:
         if expected is not None:
             loaded = disk.load(offer, path, view.split, saved)
             if loaded is not None:
-                ram.take_in(view, path, loaded, expected, known.forgets)
+                ram.take_in(view, path, loaded, expected, known.forgets, disk.store.name)
                 return
             del expected
         limit = offer.position - 1  # never the same again, whatever the disk says

@@ -1,6 +1,7 @@
 """RAM for snapshots: the size of the machine, buffers that are used again, and the account of their bytes.
 
-A fresh buffer of a few hundred KiB costs 27-167 us to fill (page faults), a reused one 3-37 us.
+A fresh buffer of a few hundred KiB takes many times as long to fill as one that was used before: page faults
+(`benchmarks.save`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ MAPPED_BYTES = 64 << 10
 """Buffers from this size on are mappings of their own."""
 
 HUGE_BYTES = 4 << 20
-"""From this size on, in huge pages where the system has any: filled for the first time, 20 MB take 41 ms and
-not 125, 64 MB take 84 and not 304 (a virtual machine with 2 cores). What is resident is as before: only whole
-huge pages of the mapping are had at once."""
+"""From this size on, in huge pages where the system has any: filled for the first time in half the time
+(`benchmarks.save`). What is resident is as before: only whole huge pages of the mapping are had at once."""
 
 
 def default_ram_bytes() -> int:
@@ -39,7 +39,7 @@ def default_ram_bytes() -> int:
 def new_buffer(n_bytes: int, *, filled: bool = True) -> Bytes:
     """An array of exactly `n_bytes`, contents undefined, whose memory goes back to the system when it goes.
 
-    The C library would keep much of it for later, in pieces: 36 MiB were resident under a budget of 23.
+    The C library would keep much of it for later, in pieces: more would be resident than the budget says.
     `filled` False: only part of it is going to be used, and only that is to be resident.
     """
     if n_bytes < MAPPED_BYTES:

@@ -19,6 +19,7 @@ from llamahybrid.prompt_cache.base import (
     LiveView,
     Loaded,
     Logits,
+    Outside,
     Plan,
     Range,
     Segment,
@@ -331,8 +332,13 @@ class RamTier:
         return store.account.reserve(Expected(n_bytes)) if fits else None
 
     @guarded(nothing)
-    def take_in(self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int) -> None:
-        """Take what was read, where it is not here already; unless anything was forgotten since."""
+    def take_in(
+        self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int, lay: Outside
+    ) -> None:
+        """Take what was read, where it is not here already; unless anything was forgotten since.
+
+        `lay`: where it was read from.
+        """
         store, tree = self.store, self.tree
         store.account.unreserve(expected)
         if forgets != self._forgets:
@@ -341,7 +347,7 @@ class RamTier:
         if not any(e.position == len(path) for e in match.entries()):
             loaded.snapshot.flags.writeable = False
             checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
-            store.put(match, checkpoint, path).from_disk = True
+            store.put(match, checkpoint, path).read_from = lay
         for segment in loaded.segments:
             for start, end in clipped(match.missing(len(path)), segment.end, segment.start):
                 try:

@@ -32,12 +32,9 @@ class Choice:
 
     @property
     def tier(self) -> Source:
-        """Where it comes from: "disk" for what was read from there just now."""
-        return (
-            "disk"
-            if self.source == "ram" and self.entry is not None and self.entry.from_disk
-            else self.source
-        )
+        """Where it comes from; for what was read into RAM just now, where it lay before."""
+        read = self.entry.read_from if self.source == "ram" and self.entry is not None else None
+        return read or self.source
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,6 @@ class Batcher:
         self._since = 0.0
         """Since when a step waits for those that are still expected."""
         self._step_seconds = 0.0
-        self._grace = GRACE_SECONDS
-        """How long a step waits for those that are expected."""
         self.settle = shared.thread.settle
         """Waits for a step whose maker was interrupted and waits no more."""
         self.steps = self.rows = 0
@@ -161,14 +159,18 @@ class Batcher:
 
     def _expects_more(self) -> bool:
         """The next token of some answer is worth waiting for."""
+        grace = self._grace()
         for ticket, away in self._answering.items():
-            if ticket not in self._jobs and not ticket.over and (away < self._grace or ticket.inside):
+            if ticket not in self._jobs and not ticket.over and (away < grace or ticket.inside):
                 return True
         return False
 
     def _patience(self) -> float:
         """Seconds that a step still waits for those that are expected."""
-        return max(0.0, self._since + self._grace - time.monotonic())
+        return max(0.0, self._since + self._grace() - time.monotonic())
+
+    def _grace(self) -> float:
+        return max(GRACE_SECONDS, GRACE_SHARE * self._step_seconds)
 
     def _lead(self) -> None:
         """Decode what waits, for all."""
@@ -199,7 +201,6 @@ class Batcher:
     def _stepped(self, rows: int, seconds: float) -> None:
         """A step of so many tokens took that long."""
         self._step_seconds = seconds
-        self._grace = max(GRACE_SECONDS, GRACE_SHARE * seconds)
         self.steps, self.rows = self.steps + 1, self.rows + rows
         self.cells.steps += 1
         self._meter.together = max(1, rows)
@@ -323,7 +324,7 @@ class Batcher:
     def returned(self, ticket: Ticket) -> None:
         """A request makes a step again."""
         if ticket in self._answering:
-            away = min(time.monotonic() - ticket.idle_since, AWAY_GRACES * self._grace)
+            away = min(time.monotonic() - ticket.idle_since, AWAY_GRACES * self._grace())
             self._answering[ticket] += 0.5 * (away - self._answering[ticket])
 
     def leave(self, ticket: Ticket) -> None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 MASKED_SHARE = 5e-5
 """What one masked cell adds to whatever is computed beside it: 4 x n_embd x attention layers flops of 2 x
-parameters, at half their speed, are 3e-5 to 1e-4 for models of 0.1 to 8 billion parameters. On 2 cores and
-0.1 billion in f16 6e-5 was measured for a token alone and 9e-5 for a prompt's."""
+parameters, at half their speed, are 3e-5 to 1e-4 for models of 0.1 to 8 billion parameters. Timed by hand on
+2 cores, 0.1 billion in f16: 6e-5 for a token alone, 9e-5 for a prompt's."""
 
 LEAST_LOADING = 1e-3
 """Seconds that loading a slot's state is taken for at least, and while it was not measured."""
@@ -195,8 +195,6 @@ class Cells:
             beside = tokens * costs.prefill_seconds + steps * costs.token_seconds
             if not runner.live.n or beside < keep_seconds(costs, runner.live.n):
                 continue
-            if runner.live.touched_outside():
-                return  # emptying would hide it from the look that loses all slots (`RequestRunner.check`)
             runner.save_tip()
             if runner.checkpoints.serve_all():
                 runner.live.empty()

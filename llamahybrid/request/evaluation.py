@@ -141,7 +141,7 @@ class Evaluation:
                 if self.drafts.go_back(keep):
                     if live.n < keep:  # directly: a cancelled request keeps its progress, too
                         live.decode(certain[live.n :], "last")
-                        live.recount()
+                        live.settle()
                     self.mirror(certain)
         finally:
             self.drafts.end()
@@ -180,11 +180,15 @@ class Evaluation:
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
         return work()
 
-    def _bring_logits(self) -> None:
+    def bring(self) -> None:
+        """Make context memory what upstream believes in, whatever came between."""
         self.claim()
         self._notice_native()
         self.runner.check()
         self.decode(self.align(), None)
+
+    def _bring_logits(self) -> None:
+        self.bring()
         ids = self.arrays.ids()
         if len(ids) and self._live.row.logits() is None:
             self.runner.begin(ids)  # stored logits, or all but the last token

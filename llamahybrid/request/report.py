@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from llamahybrid.prompt_cache.base import Plan, Source
 
+PLACES: Mapping[Source, str] = {"ram": "RAM", "disk": "disk", "remote": "the remote store"}
+"""What stored restore points come from, in words."""
+
 
 @dataclass(frozen=True)
 class RequestReport:
@@ -15,11 +18,11 @@ class RequestReport:
     total: int
     """Tokens of the prompt."""
     matched: int
-    """The longest prefix of it known to anything: live, in RAM or on disk."""
+    """The longest prefix of it known to anything: live, in RAM, on disk or in the remote store."""
     cached: int
     """Prompt tokens that were not decoded again."""
     source: Source
-    """Where the restore point came from: the live sequence, RAM, disk, or nothing."""
+    """Where the restore point came from: the live sequence, RAM, disk, the remote store, or nothing."""
     reason: str
     """One plain sentence on how the prompt started (see `sentence`)."""
     generated: int = 0
@@ -79,7 +82,7 @@ def sentence(plan: Plan, spell: Callable[[int], str] | None = str, *, explain: b
         return f"{known}; no restore point before it{lost}"
     if plan.source == "live":
         return f"{known}; live sequence cut to {cached:,}{lost}"
-    return f"{known}; restored at {cached:,} from {'disk' if plan.source == 'disk' else 'RAM'}{lost}"
+    return f"{known}; restored at {cached:,} from {PLACES[plan.source]}{lost}"
 
 
 def _divergence(plan: Plan, spell: Callable[[int], str] | None, explain: bool) -> str:

@@ -369,9 +369,7 @@ class Requests:
         """Bring context memory back to where a parked request left it."""
         assert parked.active is not None
         if parked.active.sent:
-            raise RequestSuperseded(
-                "tokens were sent to this generator before another request took its place"
-            )
+            raise RequestSuperseded("tokens were sent to this generator before another took its place")
         there = evaluation.runner.live.tokens[: len(parked.memory)]
         if parked.native_from is not None and not np.array_equal(there, parked.memory):
             raise RequestSuperseded("another request took the place of this one: its image is gone")

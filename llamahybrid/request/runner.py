@@ -135,7 +135,7 @@ class RequestRunner:
         profile = self.live.profile
         after = stays if profile.attention_is_all else 0
         few = profile.attention_is_all and not tip_due(self.live.n - stays)
-        if few or not profile.keeps_chats:
+        if few or not profile.keeps_chats or self.live.touched_outside():
             return
         # A shallow look is enough: `check` has looked, right before.
         unstored = self.cache.unstored(self.checkpoints.view())
@@ -154,7 +154,7 @@ class RequestRunner:
 
     def share(self) -> None:
         """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
-        if self.live.fault() is not None:
+        if self.live.touched_outside() or self.live.fault() is not None:
             return
         if self.live.profile.attention_is_all:
             self.save_tip()
@@ -164,7 +164,8 @@ class RequestRunner:
     def store_attention(self) -> None:
         """What is live goes, and not for a prompt: store what the checkpoints need that it alone still has.
 
-        Its end stored it, unless there was no room for it then.
+        An answer stores it at its end, if there is room then; one that runs has not, and may have to begin
+        anew, where buffers are zeroed for another.
         """
         live = self.live
         if self._batcher is not None and live.n and live.profile.keeps_chats and not live.touched_outside():
@@ -190,11 +191,7 @@ class RequestRunner:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
         live = self.live
         live.identity.verify_model()
-        if live.touched_outside():
-            fault: str | None = "another caller decoded on this context"
-            live.shared.lose_all()
-        else:
-            fault = None if live.state.is_invalid else live.fault()
+        fault = live.shared.look() or (None if live.state.is_invalid else live.fault())
         if fault:
             self.warn(f"context memory was changed behind our back ({fault}); starting from zero")
             live.empty()
@@ -279,7 +276,7 @@ class RequestRunner:
                 yield start, end
                 start = end
         finally:
-            live.recount()  # waits for queued computation
+            live.settle()
         seconds = time.perf_counter() - began
         timed = len(tokens) <= self._n_batch
         if prefilled is not None:  # else batch by batch
@@ -296,7 +293,7 @@ class RequestRunner:
     def _measure(self, tokens: int, clock: float) -> None:
         """Note what a prompt's batch took that began at `clock`; the next one's undo waits for it anyway."""
         if tokens >= SMALL_BATCH[0] and (self._batcher or self.live.profile.needs_checkpoints):
-            self.live.recount()
+            self.live.settle()
             self.meter.decoded(tokens, time.perf_counter() - clock)
 
     def append(self, token: int) -> None:
@@ -312,7 +309,7 @@ class RequestRunner:
         try:
             self.live.decode((token,), "last")
         finally:
-            self.live.recount()  # waits for queued computation
+            self.live.settle()
         self.meter.decoded(1, time.perf_counter() - clock)
 
     def prompt_done(self, request: Request) -> bool:

@@ -35,7 +35,7 @@ class Slot:
     evaluation: Evaluation | None = None
     """None while the model is opened, and where upstream's behaviour was asked for."""
     used: int = 0
-    """When it was last given to one; larger is later."""
+    """When a request last began here, or left; larger is later."""
     idle_from: tuple[int, int] = (0, 0)
     """What the context had computed when the last request left it (`Cells.computed`)."""
     owner: ThreadMark | None = None
@@ -194,6 +194,7 @@ class Slots:
         if best is not old:
             self._give(best, ticket, anew=True)
             best.arrays.take_settings(old.arrays)
+        best.used = next(self._uses)
         there = max(self.all, key=lambda slot: slot.live_prefix(prompt, salt))
         holds = 0 if there is best else there.live_prefix(prompt, salt)
         if holds and there.evaluation is not None and holds >= best.resumable(prompt, salt) + MIN_SPACING:
@@ -220,6 +221,7 @@ class Slots:
         """A ticket gives its slot back."""
         if self.batcher is not None and ticket.slot is not None:
             ticket.slot.idle_from = self.batcher.cells.computed
+            ticket.slot.used = next(self._uses)
         ticket.slot = None
         if self.batcher is not None:
             self.batcher.leave(ticket)
@@ -244,7 +246,6 @@ class Slots:
 
     def _give(self, slot: Slot, ticket: Ticket, anew: bool = False) -> None:
         """A ticket gets a slot, and what its thread left comes with it, unless it begins `anew`."""
-        slot.used = next(self._uses)
         ticket.slot = slot
         mark = self._mark(ticket)
         home = None if mark is None else self._homes.get(mark)

@@ -6,7 +6,7 @@ it in as text, never as markup. A policy forbids everything else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.resources import files
@@ -18,7 +18,8 @@ from fastapi.responses import JSONResponse
 
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import CacheStats, Tokens
+from llamahybrid.prompt_cache.disk_tier import DiskTier
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
 from llamahybrid.request.slots import Slot
@@ -117,7 +118,7 @@ def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
     seen = outline(cache, live, lambda name: viewer.sees(tag_of(name)), most)
     stats = cache.stats()
     return {
-        "tiers": _tiers(stats.bytes_ram, stats.extra, None if cache.disk is None else cache.disk.store.limit),
+        "tiers": _tiers(stats, cache.outside),
         "slots": slots,
         "tree": {
             "branches": [_branch(llm, branch, viewer, text) for branch in seen.branches],
@@ -136,11 +137,13 @@ def _live(slot: Slot) -> tuple[str, Tokens]:
     return (name, tokens) if live.identity.fingerprint is before else ("", NO_TOKENS)
 
 
-def _tiers(ram: int, extra: Mapping[str, int], disk_limit: int | None) -> dict[str, Any]:
-    tiers: dict[str, Any] = {"ram": {"bytes": ram, "idle": extra["idle_bytes"], "budget": extra["budget"]}}
-    if disk_limit is not None:
-        waiting = extra["disk_waiting"]
-        tiers["disk"] = {"bytes": extra["disk_bytes"], "waiting": waiting, "budget": disk_limit}
+def _tiers(stats: CacheStats, outside: Sequence[DiskTier]) -> dict[str, Any]:
+    extra = stats.extra
+    ram = {"bytes": stats.bytes_ram, "idle": extra["idle_bytes"], "budget": extra["budget"]}
+    tiers: dict[str, Any] = {"ram": ram}
+    for tier in outside:
+        name, budget = tier.store.name, tier.store.limit
+        tiers[name] = {"bytes": extra[f"{name}_bytes"], "waiting": extra[f"{name}_waiting"], "budget": budget}
     return tiers
 
 

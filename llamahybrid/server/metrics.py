@@ -44,9 +44,9 @@ class Gauges:
     slots: int
     slots_busy: int
     tier_bytes: Mapping[str, int]
-    """Bytes kept, by tier: "ram", "disk"."""
-    disk_errors: int = 0
-    """Times that the disk refused, since the model was opened."""
+    """Bytes kept, by tier: "ram", "disk", "remote"."""
+    tier_errors: Mapping[str, int]
+    """Times that the disk, or the remote store, refused, since the model was opened."""
 
 
 class Metrics:
@@ -139,8 +139,6 @@ class _Now(Collector):
         for tier, n in now.tier_bytes.items():
             tiers.add_metric([tier], n)
         yield tiers
-        yield CounterMetricFamily(
-            "llamahybrid:cache_disk_errors",
-            "Times that the disk refused what was to be kept there.",
-            now.disk_errors,
-        )
+        for tier, n in now.tier_errors.items():
+            text = f"Times that the {tier} tier refused what was to be kept or read there."
+            yield CounterMetricFamily(f"llamahybrid:cache_{tier}_errors", text, n)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
+from llamahybrid.prompt_cache.base import OUTSIDE, CacheStats
 from llamahybrid.request.salt import digest
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Account, Answer
@@ -197,14 +198,14 @@ class Service:
     # -- what is so --------------------------------------------------------------------------------
 
     def _gauges(self) -> Gauges:
-        llm, tiers = self.models.llm, dict[str, int]()
-        busy = errors = 0
+        llm, kept, busy = self.models.llm, CacheStats(), 0
         if llm is not None:
             busy = len(llm.requests.gate.seated)
             if llm.prompt_cache is not None:
-                stats = llm.prompt_cache.stats()
-                tiers = {"ram": stats.bytes_ram, "disk": stats.extra.get("disk_bytes", 0)}
-                errors = stats.extra.get("disk_errors", 0)
+                kept = llm.prompt_cache.stats()
+        tiers, errors = {"ram": kept.bytes_ram}, dict[str, int]()
+        for name in OUTSIDE:
+            tiers[name], errors[name] = (kept.extra.get(f"{name}_{of}", 0) for of in ("bytes", "errors"))
         admission = self.admission
         return Gauges(admission.running, admission.waiting, admission.slots, busy, tiers, errors)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
-from llamahybrid.prompt_cache.base import Logits, Reason
+from llamahybrid.prompt_cache.base import OUTSIDE, Logits, Outside, Reason
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
 
@@ -168,13 +168,14 @@ def test_a_stored_state_is_restored_where_that_is_faster_than_decoding(costs: Co
     assert plan.cached == (360 if source == "ram" else 60)
 
 
-def test_what_came_from_disk_is_told_once() -> None:
+@pytest.mark.parametrize("tier", OUTSIDE)
+def test_where_it_was_read_from_is_told_once(tier: Outside) -> None:
     cache = PromptCache(1 << 26)
     store(cache, HISTORY, 200)
     (entry,) = cache.ram.tree.oldest_entries()
-    entry.from_disk = True
+    entry.read_from = tier
     elsewhere = live_view(DIFFERENT, needs_attention=False)
-    assert [plan_for(cache, HISTORY, elsewhere).source for _ in range(2)] == ["disk", "ram"]
+    assert [plan_for(cache, HISTORY, elsewhere).source for _ in range(2)] == [tier, "ram"]
 
 
 def test_what_serves_is_the_youngest() -> None:

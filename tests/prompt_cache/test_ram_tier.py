@@ -184,7 +184,7 @@ def test_what_was_read_before_anything_was_forgotten_is_not_taken_in(ram: RamTie
         assert expected is not None
         if forget:
             ram.forget(OTHER)
-        ram.take_in(view(), PATH[:50], loaded, expected, forgets)
+        ram.take_in(view(), PATH[:50], loaded, expected, forgets, "disk")
         assert (ram.stats().entries, ram.stats().segments) == (entries, entries)
         assert ram.store.account.reserved_bytes() == 0
 

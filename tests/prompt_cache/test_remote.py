@@ -62,7 +62,7 @@ def test_what_one_machine_stored_serves_another(machine: Callable[..., PromptCac
     store(one)
     until(lambda: records(other))
     found = plan(other, [*PATH, 99])
-    assert (found.cached, found.source) == (len(PATH), "disk")
+    assert (found.cached, found.source) == (len(PATH), "remote")
     assert found.checkpoint is not None
     assert (found.checkpoint.snapshot == state()).all()
     again = plan(machine(), [*PATH, 99])  # what was there before it came

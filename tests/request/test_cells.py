@@ -1,10 +1,8 @@
 """Who has cells, and whose go when they run out."""
 
-import ctypes
 import itertools
 import threading
 
-import llama_cpp
 import numpy as np
 import pytest
 
@@ -90,28 +88,6 @@ def test_what_a_chat_handler_has_decoded_stays(open_slots):
     other.start()
     other.join()
     assert idle.evaluation.runner.live.tokens[:100].tolist() == WORDS[:100]
-
-
-def test_what_others_decoded_in_one_idle_slot_is_noticed_though_another_gives_way(open_slots):
-    llm = open_slots("qwen35", 3)
-    decide_by(llm)
-    chats = [prompt + ask(llm, prompt) for prompt in (WORDS[:60], WORDS[60:80])]
-    slot = next(s for s in llm.slots.all if s.evaluation.runner.live.tokens[:20].tolist() == WORDS[60:80])
-    live = slot.evaluation.runner.live
-    native = ctypes.CDLL(llama_cpp.llama_cpp._lib._name)  # not by llama_cpp, whose calls are watched
-    native.llama_decode.argtypes = [ctypes.c_void_p, llama_cpp.llama_batch]
-    memory = ctypes.c_void_p(llama_cpp.llama_get_memory(llm.ctx))
-    assert native.llama_memory_seq_rm(memory, live.native.seq, -1, -1)
-    batch = llama_cpp.llama_batch_init(live.n, 0, 1)
-    batch.n_tokens = live.n
-    for i in range(live.n):
-        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 9 + i % 7, i, 1, 0
-        batch.seq_id[i][0] = live.native.seq
-    assert native.llama_decode(llm.ctx, batch) == 0
-    llama_cpp.llama_batch_free(batch)
-    ask(llm, WORDS[200:215])  # so short that only the older one gives way
-    assert ask(llm, [*chats[1], 7], 8) == ask(open_slots("qwen35", 3), [*chats[1], 7], 8)
-    assert llm.last_request.source == "ram"
 
 
 def test_it_gives_way_to_a_long_answer(open_slots, monkeypatch):

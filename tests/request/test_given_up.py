@@ -1,11 +1,12 @@
-"""A chat whose attention was not stored when it ended, and whose slot goes otherwise than for another prompt.
+"""A chat whose attention was not stored, and whose slot goes otherwise than for another prompt.
 
-That is so where there was no room for it at its end; here nothing is stored then.
+That is so while its answer runs, or where there was no room for it at its end; here nothing is stored then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
+from llamahybrid.memory.context import GuardedContext
 from llamahybrid.request.checkpoints import Checkpoints
 from llamahybrid.request.step_frames import Step
 from llamahybrid.request.ticket import Ticket
@@ -101,3 +103,25 @@ def test_they_can_be_by_another_model_with_this_cache(opened: Callable[..., Any]
     for prompt in (RUNS, ENDED):
         list(islice(other.generate([*prompt, 3], temp=0.0), 1))
         assert other.last_request.cached == len(prompt)
+
+
+def test_an_answer_that_runs_goes_on_from_its_prompt_where_bytes_are_zeroed(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it was stored yet, and for the one that was forgotten all are zeroed."""
+    llm = opened(flash_attn=True)  # idle slots keep their cells
+    decoded: list[int] = []
+    with closing(llm.generate(RUNS, temp=0.0)) as answer:
+        said = list(islice(answer, 3))
+        list(islice(llm.generate(ENDED, temp=0.0), 2))
+        llm.prompt_cache.forget(ENDED)
+        list(islice(llm.generate(WORDS[300:350], temp=0.0), 2))
+        inner = GuardedContext.decode
+
+        def note(context: GuardedContext, batch: Any) -> None:
+            decoded.append(batch.n_tokens())
+            inner(context, batch)
+
+        monkeypatch.setattr(GuardedContext, "decode", note)
+        next(answer)
+    assert decoded == [len(said)]

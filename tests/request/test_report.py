@@ -34,6 +34,10 @@ WHOLE = replace(KNOWN, total=1170)
             "history differs at token 1,001 of 2,470; restored at 1,000 from disk",
         ),
         (
+            replace(KNOWN, source="remote", matched=1001),
+            "history differs at token 1,001 of 2,470; restored at 1,000 from the remote store",
+        ),
+        (
             replace(KNOWN, source="live", matched=1002),
             "history differs at token 1,002 of 2,470; live sequence cut to 1,000, 2 known tokens lost",
         ),

@@ -347,3 +347,13 @@ def test_what_a_thread_left_goes_with_it(llm):
     ask(llm, WORDS[:9])
     gc.collect()
     assert len(llm.slots._homes) <= 4
+
+
+def test_a_thread_that_is_new_here_takes_no_slot_from_a_chat(tiny_model):
+    options = {"n_ctx": 1024, "n_threads": 1, "verbose": False, "flash_attn": True}
+    with closing(Llama(str(tiny_model("qwen35")), n_parallel=2, **options)) as llm:
+        chat = ask(llm, WORDS[:80])
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(ask, llm, WORDS[100:180]).result() is not chat
+        assert ask(llm, WORDS[:90]) is chat
+        assert (llm.last_request.cached, llm.last_request.source) == (80, "live")

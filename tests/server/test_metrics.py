@@ -24,7 +24,9 @@ def told(metrics: Metrics) -> dict[str, float]:
 
 
 def test_counters_and_gauges() -> None:
-    metrics = Metrics(lambda: Gauges(2, 3, 4, 1, {"ram": 1000, "disk": 5000}, 7))
+    metrics = Metrics(
+        lambda: Gauges(2, 3, 4, 1, {"ram": 1000, "disk": 5000, "remote": 6000}, {"disk": 7, "remote": 8})
+    )
     metrics.answered((REPORT,), 0.5, "done")
     metrics.answered((), 0.5, "failed")
     metrics.refused("key")
@@ -44,13 +46,15 @@ def test_counters_and_gauges() -> None:
     assert says["llamahybrid:slots"] == 4
     assert says["llamahybrid:slots_busy"] == 1
     assert says['llamahybrid:cache_bytes{tier="disk"}'] == 5000
+    assert says['llamahybrid:cache_bytes{tier="remote"}'] == 6000
     assert says["llamahybrid:cache_disk_errors_total"] == 7
+    assert says["llamahybrid:cache_remote_errors_total"] == 8
     assert says['llamahybrid:requests_total{end="failed"}'] == 1
     assert says['llamahybrid:refused_total{why="key"}'] == 1
 
 
 def test_two_servers_of_a_process_count_for_themselves() -> None:
-    one, other = (Metrics(lambda: Gauges(0, 0, 1, 0, {})) for _ in range(2))
+    one, other = (Metrics(lambda: Gauges(0, 0, 1, 0, {}, {})) for _ in range(2))
     one.answered((REPORT,), 0.0, "done")
     assert told(other)["llamacpp:tokens_predicted_total"] == 0
     assert told(other)["llamacpp:predicted_tokens_seconds"] == 0
