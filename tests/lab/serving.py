@@ -84,7 +84,7 @@ class Serving:
         admission = self.service.admission
         return not (admission.running or admission.waiting or self.llm.requests.gate.seated)
 
-    def await_settled(self, seconds: float = 20) -> None:
+    def await_settled(self, seconds: float = 60) -> None:
         """Wait until `settled`. Raises AssertionError after so long."""
         wait_until(self.settled, seconds)
 
@@ -135,7 +135,7 @@ class ServerProcess:
         return self.log.read_text()
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
     """Look until it is so. Raises AssertionError after so many seconds."""
     until = time.monotonic() + seconds
     while not true():
