@@ -64,6 +64,10 @@ class Serving:
         self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not stop"
 
+    def metrics(self) -> str:
+        """What /metrics would say."""
+        return self.service.metrics.text().decode()
+
     def client(self, **more: Any) -> httpx.Client:
         """A client of it, for as many threads as want it; `more` as for httpx."""
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
