@@ -64,6 +64,10 @@ class Serving:
         self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not stop"
 
+    def metrics(self) -> str:
+        """What /metrics would say."""
+        return self.service.metrics.text().decode()
+
     def client(self, **more: Any) -> httpx.Client:
         """A client of it, for as many threads as want it; `more` as for httpx."""
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
@@ -84,7 +88,7 @@ class Serving:
         admission = self.service.admission
         return not (admission.running or admission.waiting or self.llm.requests.gate.seated)
 
-    def await_settled(self, seconds: float = 20) -> None:
+    def await_settled(self, seconds: float = 60) -> None:
         """Wait until `settled`. Raises AssertionError after so long."""
         wait_until(self.settled, seconds)
 
@@ -135,7 +139,7 @@ class ServerProcess:
         return self.log.read_text()
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
     """Look until it is so. Raises AssertionError after so many seconds."""
     until = time.monotonic() + seconds
     while not true():

@@ -46,7 +46,7 @@ def play(
     async def run() -> None:
         with ThreadPoolExecutor(1) as threads:
             job = Job(create, options, handle.made, over.append)
-            await asyncio.wait_for(scenario(job, threads), 5)
+            await asyncio.wait_for(scenario(job, threads), 60)
             while not over:
                 await asyncio.sleep(0.001)
 
@@ -121,7 +121,7 @@ def test_one_that_is_ended_before_it_began_ends_when_it_does(deed: str) -> None:
     handles: list[Handle] = []
 
     def waits() -> Any:
-        assert handles[0].ended.wait(5)
+        assert handles[0].ended.wait(60)
         return {}
 
     async def scenario(job: Job, threads: ThreadPoolExecutor) -> None:

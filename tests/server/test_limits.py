@@ -39,8 +39,9 @@ def ask(
     full: bool = False,
     keys: Sequence[str] = ("one",),
     gone: bool = False,
+    seconds: float = 60.0,
 ) -> Asked:
-    """A request whose body comes in parts, with pauses in seconds between them."""
+    """A request whose body comes in parts, with pauses between them, and may take so many seconds."""
     asked, coming = Asked(), list(parts)
 
     async def receive() -> dict[str, Any]:
@@ -69,9 +70,9 @@ def ask(
         if full:
             raise later("full", 7, 429)
 
-    guard = Guard(app, ApiKeys(keys), 100, 1000, 0.2, require_room, asked.why.append)
+    guard = Guard(app, ApiKeys(keys), 100, 1000, seconds, require_room, asked.why.append)
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": ("1.2.3.4", 5)}
-    asyncio.run(asyncio.wait_for(guard(scope, receive, send), 5))
+    asyncio.run(asyncio.wait_for(guard(scope, receive, send), 60))
     return asked
 
 
@@ -120,7 +121,7 @@ def test_a_length_is_a_number(length: bytes) -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    asked = ask([b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x"], KEY)
+    asked = ask([b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x", 0.05, b"x"], KEY, seconds=0.2)
     assert (asked.status, asked.why) == (408, ["slow"])
 
 
@@ -194,5 +195,5 @@ def test_bodies_of_all_requests_together_are_bounded() -> None:
         alone = Guard(app, ApiKeys(["one"]), 100, 1, 60, lambda: None, why.append)
         assert await request(alone, 100) == 200, "what one body may be is let in"
 
-    asyncio.run(asyncio.wait_for(all_of_them(), 10))
+    asyncio.run(asyncio.wait_for(all_of_them(), 60))
     assert why == ["bodies"]

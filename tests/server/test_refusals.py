@@ -19,27 +19,32 @@ def test_who_says_too_much_or_takes_too_long_is_sent_away(tiny_model: TinyModel)
     huge, slow = b"Content-Length: %d\r\n\r\n" % (1 << 30), b"Content-Length: 9\r\n\r\n{"
     chunked = b"Transfer-Encoding: chunked\r\n\r\n"
     chunks = (b"%x\r\n" % 4096 + b" " * 4096 + b"\r\n") * 3
-    limits: dict[str, Any] = {"max_body_bytes": 5000, "header_seconds": 0.5, "body_seconds": 0.5}
-    with serving(tiny_model("qwen35"), api_key="one", **limits) as server:
-        for said, status in (
-            (head + huge, b"413"),
-            (head.replace(b"one", b"two") + huge, b"401"),
-            (head + chunked + chunks, b"413"),
-            (head + slow, b"408"),
-            (head[:-9], b""),
-        ):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-                connection.sendall(said)
-                told = connection.recv(5000)
-                assert told[9:12] == status, said[:200]
-                with suppress(ConnectionResetError):
-                    while connection.recv(5000):
-                        pass
-        with server.client(headers={"x-api-key": "one"}) as client:
-            assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
-            metrics = client.get("/metrics").text
-        for why, count in {"body": 2, "key": 1, "slow": 1, "headers": 1}.items():
-            assert f'llamahybrid:refused_total{{why="{why}"}} {count}.0' in metrics
+    too_much = {
+        head + huge: b"413",
+        head.replace(b"one", b"two") + huge: b"401",
+        head + chunked + chunks: b"413",
+    }
+    limits: tuple[tuple[dict[str, Any], dict[bytes, bytes], dict[str, int]], ...] = (
+        ({"max_body_bytes": 5000}, too_much, {"body": 2, "key": 1}),
+        ({"body_seconds": 0.2}, {head + slow: b"408"}, {"slow": 1}),  # a server each: nobody else is late
+        ({"header_seconds": 0.2}, {head[:-9]: b""}, {"headers": 1}),
+    )
+    for limit, sent, refused in limits:
+        with serving(tiny_model("qwen35"), api_key="one", **limit) as server:
+            for said, status in sent.items():
+                with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+                    connection.sendall(said)
+                    told = connection.recv(5000)
+                    assert told[9:12] == status, said[:200]
+                    with suppress(ConnectionResetError):
+                        while connection.recv(5000):
+                            pass
+            for why, count in refused.items():
+                assert f'llamahybrid:refused_total{{why="{why}"}} {count}.0' in server.metrics()
+            if sent is too_much:
+                with server.client(headers={"x-api-key": "one"}) as client:
+                    asked = {"prompt": "x", "max_tokens": 1}
+                    assert client.post("/v1/completions", json=asked).status_code == 200
 
 
 def test_bodies_that_fill_the_server_and_answers_that_nobody_takes(tiny_model: TinyModel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -42,20 +42,32 @@ def post(server: Serving, asked: dict[str, Any]) -> httpx.Response:
         return client.post("/v1/completions", json=asked)
 
 
-class Slow:
-    """Native batches take this long; how many there were."""
+class Held:
+    """Native batches, of which all but the first ones wait until they may go on; how many have begun."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+        """So many go on at once."""
         self.batches = 0
-        inner = NativeContext.decode
+        self._go_on = threading.Event()
+        for name in ("decode", "decode_rows"):
+            monkeypatch.setattr(NativeContext, name, self._holding(getattr(NativeContext, name), after))
 
+    def _holding(self, inner: Callable[..., Any], after: int) -> Callable[..., Any]:
         def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
             self.batches += 1
-            time.sleep(self.seconds)
+            assert self.batches <= after or self._go_on.wait(60)
             return inner(context, *args, **kwargs)
 
-        monkeypatch.setattr(NativeContext, "decode", decode)
+        return decode
+
+    def go_on(self) -> None:
+        """From now on none waits."""
+        self._go_on.set()
+
+
+def all_told_to_end(server: Serving) -> bool:
+    """No request runs that was not."""
+    return all(job.cancelled for job in list(server.service.jobs))
 
 
 @pytest.fixture
@@ -69,12 +81,15 @@ def told(server: Serving) -> Iterator[list[RequestReport]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_hangs_up_in_the_answer_frees_its_slot(
-    server: Serving, told: list[RequestReport], stream: bool
+    server: Serving, told: list[RequestReport], stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def speaks() -> bool:
         return any(t.request is not None and t.request.generated > 3 for t in server.llm.requests.gate.seated)
 
+    held = Held(monkeypatch, after=20)
     server.hang_up("/v1/completions", {**ENDLESS, "stream": stream}, speaks)
+    wait_until(lambda: all_told_to_end(server))
+    held.go_on()
     server.await_settled()
     (report,) = told
     assert 3 < report.generated < 850
@@ -86,13 +101,13 @@ def test_a_client_that_hangs_up_in_the_prompt_frees_its_slot_within_a_step(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}) as server:
-        slow = Slow(monkeypatch, 0.1)
+        held = Held(monkeypatch, after=2)
         asked = {"prompt": LONG, "max_tokens": 5, "stream": stream}
-        server.hang_up("/v1/completions", asked, lambda: slow.batches > 2)
-        then = slow.batches
+        server.hang_up("/v1/completions", asked, lambda: held.batches == 3)
+        wait_until(lambda: all_told_to_end(server))
+        held.go_on()
         server.await_settled()
-        assert slow.batches <= then + 2  # the one that ran, and one that had begun meanwhile
-        slow.seconds = 0
+        assert held.batches == 3
         with server.client() as client:
             assert client.post("/v1/completions", json=asked).status_code == 200
 
@@ -102,16 +117,16 @@ def test_a_client_that_hangs_up_while_another_s_prompt_is_decoded_frees_its_slot
 ) -> None:
     """It has a place, and waits for its turn."""
     with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}) as server:
-        slow = Slow(monkeypatch, 0.1)
+        held = Held(monkeypatch, after=1)
         asked = {"prompt": LONG, "max_tokens": 1}
         with server.client() as client, ThreadPoolExecutor(1) as pool:
             first = pool.submit(client.post, "/v1/completions", json=asked)
-            wait_until(lambda: slow.batches > 1)
+            wait_until(lambda: held.batches == 2)
             admission, other = server.service.admission, {"prompt": "x " + LONG, "max_tokens": 1}
             server.hang_up("/v1/completions", other, lambda: admission.running == 2)
             wait_until(lambda: admission.running == 1)
             assert not first.done()
-            slow.seconds = 0
+            held.go_on()
             assert first.result().status_code == 200
 
 
@@ -119,7 +134,7 @@ def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(
     server: Serving, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admission = server.service.admission
-    Slow(monkeypatch, 0.01)  # else the first may be done before the third has begun
+    held = Held(monkeypatch, after=0)
     with ThreadPoolExecutor(3) as pool:
         stop = threading.Event()
 
@@ -133,9 +148,10 @@ def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(
         try:
             wait_until(lambda: admission.running == 3)
             server.hang_up("/v1/completions", {"prompt": "x"}, lambda: admission.waiting == 1)
-            wait_until(lambda: admission.waiting == 0 or admission.running < 3)
+            wait_until(lambda: admission.waiting == 0)
             assert admission.running == 3
         finally:
+            held.go_on()
             stop.set()
         for each in holding:
             each.result()
@@ -150,20 +166,20 @@ def test_a_slow_reader_holds_no_slot(server: Serving, http: httpx.Client, told: 
         assert list(lines)[-2] == "data: [DONE]"
 
 
-def test_more_than_may_wait_are_told_so_and_the_others_are_answered(tiny_model: TinyModel) -> None:
+def test_more_than_may_wait_are_told_so_and_the_others_are_answered(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = {"prompt": "Tell me a story", "max_tokens": 8, "temperature": 0.0}
     with serving(tiny_model("qwen35"), max_queue=20) as server, server.client() as client:
         alone = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
-        at_once = threading.Barrier(64)
-
-        def ask(_: int) -> httpx.Response:
-            at_once.wait()
-            return client.post("/v1/completions", json=asked)
-
+        held = Held(monkeypatch, after=0)
         with ThreadPoolExecutor(64) as pool:
-            answers = list(pool.map(ask, range(64)))
-        kinds = {answer.status_code for answer in answers}
-        assert kinds == {200, 429}
+            asking = [pool.submit(client.post, "/v1/completions", json=asked) for _ in range(64)]
+            wait_until(lambda: sum(each.done() for each in asking) == 64 - 20 - SMALL["n_parallel"])
+            held.go_on()
+            answers = [each.result() for each in asking]
+        kinds = Counter(answer.status_code for answer in answers)
+        assert kinds == {200: 20 + SMALL["n_parallel"], 429: 64 - 20 - SMALL["n_parallel"]}
         for answer in answers:
             if answer.status_code == 200:
                 assert answer.json()["choices"][0]["text"] == alone
@@ -174,15 +190,24 @@ def test_more_than_may_wait_are_told_so_and_the_others_are_answered(tiny_model: 
         assert "llamahybrid:refused_total" in client.get("/metrics").text
 
 
-def test_one_that_waits_may_end_the_longest_stream_if_the_operator_says_so(tiny_model: TinyModel) -> None:
-    with serving(tiny_model("qwen35"), model={"n_parallel": 1}, interrupt_requests=True) as server:
+def test_one_that_waits_may_end_the_longest_stream_if_the_operator_says_so(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch, after=20)
+    with (
+        serving(tiny_model("qwen35"), model={"n_parallel": 1}, interrupt_requests=True) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
         with httpx.stream(
             "POST", f"{server.url}/v1/completions", json=ENDLESS, trust_env=False, timeout=30
         ) as response:
             lines = response.iter_lines()
             next(lines)
-            other = post(server, {"prompt": "x"})
-            assert other.status_code == 200
+            (job,) = server.service.jobs
+            other = pool.submit(post, server, {"prompt": "x"})
+            wait_until(lambda: job.cancelled)
+            held.go_on()
+            assert other.result().status_code == 200
             rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         assert rest[-1]["choices"][0]["finish_reason"] == "cancelled"
         assert len(rest) < 850
@@ -357,31 +382,35 @@ def test_no_origin_is_let_in_unless_asked_for(http: httpx.Client) -> None:
     assert "access-control-allow-origin" not in got.headers
 
 
+def silent_at_first(server: Serving, held: Held, asked: dict[str, Any]) -> str:
+    """What a stream says after a comment, before which no batch goes on."""
+    with server.client() as client, client.stream("POST", "/v1/completions", json=asked) as response:
+        parts = response.iter_text()
+        assert next(parts).startswith(": ping\n\n")
+        held.go_on()
+        return "".join(parts)
+
+
 def test_a_silent_stream_gets_comments(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}, ping_seconds=0.1) as server:
-        slow = Slow(monkeypatch, 0.03)
-        asked = {"prompt": LONG, "max_tokens": 2, "stream": True}
-        text = post(server, asked).text
-        assert text.startswith(": ping\n\n")
+        held = Held(monkeypatch, after=0)
+        text = silent_at_first(server, held, {"prompt": LONG, "max_tokens": 2, "stream": True})
         assert text.endswith("data: [DONE]\n\n")
-        slow.seconds = 0.0
 
 
 def test_an_error_in_a_stream_that_has_begun_is_an_event(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}, ping_seconds=0.1) as server:
-        slow = Slow(monkeypatch, 0.03)
+        held = Held(monkeypatch, after=0)
         inner = Llama.sample
 
         def broken(*args: Any, **kwargs: Any) -> int:
             raise RuntimeError("/secret/place")
 
         monkeypatch.setattr(Llama, "sample", broken)
-        asked = {"prompt": LONG, "max_tokens": 2, "stream": True}
-        text = post(server, asked).text
+        text = silent_at_first(server, held, {"prompt": LONG, "max_tokens": 2, "stream": True})
         assert "internal_server_error" in text
         assert "secret" not in text
         monkeypatch.setattr(Llama, "sample", inner)
-        slow.seconds = 0.0
         server.await_settled()
