@@ -202,7 +202,7 @@ def _serves_nobody_alone(model: Path, setting: Setting, cache: PromptCache, comm
 
 
 def _all_threads_ended(before: int) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while threading.active_count() > before:
         if time.monotonic() > until:
             raise Mismatch(f"threads are left: {[t.name for t in threading.enumerate()]}")
