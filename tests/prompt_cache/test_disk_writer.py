@@ -327,13 +327,13 @@ if sys.argv[2] == "locked":
 pid = os.fork()
 if pid == 0:
     RecordStore.prepare = write
-    ok = len(cache.disk.writer) == 0 and cache.flush(5)
+    ok = len(cache.disk.writer) == 0 and cache.flush(30)
     ok = ok and ask(PromptCache(1 << 24, sys.argv[1]), A).source == "disk"
     ask(cache, C)
     ok = ok and cache.flush(10) and cache.disk.forget(np.array([1, 2, 3], np.int32))
     check_integrity(cache)
     os._exit(0 if ok else 1)
-end = time.monotonic() + 30
+end = time.monotonic() + 90
 while (done := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < end:
     time.sleep(0.01)
 if not done[0]:
