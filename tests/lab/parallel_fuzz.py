@@ -47,7 +47,7 @@ LONGEST = 220
 OPERATIONS = 7
 """Of each conversation."""
 
-STUCK_SECONDS = 60
+STUCK_SECONDS = 300
 
 ROUNDED = ("glm5-next",)
 """Architectures that attend in one of two ways, as cells happen to be in use: where the context reaches
