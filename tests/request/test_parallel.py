@@ -122,7 +122,8 @@ def test_answers_are_decoded_together(model, opened, monkeypatch):
 
     said = together(*(lambda p=p: answer(p) for p in prompts))
     assert said == [stock(p, 10) for p in prompts]
-    assert (llm.slots.batcher.rows, llm.slots.batcher.steps) == (27, 9)
+    assert llm.slots.batcher.rows == 27
+    assert llm.slots.batcher.steps < 18
 
 
 def test_open_generators_of_one_thread(model, opened):
