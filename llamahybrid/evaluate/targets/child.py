@@ -108,6 +108,8 @@ class Child:
         import llama_cpp
         from llama_cpp import _internals
 
+        from llamahybrid.capi.openmp import team_ender
+
         params = type(self.llm.context_params).from_buffer_copy(self.llm.context_params)
         params.n_ctx, params.n_seq_max = 256, 1
         context = _internals.LlamaContext(model=self.llm._model, params=params, verbose=False)
@@ -120,6 +122,8 @@ class Child:
         finally:
             batch.close()
             context.close()
+            if (end_team := team_ender()) is not None:
+                end_team()  # of this thread: where others decode, they would fight for cores
 
     def _watch(self) -> None:
         """Note what reaches `generate`, and the logits of its first token."""
