@@ -12,7 +12,7 @@ WITHOUT: dict[str, str] = {
     "cli": "check rebase record",
     "devices": "ggml",
     "evaluate": "agents check hazard_verdicts play probes vocabularies",
-    "evaluate/targets": "base child choice http local reference server",  # test_targets.py, test_planted.py
+    "evaluate/targets": "base choice http local reference server",  # test_targets.py, test_planted.py
     "evaluate/traces": "hashing hook proxy replay trace",  # test_traces.py
     "hazards": "batches",
 }
