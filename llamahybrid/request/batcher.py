@@ -90,8 +90,13 @@ class Batcher:
         self._step_seconds = 0.0
         self.settle = shared.thread.settle
         """Waits for a step whose maker was interrupted and waits no more."""
-        self.steps = self.rows = 0
-        """Steps made, and tokens decoded in them."""
+        self.rows = 0
+        """Tokens decoded in steps."""
+
+    @property
+    def steps(self) -> int:
+        """Steps made."""
+        return self.cells.steps
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -201,7 +206,7 @@ class Batcher:
     def _stepped(self, rows: int, seconds: float) -> None:
         """A step of so many tokens took that long."""
         self._step_seconds = seconds
-        self.steps, self.rows = self.steps + 1, self.rows + rows
+        self.rows += rows
         self.cells.steps += 1
         self._meter.together = max(1, rows)
         if rows == 1:
