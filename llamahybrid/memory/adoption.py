@@ -43,6 +43,7 @@ def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer]) -> str | None
     Ids below zero stand for opaque content, whose cells are taken as they are.
     """
     state = live.state
+    live.cells.cut(0)
     state.replace_tokens(ids)
     live.planes.invalidate()
     state.grown = False

@@ -98,7 +98,10 @@ class Pager:
     def __init__(
         self, ctx: LlamaContext, layout: Layout, nothing: Bytes, seq: int = 0, window: int = 0
     ) -> None:
-        """`nothing`: the PARTIAL state of an empty sequence. `window`: tokens of its sliding window."""
+        """`nothing`: the PARTIAL state of an empty sequence, or nothing where attention is all.
+
+        `window`: tokens of its sliding window.
+        """
         self._ctx = ctx
         self._seq = seq
         self._window = window
@@ -127,6 +130,7 @@ class Pager:
         nothing = np.empty(_size(ctx, scratch, PARTIAL), np.uint8)
         if _get(ctx, nothing, scratch, PARTIAL) != nothing.nbytes:
             return None
+        nothing = nothing[: 0 if whole else None]
         kinds: list[type[Pager]] = [WholePager if whole else Pager]
         if whole and window:
             kinds = [WindowPager]
@@ -183,6 +187,26 @@ class Pager:
         """Put the cells of payloads, in order, behind those of the live sequence; False if refused."""
         return all(self._write(self._joined(run)) for run in self._runs(payloads))
 
+    def borrow(self, seq: int, start: int, end: int) -> bool:
+        """Put the cells of [start, end) of another sequence, which keeps them, behind the live one's.
+
+        False if that failed. What the live one holds besides attention is undefined until it is loaded.
+        """
+        memory = self._ctx.memory
+        try:
+            llama_cpp.llama_memory_seq_cp(memory, seq, self._scratch, start, end)
+            if not self._drop_rest():
+                return False
+            llama_cpp.llama_memory_seq_cp(memory, self._scratch, self._seq, -1, -1)
+        finally:
+            cleared = self._clear_scratch()
+        return cleared
+
+    def _drop_rest(self) -> bool:
+        """The recurrent part of the scratch sequence goes, if there is one, without having been copied."""
+        nothing = self._nothing
+        return not nothing.nbytes or _set(self._ctx, nothing, self._scratch, PARTIAL) == nothing.nbytes
+
     def _runs(self, payloads: Sequence[Bytes]) -> Iterator[list[Bytes]]:
         """Payloads that are loaded as one.
 
@@ -224,8 +248,7 @@ class Pager:
         """The payload of [start, end), and its xxh3-64 where that came with it."""
         llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
         try:
-            # A recurrent part goes, without having been copied; window cells stay and are left out below.
-            _set(self._ctx, self._nothing, self._scratch, PARTIAL)
+            self._drop_rest()  # window cells stay, and are left out below
             whole, rest = _size(self._ctx, self._scratch, FULL), _size(self._ctx, self._scratch, PARTIAL)
             payload = buffer(whole - rest + self._nothing.nbytes)
             if payload.nbytes != whole - rest + self._nothing.nbytes:

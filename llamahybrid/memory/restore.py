@@ -9,6 +9,7 @@ from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.sharing import lender
 from llamahybrid.memory.snapshot import open_snapshot
 from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
@@ -76,6 +77,7 @@ def restore(
     Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens;
     `record` is None where that is all of the state.
     `row_follows`: the output row that is there was computed from that state on.
+    Attention that another sequence of the context holds is not loaded: both hold it then (`sharing`).
     The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
     sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
 
@@ -86,6 +88,7 @@ def restore(
     there = state.tokens
     saved = open_restorable(record, tokens, segments, kept, there, fingerprint=named, profile=profile)
     live.release_planes()
+    shares = live.cells.up_to(kept if saved.attention else saved.position)
     live.invalidate()
     if saved.attention:
         assert profile.pager is not None, "segments were checked against it"
@@ -93,7 +96,11 @@ def restore(
             profile.pager.keep_attention(kept)
         elif not native.cut(kept):
             return f"the library refused to cut at {kept} before a restore"
-        if not profile.pager.append(saved.attention):
+        if (other := lender(live, tokens)) is not None:
+            if not profile.pager.borrow(other.native.seq, kept, saved.position):
+                return "the library refused to share the attention of another sequence"
+            shares += other.cells.lend(kept, saved.position)
+        elif not profile.pager.append(saved.attention):
             return "the library refused stored attention"
     payload = saved.payload
     if payload is not None and not native.load_partial(payload):
@@ -101,6 +108,7 @@ def restore(
     if not native.cut(saved.position):
         return f"the library refused to cut at {saved.position} after a restore"
     state.replace_tokens(tokens)
+    live.cells.ranges = shares
     state.lag = state.extra_bytes = 0
     state.grown = False
     fault = live.fault()

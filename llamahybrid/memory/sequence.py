@@ -20,6 +20,7 @@ from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.shared import SharedContext
+from llamahybrid.memory.sharing import SharedCells
 from llamahybrid.memory.snapshot import HEADER_BYTES, seal
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Segment, Tokens
@@ -64,6 +65,7 @@ class LiveSequence:
         self.n_vocab = n_vocab
         self.state = SequenceState.empty(capacity)
         """What memory is taken to hold; to others, to be read."""
+        self.cells = SharedCells()
         self.identity = Identity(fingerprint, self.state, profile.pager)
         self.native = NativeContext(ctx, seq, self.shared.batch)
         self.row = OutputRow(self.native, self.state, n_vocab, self.shared)
@@ -161,6 +163,7 @@ class LiveSequence:
 
     def invalidate(self) -> None:
         """Nothing that the context holds is known any more; the next alignment starts from zero."""
+        self.cells.cut(0)
         self.state.n = 0
         self.invalidate_tip()
 
@@ -282,6 +285,7 @@ class LiveSequence:
         if not self.native.cut(position):
             state.tip_logits = had_logits
             return False
+        self.cells.cut(position)
         state.n = position
         state.lag = 0
         return True
@@ -296,6 +300,7 @@ class LiveSequence:
         if not self.native.cut(position):
             self.planes.invalidate()
             return False
+        self.cells.cut(position)
         state.n = position
         if self.fault(deep=False) is not None:
             self.invalidate_tip()
@@ -325,6 +330,7 @@ class LiveSequence:
         if not removed:
             self.shared.clear(self)
             state.ids[:] = 0
+        self.cells.cut(0)
         state.n = state.lag = state.extra_bytes = 0
         state.needs_zeroing = False
         state.grown = True

@@ -14,6 +14,7 @@ from weakref import ref
 from llamahybrid.capi.calls import LAST_ROW, TokenBatch
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.compute_thread import ComputeThread
+from llamahybrid.memory.sharing import held_twice
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -58,6 +59,15 @@ class SharedContext:
     def members(self) -> list[LiveSequence]:
         """All sequences."""
         return [live for member in self._members if (live := member()) is not None]
+
+    def cells_held(self, without: LiveSequence | None = None) -> int:
+        """Cells that sequences hold, all or all but one; what several hold lies there once."""
+        members, held, sharing = self.members, 0, False
+        for live in members:
+            if live is not without:
+                held += live.n
+                sharing = sharing or bool(live.cells.ranges)
+        return held - held_twice(m for m in members if m is not without) if sharing else held
 
     def compute(self, work: Callable[[], None]) -> None:
         """Do what must not be left half done: here, or where no interrupt comes if others depend on it."""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.memory.sharing import lendable
+from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import Job, NoRoom
 from llamahybrid.request.line import POLL
@@ -72,17 +73,24 @@ class Cells:
         self._short: dict[Ticket, LiveSequence] = {}
         """Requests that wait for cells, and where theirs are."""
 
-    def free(self) -> int:
-        """Cells that are free; those that several sequences hold count for each."""
-        if self.cells is None:
-            return 1 << 30
-        return self.cells - sum(live.n for live in self._shared.members)
+    def free(self, without: LiveSequence | None = None) -> int:
+        """Cells that are free, or would be `without` one of the sequences."""
+        return 1 << 30 if self.cells is None else self.cells - self._shared.cells_held(without)
+
+    def needed(self, runner: RequestRunner, prompt: Tokens) -> int:
+        """How many a prompt and a token need of their own; idle slots that it need not meet lose theirs."""
+        live, tokens = runner.live, len(prompt) + 1
+        if self.any_idle:
+            self.release_idle(runner.meter.costs(), len(prompt) - runner.depth(prompt))
+        if self.free(without=live) >= tokens:
+            return tokens
+        return tokens - lendable(live, prompt, runner.depth(prompt))
 
     def wait(self, live: LiveSequence, tokens: int) -> None:
         """Wait until a sequence may hold so many tokens: idle slots are emptied, the others waited for."""
         ticket = self._gate.running
         with self._waiting(ticket, live):
-            while self.free() + live.n < tokens and self._others_hold(live):
+            while self.free(without=live) < tokens and self._others_hold(live):
                 if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
                     continue
                 self._gate.check()

@@ -183,9 +183,8 @@ class RequestRunner:
 
     def make_room(self, prompt: Tokens) -> None:
         """Wait until there are cells for a prompt and a token; idle ones that it need not meet go."""
-        if self._batcher is not None and self._batcher.cells.any_idle:
-            self._batcher.cells.release_idle(self.meter.costs(), len(prompt) - self.depth(prompt))
-        self.wait_for_room(len(prompt) + 1)
+        if self._batcher is not None:
+            self.wait_for_room(self._batcher.cells.needed(self, prompt))
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
@@ -230,7 +229,8 @@ class RequestRunner:
         if fault is None:
             if plan.checkpoint is not None or plan.segments:
                 loaded = sum(s.end - s.start for s in plan.segments)
-                self.meter.restored(time.perf_counter() - clock, loaded)
+                if not (loaded and self.live.cells.ranges):  # what is shared takes no time
+                    self.meter.restored(time.perf_counter() - clock, loaded)
             return True
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
         if isinstance(damaged, Segment):  # the checkpoints behind it may be sound

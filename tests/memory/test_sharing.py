@@ -1,0 +1,366 @@
+"""Attention that several sequences hold: one set of cells, each right whatever becomes of the others."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp
+
+from llamahybrid.memory.adoption import adopt_tokens
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.paging import Pager
+from llamahybrid.memory.sharing import SharedCells, held_twice, lendable, lender
+
+WORDS = np.random.default_rng(3).integers(1, 200, 900).tolist()
+HELD = ("qwen35", "llama", "jamba")
+
+HOLDER_BYTES = 4
+"""What a state says of each sequence that holds a cell (src/llama-kv-cache.cpp, state_write_meta)."""
+
+Opener = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(open_model: Opener) -> Opener:
+    """A model with three slots."""
+
+    def opener(arch: str = "qwen35", **more: Any) -> Any:
+        return open_model(arch, **{"n_parallel": 3, "n_ctx": 1024, "n_batch": 256, **more})
+
+    return opener
+
+
+@pytest.fixture
+def borrows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The ranges of tokens whose cells were lent."""
+    ranges, borrow = list[tuple[int, int]](), Pager.borrow
+
+    def noted(self: Pager, seq: int, start: int, end: int) -> bool:
+        ranges.append((start, end))
+        return borrow(self, seq, start, end)
+
+    monkeypatch.setattr(Pager, "borrow", noted)
+    return ranges
+
+
+def begin(llm: Any, prompt: Sequence[int]) -> tuple[Any, list[int]]:
+    """A request in its answer, and the first token."""
+    stream = llm.generate(list(prompt), temp=0.0)
+    return stream, [next(stream)]
+
+
+def alone(llm: Any, prompt: Sequence[int], n: int) -> list[int]:
+    """What a model with one slot says."""
+    return list(itertools.islice(llm.generate(list(prompt), temp=0.0), n))
+
+
+def lives(llm: Any) -> list[Any]:
+    return list(llm.runner.live.shared.members)
+
+
+# -- what a model does -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", HELD)
+def test_a_common_beginning_lies_in_the_context_once(
+    arch: str, opened: Opener, open_model: Opener, borrows: list[tuple[int, int]]
+) -> None:
+    llm, one = opened(arch), open_model(arch, n_ctx=1024, n_batch=256)
+    prompts = [WORDS[:300], WORDS[:300], [*WORDS[:300], *WORDS[400:410]]]
+    streams = [begin(llm, prompt) for prompt in prompts]
+    assert len(borrows) == 2
+    held = llm.runner.live.shared.cells_held()
+    assert held <= 300 + 10 + 3 * 2
+    assert held < sum(live.n for live in lives(llm)) - 590
+    for stream, said in streams:
+        said += itertools.islice(stream, 12)
+    assert [said for _, said in streams] == [alone(one, prompt, 13) for prompt in prompts]
+    for stream, _ in streams:
+        stream.close()
+
+
+@pytest.mark.parametrize("arch", HELD)
+def test_who_lent_them_may_go(arch: str, opened: Opener, open_model: Opener) -> None:
+    """It is emptied, and its next prompt takes other cells: those that are lent still belong to somebody."""
+    llm, one = opened(arch), open_model(arch, n_ctx=1024, n_batch=256)
+    first, _ = begin(llm, WORDS[:300])
+    second, said = begin(llm, WORDS[:300])
+    shared = llm.runner.live.shared
+    lives(llm)[0].empty()
+    assert shared.cells_held() == lives(llm)[1].n
+    third, _ = begin(llm, WORDS[400:800])
+    assert shared.cells_held() == sum(live.n for live in lives(llm))
+    said += itertools.islice(second, 12)
+    assert said == alone(one, WORDS[:300], 13)
+    for stream in (first, second, third):
+        stream.close()
+
+
+@pytest.mark.parametrize("arch", HELD)
+def test_one_of_two_is_cut_and_goes_on_otherwise(arch: str, opened: Opener, open_model: Opener) -> None:
+    llm, one = opened(arch), open_model(arch, n_ctx=1024, n_batch=256)
+    first, said = begin(llm, WORDS[:300])
+    edited = [*WORDS[:280], *WORDS[500:530]]
+    for _ in range(2):
+        assert alone(llm, WORDS[:300], 3) == alone(one, WORDS[:300], 3)
+        assert alone(llm, edited, 8) == alone(one, edited, 8)
+    said += itertools.islice(first, 12)
+    assert said == alone(one, WORDS[:300], 13)
+    first.close()
+
+
+def test_there_is_room_for_several_answers_where_there_is_none_for_several_prompts(
+    opened: Opener, open_model: Opener, borrows: list[tuple[int, int]]
+) -> None:
+    llm, one = opened(n_ctx=512), open_model("qwen35", n_ctx=512, n_batch=256)
+    prompt = WORDS[:400]
+    streams = [begin(llm, prompt) for _ in range(3)]
+    assert len(borrows) == 2
+    assert [live.n >= 400 for live in lives(llm)] == [True] * 3, "nobody had to give way"
+    for stream, said in streams:
+        said += itertools.islice(stream, 12)
+        stream.close()
+    assert [said for _, said in streams] == [alone(one, prompt, 13)] * 3
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mamba"])
+def test_nothing_is_lent_behind_windows_and_where_there_is_no_attention(
+    arch: str, opened: Opener, open_model: Opener, borrows: list[tuple[int, int]]
+) -> None:
+    llm, one = opened(arch), open_model(arch, n_ctx=1024, n_batch=256)
+    streams = [begin(llm, WORDS[:100]) for _ in range(3)]
+    for stream, said in streams:
+        said += itertools.islice(stream, 12)
+        stream.close()
+    assert [said for _, said in streams] == [alone(one, WORDS[:100], 13)] * 3
+    assert not borrows
+
+
+# -- who lends ---------------------------------------------------------------------------------------
+
+
+def test_only_who_is_proven_right_lends(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = opened()
+    stream, _ = begin(llm, WORDS[:100])
+    mine, other = lives(llm)[1], lives(llm)[0]
+    tokens = np.array(WORDS[:100], np.int32)
+    assert lender(mine, tokens) is other
+    assert lender(other, tokens) is None, "nobody lends to itself"
+    assert lender(mine, tokens[::-1].copy()) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(type(other), "fault", lambda self: "a cell is missing")
+        assert lender(mine, tokens) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(other.planes, "pending", True)
+        assert lender(mine, tokens) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(other.identity, "fingerprint", b"of another salt.")
+        assert lender(mine, tokens) is None
+        assert lendable(mine, tokens, 100) == 0
+    assert lendable(mine, tokens, 100) == 100
+    assert lendable(mine, tokens, 101) == 0, "what it has not got is decoded"
+    mine.decode(tokens[:40], "none")
+    assert lendable(mine, tokens, 100) == 60, "those that it has are its own"
+    stream.close()
+
+
+def test_nobody_lends_to_another_salt(opened: Opener, borrows: list[tuple[int, int]]) -> None:
+    llm = opened()
+    streams = []
+    for salt in ("a", "b"):
+        with llm.request(cache_salt=salt):
+            streams.append(begin(llm, WORDS[:100]))
+    assert not borrows
+    assert streams[0][1] == streams[1][1]
+    for stream, _ in streams:
+        stream.close()
+
+
+def test_a_refusal_is_a_fault_and_the_prompt_is_decoded(
+    opened: Opener, open_model: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, one = opened(), open_model("qwen35", n_ctx=1024, n_batch=256)
+    first, _ = begin(llm, WORDS[:100])
+    monkeypatch.setattr(Pager, "borrow", lambda self, *range: False)
+    second, said = begin(llm, WORDS[:100])
+    said += itertools.islice(second, 5)
+    assert said == alone(one, WORDS[:100], 6)
+    assert not any(live.cells.ranges for live in lives(llm))
+    for stream in (first, second):
+        stream.close()
+
+
+def test_only_attention_is_lent(opened: Opener) -> None:
+    """The state of its tip is another one's than that of the tokens that are lent."""
+    first, second, _ = lives(opened("qwen35"))
+    first.decode(np.array(WORDS[:50], np.int32), "last")
+    assert second.profile.pager.borrow(first.native.seq, 0, 30)
+    assert second.native.positions()[1] == -1, "nothing recurrent lies in it"
+    assert first.fault() is None
+
+
+def test_what_is_shared_says_nothing_of_what_loading_takes(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, measured = opened(), list[int]()
+    monkeypatch.setattr(CostMeter, "restored", lambda self, seconds, tokens: measured.append(tokens))
+    streams = [begin(llm, WORDS[:100])[0] for _ in range(2)]
+    assert not measured
+    for stream in streams:
+        stream.close()
+
+
+def test_who_waits_for_room_does_not_count_on_cells_that_others_keep(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, asked = opened(n_ctx=512), list[Any]()
+    first, second = (begin(llm, WORDS[:300])[0] for _ in range(2))
+    second.close()
+    cells, (keeps, live, _) = llm.slots.batcher.cells, lives(llm)
+    assert live.n >= 300
+    assert cells.free(without=live) == cells.cells - keeps.n
+    monkeypatch.setattr(cells, "_others_hold", asked.append)
+    runner = llm.slots.runner_of(live)
+    for tokens in (cells.cells - keeps.n, cells.cells - keeps.n + 1):
+        llm.requests.alone(lambda _, n=tokens: runner.wait_for_room(n))
+    assert asked == [live]
+    first.close()
+
+
+# -- the account -------------------------------------------------------------------------------------
+
+
+class Library:
+    """How many cells the library has taken: a whole state has each once, and who holds it."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._members = lives(llm)
+        sizes = []
+        for lengths in ((20, 0), (40, 0), (40, 20)):
+            for live, n in zip(self._members, lengths, strict=False):
+                live.empty()
+                if n:
+                    live.decode(np.array(WORDS[:n], np.int32), "last")
+            sizes.append(self._size())
+        self._cell = (sizes[1] - sizes[0]) // 20 - HOLDER_BYTES
+        self._member = sizes[2] - sizes[1] - 20 * (self._cell + HOLDER_BYTES)
+        self._base = sizes[0] - self._member - 20 * (self._cell + HOLDER_BYTES)
+        for live in self._members:
+            live.empty()
+
+    def _size(self) -> int:
+        return int(llama_cpp.llama_state_get_size(self._llm.ctx))
+
+    @property
+    def cells(self) -> float:
+        holders = sum(live.n for live in self._members)
+        members = sum(live.n > 0 for live in self._members)
+        return (self._size() - self._base - members * self._member - HOLDER_BYTES * holders) / self._cell
+
+
+@pytest.mark.parametrize("arch", HELD)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_account_is_the_librarys(arch: str, seed: int, opened: Opener) -> None:
+    llm, chance = opened(arch, n_ctx=2048), random.Random(seed)
+    library, shared, most = Library(llm), llm.runner.live.shared, 0
+    streams: list[Any] = []
+    for _ in range(40):
+        start = chance.choice((0, 200))
+        common = WORDS[start : start + chance.choice((30, 60, 100, 140))]
+        prompt = common + [chance.randrange(1, 200) for _ in range(chance.choice((0, 3, 20)))]
+        if len(streams) == 3 or (streams and chance.random() < 0.3):
+            streams.pop(chance.randrange(len(streams))).close()
+        stream = llm.generate(prompt, temp=0.0)
+        streams.append(stream)
+        for _ in range(chance.randrange(1, 6)):
+            next(stream)
+        if chance.random() < 0.1:
+            lives(llm)[chance.randrange(3)].empty()
+        held = shared.cells_held()
+        assert held == library.cells
+        assert shared.cells_held(without=lives(llm)[0]) <= held
+        most = max(most, sum(live.n for live in lives(llm)) - held)
+    assert most > 50
+    for stream in streams:
+        stream.close()
+
+
+def test_what_a_sequence_lets_go_it_shares_with_nobody(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it does: else cells that are its own would count for another's, and more be had than are."""
+
+    def sharing() -> Any:
+        live = lives(opened("llama"))[0]
+        live.decode(np.array(WORDS[:50], np.int32), "last")
+        live.settle()
+        live.cells.lend(0, 40)
+        return live
+
+    cut, emptied, lost, loaded, rolled = (sharing() for _ in range(5))
+    assert cut.cut(30)
+    assert [held[1:] for held in cut.cells.ranges] == [(0, 30)]
+    emptied.empty()
+    lost.invalidate()
+    assert adopt_tokens(loaded, np.array(WORDS[:50], np.int32)) is None
+    assert [live.cells.ranges for live in (emptied, lost, loaded)] == [[]] * 3
+    monkeypatch.setattr(rolled.profile.__class__, "cut_floor", lambda *_: 50)
+    monkeypatch.setattr(rolled.planes, "reach", 20)
+    assert rolled.cut(35)
+    assert [held[1:] for held in rolled.cells.ranges] == [(0, 35)]
+
+
+class Numbered:
+    """As much of one as the account looks at, and its cells by number."""
+
+    def __init__(self) -> None:
+        self.cells = SharedCells()
+        self.numbers: list[int] = []
+
+    @property
+    def n(self) -> int:
+        return len(self.numbers)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_account_is_that_of_numbered_cells(seed: int) -> None:
+    chance, fresh = random.Random(seed), itertools.count()
+    some: list[Any] = [Numbered() for _ in range(4)]
+    for _ in range(200):
+        live, other = chance.sample(some, 2)
+        kind = chance.randrange(4)
+        if kind == 0:
+            live.numbers += [next(fresh) for _ in range(chance.randrange(1, 40))]
+        elif kind == 1:
+            keep = chance.randrange(live.n + 1)
+            live.cells.cut(keep)
+            del live.numbers[keep:]
+        elif other.n:
+            end = chance.randrange(1, other.n + 1)
+            kept = chance.randrange(min(live.n, end) + 1)
+            live.cells.ranges = live.cells.up_to(kept) + other.cells.lend(kept, end)
+            live.numbers[kept:] = other.numbers[kept:end]
+        held = sum(each.n for each in some) - held_twice(some)
+        assert held == len({number for each in some for number in each.numbers})
+
+
+def test_ranges_are_clipped_to_what_is_asked() -> None:
+    cells, other = SharedCells(), SharedCells()
+    other.ranges = cells.lend(10, 20)
+    assert [held[1:] for held in other.up_to(15)] == [(10, 15)]
+    assert [held[1:] for held in cells.up_to(18, 12)] == [(12, 18)]
+    assert [held[1:] for held in sorted(cells.lend(0, 30), key=lambda h: h[1])] == [
+        (0, 10),
+        (10, 20),
+        (20, 30),
+    ]
+    cells.cut(12)
+    assert sorted(held[1:] for held in cells.ranges) == [(0, 10), (10, 12)]
+    cells.cut(0)
+    assert cells.ranges == []
