@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.memory.sharing import lender
 from llamahybrid.memory.snapshot import open_snapshot
 from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
@@ -123,6 +124,35 @@ def restore(
         return fault
     state.row_covers_tip = covers
     return None
+
+
+def _others(live: LiveSequence) -> list[LiveSequence]:
+    """Who may lend cells to a sequence: what holds tokens of the same salt that the same has computed.
+
+    Nobody with sliding windows, whose cells others take once they lie behind one.
+    """
+    if live.shared.slots == 1 or live.profile.window:
+        return []
+    return [
+        other
+        for other in live.shared.members
+        if other is not live and other.fingerprint == live.fingerprint and not other.planes.pending
+    ]
+
+
+def lender(live: LiveSequence, tokens: Tokens) -> LiveSequence | None:
+    """Another sequence of its context that holds `tokens`, shape (c,), and is proven right just now."""
+    n = len(tokens)
+    for other in _others(live):
+        if other.n >= n and np.array_equal(other.state.ids[:n], tokens) and other.fault() is None:
+            return other
+    return None
+
+
+def lendable(live: LiveSequence, prompt: Tokens, depth: int) -> int:
+    """Tokens of a prompt for which a sequence needs no cells of its own, if `depth` of them are resumed."""
+    there = max((common_prefix(other.tokens, prompt) for other in _others(live)), default=0)
+    return max(0, depth - common_prefix(live.tokens, prompt)) if there >= depth else 0
 
 
 def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:

@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.nodes import common_prefix
-
-if TYPE_CHECKING:
-    from llamahybrid.memory.sequence import LiveSequence
+from typing import Protocol
 
 
 class Origin:
@@ -59,11 +51,21 @@ class SharedCells:
         return known + fresh
 
 
-def held_twice(members: Iterable[LiveSequence]) -> int:
+class Holder(Protocol):
+    """A sequence of tokens, each of which has a cell."""
+
+    cells: SharedCells
+
+    @property
+    def n(self) -> int:
+        """Tokens in it."""
+
+
+def held_twice(members: Iterable[Holder]) -> int:
     """Cells that are counted too often where the tokens of each sequence are."""
     holders: dict[Origin, list[tuple[int, int]]] = defaultdict(list)
-    for live in members:
-        for origin, start, end in live.cells.up_to(live.n):
+    for holder in members:
+        for origin, start, end in holder.cells.up_to(holder.n):
             holders[origin].append((start, end))
     return sum(_overlap(ranges) for ranges in holders.values())
 
@@ -76,32 +78,3 @@ def _overlap(ranges: list[tuple[int, int]]) -> int:
         together += max(0, end - max(start, reach))
         reach = max(reach, end)
     return total - together
-
-
-def _others(live: LiveSequence) -> list[LiveSequence]:
-    """Who may lend cells to a sequence: what holds tokens of the same salt that the same has computed.
-
-    Nobody with sliding windows, whose cells others take once they lie behind one.
-    """
-    if live.shared.slots == 1 or live.profile.window:
-        return []
-    return [
-        other
-        for other in live.shared.members
-        if other is not live and other.fingerprint == live.fingerprint and not other.planes.pending
-    ]
-
-
-def lender(live: LiveSequence, tokens: Tokens) -> LiveSequence | None:
-    """Another sequence of its context that holds `tokens`, shape (c,), and is proven right just now."""
-    n = len(tokens)
-    for other in _others(live):
-        if other.n >= n and np.array_equal(other.state.ids[:n], tokens) and other.fault() is None:
-            return other
-    return None
-
-
-def lendable(live: LiveSequence, prompt: Tokens, depth: int) -> int:
-    """Tokens of a prompt for which a sequence needs no cells of its own, if `depth` of them are resumed."""
-    there = max((common_prefix(other.tokens, prompt) for other in _others(live)), default=0)
-    return max(0, depth - common_prefix(live.tokens, prompt)) if there >= depth else 0

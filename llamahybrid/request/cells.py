@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from llamahybrid.memory.restore import lendable
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.memory.sharing import lendable
 from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import Job, NoRoom
@@ -201,7 +201,8 @@ class Cells:
             runner, (tokens, steps) = evaluation.runner, slot.idle_from
             tokens, steps = self.prompt_tokens + coming - tokens, self.steps - steps
             beside = tokens * costs.prefill_seconds + steps * costs.token_seconds
-            if not runner.live.n or beside < keep_seconds(costs, runner.live.n):
+            cells = self._shared.cells_held() - self._shared.cells_held(without=runner.live)
+            if not cells or beside < keep_seconds(costs, cells):  # those that others hold stay anyway
                 continue
             runner.save_tip()
             if runner.checkpoints.serve_all():

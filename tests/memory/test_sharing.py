@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ from llama_cpp import llama_cpp
 from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.paging import Pager
-from llamahybrid.memory.sharing import SharedCells, held_twice, lendable, lender
+from llamahybrid.memory.restore import lendable, lender
+from llamahybrid.memory.sharing import SharedCells, held_twice
+from llamahybrid.prompt_cache.base import Costs
+from tests.lab.real_costs import decide_by
 
 WORDS = np.random.default_rng(3).integers(1, 200, 900).tolist()
 HELD = ("qwen35", "llama", "jamba")
@@ -147,7 +151,7 @@ def test_nothing_is_lent_behind_windows_and_where_there_is_no_attention(
 def test_only_who_is_proven_right_lends(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = opened()
     stream, _ = begin(llm, WORDS[:100])
-    mine, other = lives(llm)[1], lives(llm)[0]
+    other, mine, _ = lives(llm)
     tokens = np.array(WORDS[:100], np.int32)
     assert lender(mine, tokens) is other
     assert lender(other, tokens) is None, "nobody lends to itself"
@@ -232,6 +236,31 @@ def test_who_waits_for_room_does_not_count_on_cells_that_others_keep(
     first.close()
 
 
+def test_an_idle_slot_does_not_give_away_what_others_keep_anyway(opened: Opener) -> None:
+    llm = opened()
+    decide_by(llm)
+    first, second = (begin(llm, WORDS[:300])[0] for _ in range(2))
+    second.close()
+    idle, cells = lives(llm)[1], llm.slots.batcher.cells
+    slot = next(slot for slot in llm.slots.all if slot.evaluation.runner.live is idle)
+    costs = Costs(prefill_seconds=1e-3, restore_seconds=1e-3)
+    slot.idle_from = (cells.prompt_tokens - 1000, 0)
+    left = []
+
+    def look_twice() -> None:
+        for forgets in (False, True):
+            if forgets:
+                idle.cells.cut(0)
+            llm.requests.alone(lambda _: cells.release_idle(costs))
+            left.append(idle.n)
+
+    elsewhere = threading.Thread(target=look_twice)  # in a slot of its own
+    elsewhere.start()
+    elsewhere.join()
+    assert left == [300, 0], "it goes if its cells are its own"
+    first.close()
+
+
 # -- the account -------------------------------------------------------------------------------------
 
 
@@ -241,7 +270,7 @@ class Library:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._members = lives(llm)
-        sizes = []
+        sizes = list[int]()
         for lengths in ((20, 0), (40, 0), (40, 20)):
             for live, n in zip(self._members, lengths, strict=False):
                 live.empty()
@@ -261,7 +290,8 @@ class Library:
     def cells(self) -> float:
         holders = sum(live.n for live in self._members)
         members = sum(live.n > 0 for live in self._members)
-        return (self._size() - self._base - members * self._member - HOLDER_BYTES * holders) / self._cell
+        taken = self._size() - self._base - members * self._member - HOLDER_BYTES * holders
+        return taken / self._cell
 
 
 @pytest.mark.parametrize("arch", HELD)
