@@ -11,6 +11,7 @@ from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.sharing import forget_what_one_holds
 from llamahybrid.memory.snapshot import open_snapshot
 from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
@@ -100,7 +101,9 @@ def restore(
         if (other := lender(live, tokens)) is not None:
             if not profile.pager.borrow(other.native.seq, kept, saved.position):
                 return "the library refused to share the attention of another sequence"
-            shares += other.cells.lend(kept, saved.position)
+            live.cells.hold(shares)
+            forget_what_one_holds(live.shared.members)
+            shares = live.cells.ranges + other.cells.lend(kept, saved.position)
         elif not profile.pager.append(saved.attention):
             return "the library refused stored attention"
     payload = saved.payload
@@ -109,7 +112,7 @@ def restore(
     if not native.cut(saved.position):
         return f"the library refused to cut at {saved.position} after a restore"
     state.replace_tokens(tokens)
-    live.cells.ranges = shares
+    live.cells.hold(shares)
     state.lag = state.extra_bytes = 0
     state.grown = False
     fault = live.fault()

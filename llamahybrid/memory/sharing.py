@@ -7,8 +7,9 @@ the context once. What is recurrent has no such parts, and comes from a snapshot
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from heapq import nlargest
 from typing import Protocol
 
 
@@ -20,6 +21,10 @@ class Origin:
 
 Held = tuple[Origin, int, int]
 """The cells of tokens [start, end), and whose they are, too."""
+
+
+MOST_RANGES = 32
+"""Of one sequence: each token of an answer has them counted."""
 
 
 class SharedCells:
@@ -35,6 +40,10 @@ class SharedCells:
         """Those of tokens [start, n)."""
         clipped = ((origin, max(a, start), min(b, n)) for origin, a, b in self.ranges)
         return [(origin, a, b) for origin, a, b in clipped if a < b]
+
+    def hold(self, ranges: list[Held]) -> None:
+        """These are shared from now on; of more than `MOST_RANGES` the others count as its own."""
+        self.ranges = nlargest(MOST_RANGES, ranges, key=lambda held: held[2] - held[1])
 
     def cut(self, n: int) -> None:
         """Only tokens [0, n) are left."""
@@ -68,6 +77,14 @@ def held_twice(members: Iterable[Holder]) -> int:
         for origin, start, end in holder.cells.up_to(holder.n):
             holders[origin].append((start, end))
     return sum(_overlap(ranges) for ranges in holders.values())
+
+
+def forget_what_one_holds(members: Iterable[Holder]) -> None:
+    """Cells that the others have let go are no longer shared: else who lends often remembers ever more."""
+    everybody = list(members)
+    holders = Counter(origin for each in everybody for origin in {held[0] for held in each.cells.ranges})
+    for each in everybody:
+        each.cells.ranges = [held for held in each.cells.ranges if holders[held[0]] > 1]
 
 
 def _overlap(ranges: list[tuple[int, int]]) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp
 
+from llamahybrid.memory import sharing
 from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.paging import Pager
@@ -234,6 +235,39 @@ def test_who_waits_for_room_does_not_count_on_cells_that_others_keep(
         llm.requests.alone(lambda _, n=tokens: runner.wait_for_room(n))
     assert asked == [live]
     first.close()
+
+
+def branches(llm: Any, count: int, stay: bool) -> Any:
+    """A chat that others go on from, again and again, each time a little later; those slots `stay` or not."""
+    decide_by(llm)
+    chat, said = begin(llm, WORDS[:100])
+    for i in range(count):
+        said += itertools.islice(chat, 10)
+        begin(llm, [*WORDS[:100], *said[:-2], i + 5])[0].close()
+        for live in () if stay else lives(llm)[1:]:
+            live.empty()
+    return chat
+
+
+def test_who_lends_often_remembers_no_more_than_is_held(opened: Opener) -> None:
+    llm = opened()
+    chat = branches(llm, 8, stay=False)
+    assert sum(len(live.cells.ranges) for live in lives(llm)) <= 2
+    assert llm.runner.live.shared.cells_held() == lives(llm)[0].n
+    chat.close()
+
+
+def test_where_much_is_shared_the_small_parts_count_for_each(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "MOST_RANGES", 3)
+    llm = opened()
+    library = Library(llm)
+    chat = branches(llm, 10, stay=True)
+    assert max(len(live.cells.ranges) for live in lives(llm)) <= 4
+    held = llm.runner.live.shared.cells_held()
+    assert library.cells < held < sum(live.n for live in lives(llm)) - 90
+    chat.close()
 
 
 def test_an_idle_slot_does_not_give_away_what_others_keep_anyway(opened: Opener) -> None:
