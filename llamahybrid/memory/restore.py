@@ -79,7 +79,8 @@ def restore(
     Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens;
     `record` is None where that is all of the state.
     `row_follows`: the output row that is there was computed from that state on.
-    Attention that another sequence of the context holds is not loaded: both hold it then (`sharing`).
+    Where another sequence of the context holds all of `tokens`, their attention is not loaded: both hold it
+    then (`sharing`).
     The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
     sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
 
@@ -98,9 +99,8 @@ def restore(
             profile.pager.keep_attention(kept)
         elif not native.cut(kept):
             return f"the library refused to cut at {kept} before a restore"
-        if (other := lender(live, tokens)) is not None:
-            if not profile.pager.borrow(other.native.seq, kept, saved.position):
-                return "the library refused to share the attention of another sequence"
+        other = lender(live, tokens)
+        if other is not None and profile.pager.borrow(other.native.seq, kept, saved.position):
             live.cells.hold(shares)
             forget_what_one_holds(live.shared.members)
             shares = live.cells.ranges + other.cells.lend(kept, saved.position)

@@ -229,7 +229,7 @@ class RequestRunner:
         if fault is None:
             if plan.checkpoint is not None or plan.segments:
                 loaded = sum(s.end - s.start for s in plan.segments)
-                if not (loaded and self.live.cells.ranges):  # what is shared takes no time
+                if not self.live.cells.up_to(plan.cached, plan.live_kept):  # what is shared takes no time
                     self.meter.restored(time.perf_counter() - clock, loaded)
             return True
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")

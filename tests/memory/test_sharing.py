@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.paging import Pager
 from llamahybrid.memory.restore import lendable, lender
 from llamahybrid.memory.sharing import SharedCells, held_twice
-from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.prompt_cache.base import Costs, Segment
+from llamahybrid.prompt_cache.planning import unplanned
+from llamahybrid.request import runner as runner_module
 from tests.lab.real_costs import decide_by
 
 WORDS = np.random.default_rng(3).integers(1, 200, 900).tolist()
@@ -186,13 +189,15 @@ def test_nobody_lends_to_another_salt(opened: Opener, borrows: list[tuple[int, i
         stream.close()
 
 
-def test_a_refusal_is_a_fault_and_the_prompt_is_decoded(
-    opened: Opener, open_model: Opener, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("arch", HELD)
+def test_after_a_refusal_attention_is_loaded(
+    arch: str, opened: Opener, open_model: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, one = opened(), open_model("qwen35", n_ctx=1024, n_batch=256)
+    llm, one = opened(arch), open_model(arch, n_ctx=1024, n_batch=256)
     first, _ = begin(llm, WORDS[:100])
     monkeypatch.setattr(Pager, "borrow", lambda self, *range: False)
     second, said = begin(llm, WORDS[:100])
+    assert llm.last_request.cached >= 99
     said += itertools.islice(second, 5)
     assert said == alone(one, WORDS[:100], 6)
     assert not any(live.cells.ranges for live in lives(llm))
@@ -218,6 +223,20 @@ def test_what_is_shared_says_nothing_of_what_loading_takes(
     assert not measured
     for stream in streams:
         stream.close()
+
+
+@pytest.mark.parametrize(("shared", "measured"), [((0, 60), [40]), ((60, 100), []), ((0, 100), [])])
+def test_what_is_loaded_behind_a_shared_beginning_does(
+    shared: tuple[int, int], measured: list[int], opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, told = opened(), list[int]()
+    monkeypatch.setattr(CostMeter, "restored", lambda self, seconds, tokens: told.append(tokens))
+    monkeypatch.setattr(runner_module, "apply_plan", lambda *_: None)
+    llm.runner.live.cells.ranges = [(sharing.Origin(), *shared)]
+    segment = Segment(60, 100, np.empty(8, np.uint8))
+    plan = replace(unplanned(120), cached=100, live_kept=60, segments=(segment,))
+    assert llm.runner._apply(plan, np.array(WORDS[:120], np.int32))
+    assert told == measured
 
 
 def test_who_waits_for_room_does_not_count_on_cells_that_others_keep(
