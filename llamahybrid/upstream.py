@@ -259,9 +259,11 @@ OPTIONAL = (
     "llama_get_memory_buffer_size",
     "llama_state_seq_get_data_range",
     "llama_state_seq_write_ext",
+    "llama_attends_by_seq",
 )
 """Functions that not every libllama has: rollback planes, stops inside a decode; and of the patched engine,
-planes resized at run time, the size of memory, attention of a range, states in pieces."""
+planes resized at run time, the size of memory, attention of a range, states in pieces,
+attention of each sequence by itself."""
 
 
 @dataclass(frozen=True)

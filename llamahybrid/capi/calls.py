@@ -178,6 +178,12 @@ class NativeContext:
             return 0
         return int(_function("llama_get_memory_buffer_size", ctypes.c_size_t)(self._pointer))
 
+    def attends_by_seq(self) -> bool:
+        """Sequences that share the cells cost each other nothing: each attends to its own (patch 0032)."""
+        if "llama_attends_by_seq" not in library().optional:
+            return False
+        return bool(_function("llama_attends_by_seq", ctypes.c_bool)(self._pointer))
+
     def cut(self, position: int) -> bool:
         """Remove the tail [position, end); False where the memory cannot."""
         return bool(llama_cpp.llama_memory_seq_rm(self._ctx.memory, self.seq, position, -1))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 
+from llamahybrid.capi.calls import NativeContext
 from llamahybrid.capi.gguf import Gguf, quiet
 from llamahybrid.capi.shim import library
 from llamahybrid.engine import loaded
@@ -173,7 +174,8 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     if n_parallel > 1:
         cells = llm._n_ctx if profile.attention_per_token else None
         merges = architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
-        masked = llm.context_params.flash_attn_type != llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        flash = llm.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        masked = not flash and not NativeContext(guarded).attends_by_seq()
         batcher = Batcher(shared, gate, meter, llm.n_batch, cells, slots, merges, masked)
     for seq in range(n_parallel):
         slot = slots.all[0] if seq == 0 else Slot()

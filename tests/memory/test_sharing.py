@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp
 
+from llamahybrid.capi.calls import NativeContext
 from llamahybrid.memory import sharing
 from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.costs import CostMeter
@@ -289,7 +290,10 @@ def test_where_much_is_shared_the_small_parts_count_for_each(
     chat.close()
 
 
-def test_an_idle_slot_does_not_give_away_what_others_keep_anyway(opened: Opener) -> None:
+def test_an_idle_slot_does_not_give_away_what_others_keep_anyway(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NativeContext, "attends_by_seq", lambda self: False)
     llm = opened()
     decide_by(llm)
     first, second = (begin(llm, WORDS[:300])[0] for _ in range(2))

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 
 from llamahybrid import PromptCache
+from llamahybrid.capi.calls import NativeContext
+from llamahybrid.capi.shim import library
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import cells
 from llamahybrid.request.cells import LEAST_LOADING, MASKED_SHARE, keep_seconds
 from llamahybrid.request.job import Job, NoRoom
 from tests.lab.real_costs import decide_by
+
+
+@pytest.fixture
+def masked(monkeypatch):
+    """Each token is computed with the cells of all, as on stock."""
+    monkeypatch.setattr(NativeContext, "attends_by_seq", lambda self: False)
+
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
 
@@ -48,7 +57,7 @@ def held(llm):
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "llama", "gemma3"])
-def test_an_idle_slot_gives_way_to_a_long_prompt_and_its_chat_goes_on(open_slots, arch):
+def test_an_idle_slot_gives_way_to_a_long_prompt_and_its_chat_goes_on(open_slots, masked, arch):
     llm = open_slots(arch, 2)
     decide_by(llm)
     first = WORDS[:100] + ask(llm, WORDS[:100])
@@ -60,7 +69,7 @@ def test_an_idle_slot_gives_way_to_a_long_prompt_and_its_chat_goes_on(open_slots
     assert report.cached >= len(first) - 1
 
 
-def test_it_stays_beside_a_short_one_and_where_masked_cells_cost_nothing(open_slots):
+def test_it_stays_beside_a_short_one_and_where_masked_cells_cost_nothing(open_slots, masked):
     for options, short in (({}, True), ({"flash_attn": True}, False)):
         llm = open_slots("qwen35", 2, **options)
         decide_by(llm)
@@ -90,7 +99,18 @@ def test_what_a_chat_handler_has_decoded_stays(open_slots):
     assert idle.evaluation.runner.live.tokens[:100].tolist() == WORDS[:100]
 
 
-def test_it_gives_way_to_a_long_answer(open_slots, monkeypatch):
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
+def test_it_stays_where_each_sequence_attends_to_its_own_cells(open_slots, arch):
+    """Not with sliding windows, nor on stock."""
+    llm = open_slots(arch, 2)
+    decide_by(llm)
+    ask(llm, WORDS[:100])
+    ask(llm, WORDS[100:300])
+    apart = arch == "qwen35" and "llama_attends_by_seq" in library().optional
+    assert (sorted(held(llm))[0] > 0) == apart
+
+
+def test_it_gives_way_to_a_long_answer(open_slots, monkeypatch, masked):
     monkeypatch.setattr(cells, "LOOK_STEPS", 8)
     llm = open_slots("qwen35", 2)
     decide_by(llm)

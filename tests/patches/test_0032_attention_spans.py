@@ -1,0 +1,140 @@
+"""0032: in a cache that several sequences share, a token is computed with the cells of its own sequence."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import numpy as np
+import pytest
+from capi import Context, difference, lib
+
+SLOTS = 4
+SHARED = {"n_seq_max": SLOTS, "kv_unified": True, "n_ctx": 4096}
+CROWDED = {**SHARED, "n_ctx": 1024, "n_batch": 256, "n_ubatch": 64}
+"""So few cells that the gaps between sequences are soon filled, and they lie in pieces."""
+
+MERGED = 1e-2
+"""Rows computed together and alone differ by less, as a part of the range of the logits."""
+
+LENGTH = 300
+"""More than the 256 cells by which the cache counts."""
+
+FLASH = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+
+
+def _by_seq(context: Context) -> bool:
+    """What the context says of itself; stock has no such function."""
+    function = getattr(lib._lib, "llama_attends_by_seq", None)
+    if function is None:
+        return False
+    function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
+    return bool(function(context.ctx))
+
+
+def _filled(path: str, **params: object) -> Context:
+    """As many tokens in each sequence."""
+    context = Context(path, **{**SHARED, **params})
+    for seq in range(SLOTS):
+        assert context.feed(0, LENGTH, seq) == 0
+    return context
+
+
+def alone_beside_others(path):
+    """A token of each sequence by itself: how far from what a context of that one alone says."""
+    context = _filled(path)
+    apart = []
+    for seq in range(SLOTS):
+        alone = Context(path, **{**SHARED, "n_seq_max": 1})
+        assert context.feed(LENGTH, LENGTH + 1, seq) == 0
+        assert alone.feed(0, LENGTH, text=seq) == 0
+        assert alone.feed(LENGTH, LENGTH + 1, text=seq) == 0
+        apart.append(float(np.abs(context.logits() - alone.logits()).max()))
+    return [_by_seq(context), apart]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35", "jamba", "lfm2"])
+def test_a_token_beside_other_sequences_is_computed_as_without_them(run, tiny_model, arch):
+    """Bit by bit: the same numbers are added in the same order."""
+    assert run(alone_beside_others, tiny_model(arch)) == [True, [0.0] * SLOTS]
+
+
+def _campaign(path: str, seed: int, params: dict[str, object]) -> float:
+    """Random decodes of one and of several sequences, cuts, copies, saves and loads; each token compared."""
+    chance = random.Random(seed)
+    context = Context(path, **params)
+    alone = [Context(path, **{**params, "n_seq_max": 1}) for _ in range(SLOTS)]
+    ends, text, worst = [0] * SLOTS, list(range(SLOTS)), 0.0
+    most = int(params["n_ctx"]) // SLOTS  # type: ignore[call-overload]
+    copies = not lib.llama_model_is_hybrid(context.bench.model)
+
+    def follow(seq: int, end: int) -> None:
+        """The same beginning, alone."""
+        assert alone[seq].rm(0, -1, -1)
+        assert end == 0 or alone[seq].feed(0, end, text=text[seq], chunk=64) == 0
+        ends[seq] = end
+
+    for _ in range(40):
+        seq, what = chance.randrange(SLOTS), chance.random()
+        if what < 0.35:
+            count = min(chance.choice((1, 3, 60, 150)), most - ends[seq])
+            if count > 0:
+                assert context.feed(ends[seq], ends[seq] + count, seq, text=text[seq], chunk=64) == 0
+                assert alone[seq].feed(ends[seq], ends[seq] + count, text=text[seq], chunk=64) == 0
+                ends[seq] += count
+                worst = max(worst, difference(context.logits(), alone[seq].logits()))
+        elif what < 0.75:
+            who = [s for s in range(SLOTS) if chance.random() < 0.8 and ends[s] < most]
+            chance.shuffle(who)
+            if who:
+                rows = [(context.bench.token(ends[s], text[s]), ends[s], (s,)) for s in who]
+                assert context.decode(rows) == 0
+                for row, s in enumerate(who):
+                    assert alone[s].feed(ends[s], ends[s] + 1, text=text[s]) == 0
+                    got = lib.llama_get_logits_ith(context.ctx, row)
+                    size = alone[s].logits().size
+                    worst = max(worst, difference(np.ctypeslib.as_array(got, (size,)), alone[s].logits()))
+                    ends[s] += 1
+        elif what < 0.85 and copies:
+            other = chance.randrange(SLOTS)
+            if other != seq:
+                assert context.rm(other, -1, -1)
+                context.cp(seq, other)
+                text[other] = text[seq]
+                follow(other, ends[seq])
+        elif what < 0.93 and ends[seq]:
+            state = context.save(seq)
+            assert context.rm(seq, -1, -1)
+            assert context.load(state, seq)
+        else:
+            assert context.rm(seq, -1, -1)
+            text[seq] = chance.randrange(9)
+            follow(seq, 0)
+    return worst if _by_seq(context) else float("inf")
+
+
+def roomy(path):
+    return [_campaign(path, seed, SHARED) for seed in range(3)]
+
+
+def crowded(path):
+    return [_campaign(path, seed, CROWDED) for seed in range(3, 6)]
+
+
+def flash(path):
+    return [_campaign(path, seed, {**CROWDED, "flash_attn_type": FLASH}) for seed in range(6, 8)]
+
+
+def quantized(path):
+    cells = {"type_k": lib.GGML_TYPE_Q8_0, "type_v": lib.GGML_TYPE_Q8_0}
+    return [_campaign(path, seed, {**CROWDED, **cells, "flash_attn_type": FLASH}) for seed in range(8, 10)]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35", "jamba"])
+@pytest.mark.parametrize("campaign", [roomy, crowded, flash])
+def test_whatever_lies_where_each_sequence_goes_on_as_alone(run, tiny_model, arch, campaign):
+    assert max(run(campaign, tiny_model(arch))) < MERGED
+
+
+def test_quantized_cells_are_read_where_they_lie(run, tiny_model):
+    assert max(run(quantized, tiny_model("llama"))) < 5 * MERGED
