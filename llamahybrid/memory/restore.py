@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
@@ -79,8 +77,8 @@ def restore(
     Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens;
     `record` is None where that is all of the state.
     `row_follows`: the output row that is there was computed from that state on.
-    Where another sequence of the context holds all of `tokens`, their attention is not loaded: both hold it
-    then (`sharing`).
+    Where another sequence of the context holds the same beginning, its attention is not loaded: both hold it
+    then (`sharing`), up to the end of a segment, and what lies behind is loaded.
     The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
     sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
 
@@ -99,12 +97,14 @@ def restore(
             profile.pager.keep_attention(kept)
         elif not native.cut(kept):
             return f"the library refused to cut at {kept} before a restore"
-        other = lender(live, tokens)
-        if other is not None and profile.pager.borrow(other.native.seq, kept, saved.position):
+        attention, ends = saved.attention, [segment.end for segment in segments]
+        other, end = lender(live, tokens, ends)
+        if other is not None and profile.pager.borrow(other.native.seq, kept, end):
             live.cells.hold(shares)
             forget_what_one_holds(live.shared.members)
-            shares = live.cells.ranges + other.cells.lend(kept, saved.position)
-        elif not profile.pager.append(saved.attention):
+            shares = live.cells.ranges + other.cells.lend(kept, end)
+            attention = attention[ends.index(end) + 1 :]
+        if attention and not profile.pager.append(attention):
             return "the library refused stored attention"
     payload = saved.payload
     if payload is not None and not native.load_partial(payload):
@@ -143,13 +143,19 @@ def _others(live: LiveSequence) -> list[LiveSequence]:
     ]
 
 
-def lender(live: LiveSequence, tokens: Tokens) -> LiveSequence | None:
-    """Another sequence of its context that holds `tokens`, shape (c,), and is proven right just now."""
-    n = len(tokens)
+def lender(live: LiveSequence, tokens: Tokens, ends: Sequence[int]) -> tuple[LiveSequence | None, int]:
+    """The sequence of its context that holds most of `tokens`, shape (c,), and is proven right just now.
+
+    And how many of them, which is one of `ends`; (None, 0) where there is none.
+    """
+    held = []
     for other in _others(live):
-        if other.n >= n and np.array_equal(other.state.ids[:n], tokens) and other.fault() is None:
-            return other
-    return None
+        there = common_prefix(other.tokens, tokens)
+        held.append((max((end for end in ends if end <= there), default=0), other))
+    for end, other in sorted(held, key=lambda each: -each[0]):
+        if end and other.fault() is None:
+            return other, end
+    return None, 0
 
 
 def lendable(live: LiveSequence, prompt: Tokens, depth: int) -> int:

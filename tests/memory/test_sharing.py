@@ -150,6 +150,44 @@ def test_nothing_is_lent_behind_windows_and_where_there_is_no_attention(
     assert not borrows
 
 
+@pytest.mark.parametrize("arch", HELD)
+def test_a_chat_from_ram_takes_of_another_what_both_begin_with(
+    arch: str,
+    opened: Opener,
+    open_model: Opener,
+    borrows: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As far as a stored segment goes; the rest is loaded."""
+    llm, one = opened(arch), open_model(arch, n_ctx=1024, n_batch=256)
+    library = Library(llm)
+    decide_by(llm)
+    chats = [[*WORDS[:300], *WORDS[a : a + 60]] for a in (400, 500)]
+    chats = [chat + alone(llm, chat, 4) for chat in chats]
+    for live in lives(llm):
+        llm.requests.alone(lambda _, live=live: llm.slots.runner_of(live).save_tip())
+        live.empty()
+    borrows.clear()
+    loaded: list[int] = []
+    append = Pager.append
+
+    def noted(self: Pager, payloads: Sequence[Any]) -> bool:
+        loaded.append(sum(self.layout.count(payload) for payload in payloads))
+        return append(self, payloads)
+
+    monkeypatch.setattr(Pager, "append", noted)
+    streams = [begin(llm, [*chat, 7]) for chat in chats]
+    assert borrows == [(0, 300)]
+    assert loaded[0] > 350
+    assert loaded[1] < 70
+    held = llm.runner.live.shared.cells_held()
+    assert held == library.cells == sum(live.n for live in lives(llm)) - 300
+    for stream, said in streams:
+        said += itertools.islice(stream, 12)
+        stream.close()
+    assert [said for _, said in streams] == [alone(one, [*chat, 7], 13) for chat in chats]
+
+
 # -- who lends ---------------------------------------------------------------------------------------
 
 
@@ -158,18 +196,19 @@ def test_only_who_is_proven_right_lends(opened: Opener, monkeypatch: pytest.Monk
     stream, _ = begin(llm, WORDS[:100])
     other, mine, _ = lives(llm)
     tokens = np.array(WORDS[:100], np.int32)
-    assert lender(mine, tokens) is other
-    assert lender(other, tokens) is None, "nobody lends to itself"
-    assert lender(mine, tokens[::-1].copy()) is None
+    assert lender(mine, tokens, [40, 100]) == (other, 100)
+    assert lender(mine, np.append(tokens[:70], 5), [40, 71]) == (other, 40)
+    assert lender(other, tokens, [100]) == (None, 0), "nobody lends to itself"
+    assert lender(mine, tokens[::-1].copy(), [40, 100]) == (None, 0)
     with monkeypatch.context() as patch:
         patch.setattr(type(other), "fault", lambda self: "a cell is missing")
-        assert lender(mine, tokens) is None
+        assert lender(mine, tokens, [100]) == (None, 0)
     with monkeypatch.context() as patch:
         patch.setattr(other.planes, "pending", True)
-        assert lender(mine, tokens) is None
+        assert lender(mine, tokens, [100]) == (None, 0)
     with monkeypatch.context() as patch:
         patch.setattr(other.identity, "fingerprint", b"of another salt.")
-        assert lender(mine, tokens) is None
+        assert lender(mine, tokens, [100]) == (None, 0)
         assert lendable(mine, tokens, 100) == 0
     assert lendable(mine, tokens, 100) == 100
     assert lendable(mine, tokens, 101) == 0, "what it has not got is decoded"
