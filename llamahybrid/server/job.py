@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, suppress
@@ -18,6 +19,9 @@ from typing import Any, TypeAlias
 
 from llamahybrid.request.handle import RequestHandle
 from llamahybrid.request.report import RequestReport
+
+LATER = 2e-3
+"""Seconds that what a request makes waits for the event loop: less than a step takes, more than its end."""
 
 Create = Callable[..., Any]
 """Makes a completion from keyword arguments; with `stream`, a generator of chunks."""
@@ -51,6 +55,32 @@ Item: TypeAlias = "dict[str, Any] | Failure | Done | Notice"
 """A completion or a chunk of one; at the end `Done` or `Failure`."""
 
 
+class Outbox:
+    """Hands what threads make over to the event loop, a little later and together.
+
+    Right then the next step of all answers is about to begin, and would wait for what is sent of this one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[[Item], None], Item]] = deque()
+        self._woken = False
+
+    def call(self, what: Callable[[Item], None], item: Item) -> None:
+        """`what(item)` in the loop, in the order of these calls; from any thread."""
+        self._calls.append((what, item))
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop was closed: the server is gone
+                self._loop.call_soon_threadsafe(self._loop.call_later, LATER, self._flush)
+
+    def _flush(self) -> None:
+        self._woken = False  # first: what comes from here on wakes the loop again
+        while self._calls:
+            what, item = self._calls.popleft()
+            self._loop.call_soon(what, item)
+
+
 class Job:
     """One request. `start`, `item` and `over` belong to the event loop, `cancel` and `drop` to any thread."""
 
@@ -60,8 +90,12 @@ class Job:
         options: dict[str, Any],
         handle: Callable[[], AbstractContextManager[RequestHandle]],
         over: Callable[[Item], None],
+        outbox: Outbox | None = None,
     ) -> None:
-        """`handle` makes what its requests belong to; `over` is told, in the loop, how its thread ended."""
+        """`handle` makes what its requests belong to; `over` is told, in the loop, how its thread ended.
+
+        `outbox`: one that several jobs share.
+        """
         self.stream = bool(options.get("stream"))
         self.started = time.perf_counter()
         self._create = create
@@ -69,7 +103,7 @@ class Job:
         self._make_handle = handle
         self.over = over
         self._items: asyncio.Queue[Item] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
+        self._outbox = outbox or Outbox(asyncio.get_running_loop())
         self._handle: RequestHandle | None = None
         self._lock = threading.Lock()
         self.cancelled = False
@@ -119,7 +153,7 @@ class Job:
             last = self._run()
         except BaseException as error:
             last = Failure(error)
-        self._tell(self._end, last)
+        self._outbox.call(self._end, last)
 
     def _run(self) -> Item:
         with self._make_handle() as handle:
@@ -142,12 +176,8 @@ class Job:
 
     def _put(self, item: Item) -> None:
         if not self._dropped:
-            self._tell(self._items.put_nowait, item)
+            self._outbox.call(self._items.put_nowait, item)
 
     def _end(self, last: Item) -> None:
         self._items.put_nowait(last)
         self.over(last)
-
-    def _tell(self, what: Callable[[Item], None], item: Item) -> None:
-        with suppress(RuntimeError):  # the loop was closed: the server is gone
-            self._loop.call_soon_threadsafe(what, item)

@@ -24,7 +24,7 @@ from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.history import History
-from llamahybrid.server.job import Create, Done, Job
+from llamahybrid.server.job import Create, Done, Job, Outbox
 from llamahybrid.server.loading import Observer, load, max_prompt, observed
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
@@ -66,6 +66,7 @@ class Service:
         """What is told the ids of a request's prompts, in its thread; None: nobody."""
         self.jobs: dict[Job, None] = {}
         """Those that run, oldest first."""
+        self._outbox: Outbox | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
         self._opener = ThreadPoolExecutor(1, "llamahybrid-model")
         if settings.interrupt_requests:
@@ -75,6 +76,7 @@ class Service:
 
     async def start(self) -> None:
         """Open the default model."""
+        self._outbox = Outbox(asyncio.get_running_loop())
         await self.use(None, lambda llm: None)
 
     def drain(self, seconds: float) -> None:
@@ -131,7 +133,7 @@ class Service:
         try:
             create, options = (prepare or _native)(llm, body, alias)
             limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
-            job = Job(limited, options, partial(llm.request, named), lambda last: None)
+            job = Job(limited, options, partial(llm.request, named), lambda last: None, self._outbox)
             include = body.stream_options is not None and body.stream_options.include_usage
             account = Account(partial(_told, llm), include)
             job.over = partial(self._over, job, account, arrived, place, salt_tag(digest(named)))

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from capi import Context, difference, lib
 
+from llamahybrid.tiny import make, specs
+
 SLOTS = 4
 SHARED = {"n_seq_max": SLOTS, "kv_unified": True, "n_ctx": 4096}
 CROWDED = {**SHARED, "n_ctx": 1024, "n_batch": 256, "n_ubatch": 64}
@@ -111,6 +113,33 @@ def _campaign(path: str, seed: int, params: dict[str, object]) -> float:
             text[seq] = chance.randrange(9)
             follow(seq, 0)
     return worst if _by_seq(context) else float("inf")
+
+
+def in_turn(path, **params):
+    """Tokens of two sequences in turn in one batch: as many spans as tokens."""
+    context = Context(path, **{**SHARED, **params, "n_seq_max": 2})
+    alone = [Context(path, **{**SHARED, **params, "n_seq_max": 1}) for _ in range(2)]
+    for seq in range(2):
+        assert context.feed(0, LENGTH, seq) == alone[seq].feed(0, LENGTH, text=seq) == 0
+    rows = [(context.bench.token(p, s), p, (s,)) for p in range(LENGTH, LENGTH + 8) for s in range(2)]
+    assert context.decode(rows) == 0
+    for seq in range(2):
+        assert alone[seq].feed(LENGTH, LENGTH + 8, text=seq) == 0
+    if not _by_seq(context):
+        return float("inf")
+    return difference(context.logits(), alone[1].logits())
+
+
+def in_turn_flash(path):
+    return in_turn(path, flash_attn_type=FLASH)
+
+
+@pytest.mark.parametrize("probe", [in_turn, in_turn_flash])
+def test_sequences_that_take_turns_in_a_batch(run, tmp_path, monkeypatch, probe):
+    """A model with no more tensors than most have: its graph may have eight nodes for each of them."""
+    monkeypatch.setitem(specs.ABSENT, "llama", (*specs.ABSENT.get("llama", ()), "scale", ".bias"))
+    model = make("llama", tmp_path / "plain.gguf", layers=32)
+    assert run(probe, model) < MERGED
 
 
 def roomy(path):
