@@ -32,6 +32,9 @@ VOCABULARY = 200
 OPTIONS: dict[str, Any] = {"n_threads": 2, "n_threads_batch": 2, "verbose": False}
 """Of every `Llama`."""
 
+READY = "ready"
+"""What a subject says that is held."""
+
 Stream = Callable[[list[int], int], Iterator[int]]
 """`stream(prompt, n)`: the answer's tokens, as they come."""
 
@@ -118,12 +121,25 @@ def theirs(program: Path, model: Path, slots: int, context: int) -> Iterator[Str
         yield stream
 
 
+def command(program: str, arguments: Any, name: str, clients: int, seed: int, *more: str) -> list[str]:
+    """How one subject of a program, "benchmarks.parallel" say, is run for a round."""
+    shape = ["--child", name, "--clients", str(clients), "--turns", str(arguments.turns)]
+    shape += ["--answer", str(arguments.answer), "--seed", str(seed)]
+    files = ["--model", str(arguments.model), "--program", str(arguments.program)]
+    return [sys.executable, "-m", program, *shape, *files, *more]
+
+
+def hold(arguments: Any) -> None:
+    """With `--held`, wait to be told to begin."""
+    if arguments.held:
+        print(READY, flush=True)
+        sys.stdin.readline()
+
+
 def played(program: str, arguments: Any, name: str, clients: int, seed: int, *more: str) -> Any:
-    """What one subject of a program, "benchmarks.parallel" say, did in a round of its own process."""
-    command = [sys.executable, "-m", program, "--child", name, "--clients", str(clients)]
-    command += ["--turns", str(arguments.turns), "--answer", str(arguments.answer), "--seed", str(seed)]
-    command += ["--model", str(arguments.model), "--program", str(arguments.program), *more]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    """What one subject of a program did in a round of its own process."""
+    run = command(program, arguments, name, clients, seed, *more)
+    done = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -139,6 +155,7 @@ def parser_of(text: str | None, subjects: Sequence[str], rounds: int) -> argpars
     parser.add_argument("--program", type=Path, help="llama-server; it is built without.")
     parser.add_argument("--child", choices=subjects, help="Be one subject, for the rest of these alone.")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held", action="store_true", help="Wait for a line of input before that.")
     return parser
 
 

@@ -34,6 +34,7 @@ from benchmarks.chats import (
     Run,
     Stream,
     begin,
+    hold,
     parser_of,
     played,
     theirs,
@@ -137,6 +138,7 @@ def child(arguments: Any) -> int:
     else:
         subject = ours(arguments.model, *shape)
     with subject as stream:
+        hold(arguments)
         if arguments.long:
             result: Any = play_long(stream, arguments.seed)
         else:

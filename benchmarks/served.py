@@ -25,7 +25,7 @@ from typing import Any, cast
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.chats import OPTIONS, Chats, Run, Stream, begin, parser_of, played, theirs, write
+from benchmarks.chats import OPTIONS, Chats, Run, Stream, begin, hold, parser_of, played, theirs, write
 from llamahybrid import Llama
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.tiny.vocab import vocabulary
@@ -95,6 +95,7 @@ def child(arguments: Any) -> int:
     else:
         subject = (served if arguments.child == "served" else in_process)(arguments.model, *shape)
     with subject as stream:
+        hold(arguments)
         chats = Chats(clients, arguments.turns, arguments.answer, arguments.seed)
         run = chats.play(stream)
         assert run.tokens == clients * arguments.turns * arguments.answer, "each token is told once"
