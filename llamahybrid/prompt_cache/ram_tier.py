@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ class RamTier:
         store, tree = self.store, self.tree
         path = view.tokens[:position]
         match = tree.match(view.namespace, path)
-        old = next((e for e in match.entries() if e.position == position), None)
+        old = next((e for e in match.entries()[-1:] if e.position == position), None)
         if logits is None and old is not None:
             logits = old.checkpoint.logits
         new_bytes = snapshot.nbytes + (0 if logits is None else logits.nbytes)
@@ -170,7 +171,7 @@ class RamTier:
         entry = store.put(tree.insert(view.namespace, path), checkpoint, path, marked)
         if old is not None:
             entry.take_over(old)
-        store.live = sorted([*store.live, entry], key=lambda e: e.position)
+        insort(store.live, entry, key=lambda e: e.position)
         store.make_room(0)
         return entry.node is not None
 

@@ -11,6 +11,7 @@ import pytest
 
 from llamahybrid.server.answer import Answer
 from llamahybrid.server.job import Item, Job
+from tests.lab.real_costs import REAL, decide_by
 from tests.lab.serving import serving
 
 TinyModel = Callable[..., Path]
@@ -26,6 +27,10 @@ class Lines:
 
     def __init__(self) -> None:
         self.ran = {EARLY: 0, LATE: 0}
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.ran = dict.fromkeys(self.ran, 0)
 
     def watch(self, token: int) -> None:
         """Called in a thread at each token: watch what it does until the next one, where that matters."""
@@ -66,7 +71,15 @@ def test_a_token_takes_as_much_after_2000_of_them_as_after_20(
     monkeypatch.setattr(Answer, "_events", watched_events)
     asked = {"prompt": "x", "max_tokens": 2050, "temperature": 0.0, "stream": True, "repeat_penalty": 1.0}
     with serving(tiny_model("qwen35"), model={"n_ctx": 4096, "n_parallel": 2}) as server:
+        decide_by(server.llm)  # else what is measured chooses how many checkpoints each window has
         with server.client() as client:
+            first = {**asked, "prompt": "y" * 500, "max_tokens": 2}
+            assert client.post("/v1/completions", json=first).status_code == 200
+            costs = server.llm.slots.all[0].evaluation.runner.meter.costs()
+            assert costs.token_seconds == REAL.token_seconds, "it was measured, so these count"
+            counts[:] = 0, 0
+            made.forget()
+            sent.forget()
             assert client.post("/v1/completions", json=asked).text.endswith("data: [DONE]\n\n")
         server.await_settled()
     for lines in (made, sent):
