@@ -72,10 +72,10 @@ class Subject:
         self._send(signal.SIGCONT)
         said, _, _ = select.select([self._process.stdout], [], [], seconds)
         self.awake += time.perf_counter() - began
-        self._send(signal.SIGSTOP)
-        if said:
+        if said:  # whole, before it stands still: a long line comes in parts
             self.over = True
             assert self._process.stdout.readline().startswith(b"{"), f"{self.name} did not come through"
+        self._send(signal.SIGSTOP)
 
     def _send(self, what: signal.Signals) -> None:
         os.killpg(self._process.pid, what)
