@@ -2,9 +2,9 @@
 
 A machine whose speed drifts tells little of two subjects that run one after the other: by how much it drifts,
 mostly. Here both are there, and one process group is frozen while the other is awake, in slices of so many
-seconds; what counts is how long each was awake. A subject against itself is within 1 % over five rounds on a
-machine that drifts by 30 %. Slices of less than a second disturb what is decided by time here (pieces of
-prompts, patience with answers), and so `ours` alone.
+seconds; what counts is how long each was awake. A subject against itself tells what else is in a ratio.
+Slices of less than a second disturb what is decided by time here (pieces of prompts, patience with answers),
+and so `ours` alone.
 Run: python -m benchmarks.at_once ours llama-server [--clients 4 8] [--rounds N] [--slice SECONDS]
      [--model FILE] [--program FILE] [--json FILE]
 """
@@ -47,9 +47,6 @@ class Subject:
         self._process = subprocess.Popen(
             run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().decode().strip()
-        assert line == READY, f"{name} did not begin: {line}"
 
     def __enter__(self) -> Subject:
         return self
@@ -59,7 +56,10 @@ class Subject:
         self._process.wait()
 
     def hold(self) -> None:
-        """It may begin when it is woken."""
+        """Once it is there, it may begin when it is woken."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().decode().strip()
+        assert line == READY, f"{self.name} did not begin: {line}"
         self._send(signal.SIGSTOP)
         assert self._process.stdin is not None
         self._process.stdin.write(b"begin\n")

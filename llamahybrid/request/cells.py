@@ -2,9 +2,9 @@
 
 Idle slots lose theirs first, then the youngest request, which comes back when there is room again.
 
-Without flash attention each token is computed with every cell up to the last that is taken, those of others
-masked (src/llama-kv-cache.cpp, get_n_kv). So idle slots lose theirs, too, where that costs more than loading
-them again.
+Without flash attention, and without patch 0032, each token is computed with every cell up to the last that is
+taken, those of others masked (src/llama-kv-cache.cpp, get_n_kv). So idle slots lose theirs, too, where that
+costs more than loading them again.
 """
 
 from __future__ import annotations

@@ -34,17 +34,11 @@ def _by_seq(context: Context) -> bool:
     return bool(function(context.ctx))
 
 
-def _filled(path: str, **params: object) -> Context:
-    """As many tokens in each sequence."""
-    context = Context(path, **{**SHARED, **params})
-    for seq in range(SLOTS):
-        assert context.feed(0, LENGTH, seq) == 0
-    return context
-
-
 def alone_beside_others(path):
     """A token of each sequence by itself: how far from what a context of that one alone says."""
-    context = _filled(path)
+    context = Context(path, **SHARED)
+    for seq in range(SLOTS):
+        assert context.feed(0, LENGTH, seq) == 0
     apart = []
     for seq in range(SLOTS):
         alone = Context(path, **{**SHARED, "n_seq_max": 1})
