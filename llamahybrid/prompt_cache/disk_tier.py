@@ -190,6 +190,7 @@ class DiskTier:
         if len(self.writer):
             name = self.store.name
             logger.warning("%d states were not written to the %s cache in time", len(self.writer), name)
+        self.writer.rest()
         return done
 
     # -- forgetting --------------------------------------------------------------------------------

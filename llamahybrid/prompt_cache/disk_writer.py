@@ -86,6 +86,10 @@ class DiskWriter:
         after = self._store.counts.deferred, self._store.counts.errors, self.queue.failures
         return done and before == after
 
+    def rest(self) -> None:
+        """Nothing is expected any more: its thread ends as soon as nothing waits."""
+        self.queue.rest()
+
     def cancel(self, tokens: Tokens | None, seconds: float) -> bool:
         """Give up what waits of a path, of all that goes on from it, and what leads to it; None: everything.
 

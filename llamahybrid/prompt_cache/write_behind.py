@@ -58,6 +58,7 @@ class WriteBehind(Generic[Job]):
     def start_anew(self) -> None:
         """Nothing waits and nothing runs: in a process that was forked, whatever its parent had to do."""
         self._jobs: list[Job] = []
+        self._rests = False
         self._running: Job | None = None
         self.lock = threading.RLock()  # who comes in again, from a finaliser, does not wait for itself
         self._turn = threading.Lock()  # held by the thread that works
@@ -67,6 +68,7 @@ class WriteBehind(Generic[Job]):
     def change(self, change: Callable[[list[Job]], Iterable[Job]]) -> None:
         """Have `change(jobs that wait)` say which jobs wait from now on; what runs is not among them."""
         with self.lock:
+            self._rests = False
             self._jobs = [job for job in change(self._jobs) if not job.cancelled]
         self._go_on()
 
@@ -97,6 +99,12 @@ class WriteBehind(Generic[Job]):
         end = time.monotonic() + (FLUSH_SECONDS if seconds is None else seconds)
         done = _waited(self._is_idle, end - time.monotonic())
         return done if self._settle is None else self._settle(max(0.0, end - time.monotonic())) and done
+
+    def rest(self) -> None:
+        """Nothing is expected any more: the thread ends as soon as nothing waits."""
+        with self.lock:
+            self._rests = True
+            self._wake.put(None)
 
     def __len__(self) -> int:
         """Jobs that are not done; without the lock, so that a signal handler may ask at any time."""
@@ -133,11 +141,13 @@ class WriteBehind(Generic[Job]):
                     continue
                 try:
                     self._wake.get(timeout=min(wait, IDLE_SECONDS))
+                    idle = False
                 except queue.Empty:
-                    with self.lock:
-                        if not self._jobs:
-                            self._thread = None
-                            return
+                    idle = True
+                with self.lock:
+                    if not self._jobs and (idle or self._rests):
+                        self._thread = None
+                        return
 
     def _next(self) -> tuple[Job | None, float]:
         """The first job that is due, which runs from now on; or how long none is."""

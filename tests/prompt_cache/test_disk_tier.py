@@ -6,6 +6,7 @@ import errno
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -329,6 +330,19 @@ def test_random_histories_with_restarts(tmp_path_factory, data: st.DataObject) -
                 path.write_bytes(raw)
         check_integrity(cache)
     cache.close()
+
+
+def test_a_closed_cache_leaves_no_thread(opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamahybrid.prompt_cache.write_behind.IDLE_SECONDS", 600.0)
+    others = set(threading.enumerate())
+    cache = opened()
+    ask(cache, A, "hybrid")
+    cache.flush()
+    (thread,) = (t for t in threading.enumerate() if t not in others)
+    assert thread.is_alive()  # more may come
+    cache.close()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_killed_writers_lose_nothing_they_reported(tmp_path: Path) -> None:

@@ -123,6 +123,35 @@ def test_the_thread_goes_when_nothing_comes_and_is_made_anew(
     assert worker.done == ["a", "b"]
 
 
+def test_the_thread_goes_at_once_when_nothing_is_expected_but_not_before_all_is_done(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamahybrid.prompt_cache.write_behind.IDLE_SECONDS", 600.0)
+    others = set(threading.enumerate())
+
+    def mine() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name == "llamahybrid-disk" and t not in others]
+
+    worker.add(Job("slow"), Job("later"))
+    assert worker.begun.wait(20)
+    worker.queue.rest()
+    worker.go_on.set()
+    for thread in mine():
+        thread.join(20)
+    assert worker.done == ["slow", "later"]
+    assert not mine()
+
+    worker.add(Job("again"))  # that more comes after all makes it stay
+    assert worker.queue.flush(20)
+    (thread,) = mine()
+    thread.join(0.05)
+    assert worker.done[2:] == ["again"]
+    assert thread.is_alive()
+    worker.queue.rest()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_a_forked_process_has_nothing_of_its_parents_to_do(worker: Worker) -> None:
     worker.add(Job("slow"), Job("next"))
     assert worker.begun.wait(20)
