@@ -99,6 +99,7 @@ def main() -> int:
                         str(model),
                     ]
                     command += ["--sequences", str(sequences), "--cells", str(arguments.cells)]
+                    command += ["--context", str(arguments.context)]
                     environment = {**os.environ, "LLAMAHYBRID_ENGINE": engine}
                     run = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
                     found[engine].append(json.loads(run.stdout.splitlines()[-1]))

@@ -23,23 +23,37 @@ class AnswerText:
         """`bos`: upstream leaves out a space behind this token, where a text begins with both."""
         self._bos = bos
         self._thread = threading.local()
+        self._alone: dict[int, bytes] = {}
+        """The bytes of single tokens, as they came: upstream asks three times for each."""
 
     def spell(self, tokens: Sequence[int], spell: Spell) -> bytes:
         """The bytes of `tokens`; `spell` is asked for those alone that this thread has not just spelt.
 
         Where they, or the new ones, begin with `bos`, `spell` decides what of all is seen.
         """
-        if type(tokens) is not list or len(tokens) < SHORT or tokens[0] == self._bos:  # an array, say
+        if type(tokens) is not list:  # an array, say
+            return spell(tokens)
+        if len(tokens) == 1:
+            return self._spell_one(tokens, spell)
+        if len(tokens) < SHORT or tokens[0] == self._bos:
             return spell(tokens)
         known: list[int] = getattr(self._thread, "tokens", [])
         n = len(known)
         more = tokens[n:]
         if n and tokens[:n] == known and not (more and more[0] == self._bos):
-            text: bytes = self._thread.text + spell(more) if more else self._thread.text
+            text: bytes = self._thread.text
+            if more:
+                text += self._spell_one(more, spell) if len(more) == 1 else spell(more)
         else:
             text = spell(tokens)
         # Whatever interrupts this leaves nothing that is half of one and half of the other.
         self._thread.tokens = []
         self._thread.text = text
         self._thread.tokens = list(tokens)
+        return text
+
+    def _spell_one(self, tokens: list[int], spell: Spell) -> bytes:
+        text = self._alone.get(tokens[0])
+        if text is None:
+            self._alone[tokens[0]] = text = spell(tokens)
         return text

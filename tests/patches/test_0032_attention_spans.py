@@ -34,17 +34,17 @@ def _by_seq(context: Context) -> bool:
     return bool(function(context.ctx))
 
 
-def alone_beside_others(path):
+def alone_beside_others(path, length=LENGTH, **params):
     """A token of each sequence by itself: how far from what a context of that one alone says."""
-    context = Context(path, **SHARED)
+    context = Context(path, **{**SHARED, **params})
     for seq in range(SLOTS):
-        assert context.feed(0, LENGTH, seq) == 0
+        assert context.feed(0, length, seq, chunk=100) == 0
     apart = []
     for seq in range(SLOTS):
-        alone = Context(path, **{**SHARED, "n_seq_max": 1})
-        assert context.feed(LENGTH, LENGTH + 1, seq) == 0
-        assert alone.feed(0, LENGTH, text=seq) == 0
-        assert alone.feed(LENGTH, LENGTH + 1, text=seq) == 0
+        alone = Context(path, **{**SHARED, **params, "n_seq_max": 1})
+        assert context.feed(length, length + 1, seq) == 0
+        assert alone.feed(0, length, text=seq, chunk=100) == 0
+        assert alone.feed(length, length + 1, text=seq) == 0
         apart.append(float(np.abs(context.logits() - alone.logits()).max()))
     return [_by_seq(context), apart]
 
@@ -53,6 +53,17 @@ def alone_beside_others(path):
 def test_a_token_beside_other_sequences_is_computed_as_without_them(run, tiny_model, arch):
     """Bit by bit: the same numbers are added in the same order."""
     assert run(alone_beside_others, tiny_model(arch)) == [True, [0.0] * SLOTS]
+
+
+def in_a_full_cache(path):
+    """Sequences of a quarter of the cache each, that came one after the other."""
+    return alone_beside_others(path, 700, n_ctx=SLOTS * 768)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_sequences_of_equal_length_lie_in_one_piece_each_however_full_the_cache_is(run, tiny_model, arch):
+    """Elsewhere cells of others are among theirs, and numbers are added in another order."""
+    assert run(in_a_full_cache, tiny_model(arch)) == [True, [0.0] * SLOTS]
 
 
 def _campaign(path: str, seed: int, params: dict[str, object]) -> float:

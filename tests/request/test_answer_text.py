@@ -36,6 +36,17 @@ def test_each_token_of_a_growing_answer_is_spelt_once() -> None:
     assert spell.spelt == 300 + sum(range(SHORT))
 
 
+def test_a_token_by_itself_is_spelt_once_whatever_came_before() -> None:
+    spell, answer = Speller(), AnswerText(BOS)
+    for _ in range(3):
+        for token in (BOS, 20, 21):
+            assert answer.spell([token], spell) == Speller()([token])
+    assert spell.spelt == 3
+    grown = [*range(100, 150), 20]
+    assert answer.spell(grown[:-1], spell) + b" 20" == answer.spell(grown, spell)
+    assert spell.spelt == 53
+
+
 @pytest.mark.parametrize(
     "other", [[*range(50), 3], [*range(49, -1, -1)], [*range(30)], [BOS, *range(50)], [*range(50)]]
 )
