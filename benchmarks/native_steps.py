@@ -90,14 +90,8 @@ def main() -> int:
             found: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
             for _ in range(arguments.rounds):
                 for engine in ENGINES:
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "benchmarks.native_steps",
-                        "--child",
-                        "--model",
-                        str(model),
-                    ]
+                    command = [sys.executable, "-m", "benchmarks.native_steps", "--child"]
+                    command += ["--model", str(model)]
                     command += ["--sequences", str(sequences), "--cells", str(arguments.cells)]
                     command += ["--context", str(arguments.context)]
                     environment = {**os.environ, "LLAMAHYBRID_ENGINE": engine}

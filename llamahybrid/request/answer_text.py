@@ -17,14 +17,16 @@ Spell = Callable[[Sequence[int]], bytes]
 
 
 class AnswerText:
-    """What was spelt last in each thread, and how it went on."""
+    """What was spelt last in each thread, and how it went on.
+
+    Upstream asks for each new token three times, twice by itself. No more than the last one is remembered:
+    what somebody's answer was made of is nobody else's.
+    """
 
     def __init__(self, bos: int) -> None:
         """`bos`: upstream leaves out a space behind this token, where a text begins with both."""
         self._bos = bos
         self._thread = threading.local()
-        self._alone: dict[int, bytes] = {}
-        """The bytes of single tokens, as they came: upstream asks three times for each."""
 
     def spell(self, tokens: Sequence[int], spell: Spell) -> bytes:
         """The bytes of `tokens`; `spell` is asked for those alone that this thread has not just spelt.
@@ -53,7 +55,7 @@ class AnswerText:
         return text
 
     def _spell_one(self, tokens: list[int], spell: Spell) -> bytes:
-        text = self._alone.get(tokens[0])
-        if text is None:
-            self._alone[tokens[0]] = text = spell(tokens)
-        return text
+        last: tuple[int, bytes] | None = getattr(self._thread, "last", None)
+        if last is None or last[0] != tokens[0]:
+            self._thread.last = last = tokens[0], spell(tokens)
+        return last[1]

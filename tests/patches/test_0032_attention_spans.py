@@ -34,13 +34,14 @@ def _by_seq(context: Context) -> bool:
     return bool(function(context.ctx))
 
 
-def alone_beside_others(path, length=LENGTH, **params):
+def alone_beside_others(path, length=LENGTH, slots=SLOTS, **params):
     """A token of each sequence by itself: how far from what a context of that one alone says."""
+    params = {**params, "n_seq_max": slots}
     context = Context(path, **{**SHARED, **params})
-    for seq in range(SLOTS):
+    for seq in range(slots):
         assert context.feed(0, length, seq, chunk=100) == 0
     apart = []
-    for seq in range(SLOTS):
+    for seq in range(slots):
         alone = Context(path, **{**SHARED, **params, "n_seq_max": 1})
         assert context.feed(length, length + 1, seq) == 0
         assert alone.feed(0, length, text=seq, chunk=100) == 0
@@ -56,14 +57,30 @@ def test_a_token_beside_other_sequences_is_computed_as_without_them(run, tiny_mo
 
 
 def in_a_full_cache(path):
-    """Sequences of a quarter of the cache each, that came one after the other."""
-    return alone_beside_others(path, 700, n_ctx=SLOTS * 768)
+    """Sequences of equal parts of the cache, that came one after the other."""
+    return [alone_beside_others(path, 700, slots, n_ctx=slots * 768) for slots in (2, 4, 8)]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_sequences_of_equal_length_lie_in_one_piece_each_however_full_the_cache_is(run, tiny_model, arch):
     """Elsewhere cells of others are among theirs, and numbers are added in another order."""
-    assert run(in_a_full_cache, tiny_model(arch)) == [True, [0.0] * SLOTS]
+    assert run(in_a_full_cache, tiny_model(arch)) == [[True, [0.0] * slots] for slots in (2, 4, 8)]
+
+
+def behind_a_long_one(path):
+    """A sequence that has more than half of the cache goes on after another one has begun behind it."""
+    shape = {**SHARED, "n_seq_max": 2, "n_ctx": 2048}
+    context, alone = Context(path, **shape), Context(path, **{**shape, "n_seq_max": 1})
+    assert context.feed(0, 1200) == alone.feed(0, 1200) == 0
+    assert context.feed(0, 40, 1) == 0
+    assert context.feed(1200, 1300) == alone.feed(1200, 1300) == 0
+    assert context.feed(1300, 1301) == alone.feed(1300, 1301) == 0
+    return [_by_seq(context), float(np.abs(context.logits() - alone.logits()).max())]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_a_sequence_of_more_than_half_the_cache_has_room_behind_it(run, tiny_model, arch):
+    assert run(behind_a_long_one, tiny_model(arch)) == [True, 0.0]
 
 
 def _campaign(path: str, seed: int, params: dict[str, object]) -> float:
