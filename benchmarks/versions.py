@@ -4,7 +4,8 @@ A process for each side and case keeps its model loaded; both run once a round, 
 ratio is the median over the rounds. A third process, of the old checkout once more, shows what the ratio of
 two equal sides is. With --instructions callgrind counts instead, on a tiny model: the figure is what one more
 run takes. How many checkpoints a prompt gets depends on what cuts are measured to cost, so counts of prompts
-vary by a per cent.
+vary by a per cent. The engine must be one that valgrind can run, without AVX-512: LLAMAHYBRID_ENGINE names
+one that CMAKE_ARGS=-DGGML_NATIVE=OFF llamahybrid engine build --source SDIST made, of both.
 Run: python -m benchmarks.versions OLD_CHECKOUT NEW_CHECKOUT [--case CASE ...] [--seconds N] [--instructions]
 Both need their shim: python setup.py build_ext --inplace. Exits with 1 where the new one is worse by more
 than `LIMIT` and by more than the spread of its own rounds.
