@@ -1,7 +1,8 @@
-"""Targets by name, and what becomes of those that die, refuse or hide."""
+"""Classes in processes of their own: their library, their counters, and what becomes of those that die."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,47 +11,50 @@ from typer.testing import CliRunner
 
 from llamahybrid import tiny
 from llamahybrid.cli.main import app
+from llamahybrid.engine import installed
 from llamahybrid.errors import TargetError
 from llamahybrid.evaluate.report import Report
 from llamahybrid.evaluate.targets.base import Ask, ModelFile, Session, Shape
-from llamahybrid.evaluate.targets.choice import target, targets
-from llamahybrid.evaluate.targets.local import LocalTarget
-from tests.evaluate.fake_server import FakeServer
+from llamahybrid.evaluate.targets.choice import target
+from llamahybrid.evaluate.targets.local import LocalTarget, Process, library_environment
 
 
-@pytest.mark.parametrize(
-    "name", ["", "stok", "server:/nowhere", "class:nowhere.py:X", "class:X", "ftp://x", "server:" + __file__]
-)
-def test_what_is_no_target_is_refused(name: str) -> None:
-    with pytest.raises(TargetError):
-        target(name)
+def test_only_ours_runs_on_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", "/chosen")
+    chosen = {kind: library_environment(None, kind)["LLAMAHYBRID_ENGINE"] for kind in ("ours", "stock")}
+    assert chosen == {"ours": "/chosen", "stock": "stock"}
 
 
-def test_a_label_names_a_target_and_an_at_gives_it_a_library(tmp_path: Path) -> None:
-    assert target("stock").name == "stock"
-    mine = tmp_path / "x@y" / "mine.py"
-    mine.parent.mkdir()
-    mine.touch()
-    for written, name, kind in (
-        (f"patched engine=ours@{tmp_path}", "patched engine", "ours"),
-        (f"stock@{tmp_path}", f"stock@{tmp_path}", "stock"),
-        (f"a cache=class:{mine}:Mine@{tmp_path}", "a cache", f"class:{mine}:Mine"),
-        (f"class:{mine}:Mine@{tmp_path}", f"class:{mine}:Mine@{tmp_path}", f"class:{mine}:Mine"),
-    ):
-        one = target(written)
-        assert (one.name, one.kind) == (name, kind)
-        with pytest.raises(TargetError, match=f"no libllama at {tmp_path}:"):
-            one.open(ModelFile("x", tmp_path), Shape(256)).__enter__()
-    assert target(f"class:{mine}:Mine").kind == f"class:{mine}:Mine"
-    url = target("new=http://127.0.0.1:9/?a=b")
-    assert (url.name, url.kind) == ("new", "url")
-    assert target("old=server:/bin/true").name == "old"
+def test_a_library_of_its_own_is_loaded_whatever_engine_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", "/chosen")
+    file = tmp_path / "libllama.so"
+    file.touch()
+    monkeypatch.setattr(installed, "library", lambda folder, name: folder / f"lib{name}.so")
+    for lib in (tmp_path, file):
+        found = library_environment(lib, "ours")
+        assert "LLAMAHYBRID_ENGINE" not in found
+        assert found["LLAMA_CPP_LIB_PATH"] == found["MTMD_CPP_LIB"] == str(tmp_path.resolve())
 
 
-def test_two_targets_of_one_name_are_refused() -> None:
-    assert [each.name for each in targets(["stock", "again=stock"])] == ["stock", "again"]
-    with pytest.raises(TargetError, match="called stock; LABEL=TARGET"):
-        targets(["stock", "ours", "stock"])
+def test_a_process_says_what_failed_and_goes_on_until_it_is_closed() -> None:
+    process = Process(dict(os.environ))
+    try:
+        with pytest.raises(TargetError):
+            process.call("open", kind="stock", model="/nowhere.gguf", options={}, n_ctx=256, parallel=1)
+        assert process.call("resident") is not None
+        process._process.kill()
+        for _ in range(2):  # while it dies, and when it is known to be dead
+            with pytest.raises(TargetError, match="its process died, exit status -9"):
+                process.call("resident")
+    finally:
+        process.close()
+
+
+def test_a_model_is_needed() -> None:
+    with pytest.raises(TargetError, match="stock needs a model"):
+        target("stock").open(None, Shape(256)).__enter__()
 
 
 def test_a_folder_without_a_library_is_refused(tmp_path: Path) -> None:
@@ -129,21 +133,6 @@ def test_a_target_that_dies_is_in_the_report(name: str, said: str, model: ModelF
     (found,) = Report.read(report).targets
     assert found.error is not None
     assert said in found.error
-
-
-def test_a_server_that_is_gone_is_in_the_report(tmp_path: Path) -> None:
-    with FakeServer() as server:
-        url = server.url
-    report = tmp_path / "report.json"
-    done = CliRunner().invoke(app, ["check", "--quick", "--on", url, "--json", str(report)])
-    assert done.exit_code == 1
-    assert Report.read(report).targets[0].error
-
-
-def test_an_unknown_workload_is_refused_with_those_there_are() -> None:
-    done = CliRunner().invoke(app, ["check", "--on", "http://127.0.0.1:1", "--workload", "nothing"])
-    assert done.exit_code == 1
-    assert "thinking stripped" in done.output
 
 
 @pytest.mark.native

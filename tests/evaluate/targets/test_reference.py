@@ -1,0 +1,63 @@
+"""Answers held against fresh contexts: which are the same, which are ties, and which are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid.evaluate.targets import reference
+from tests.conftest import take
+
+PROMPT = [(7 * i + 3) % 200 for i in range(50)]
+
+
+def test_logits_lie_apart_by_a_share_of_the_references_range() -> None:
+    row = np.array([0, 1, 4], np.float32)
+    assert reference.difference(row, row) == 0
+    assert reference.difference(np.array([0, 2, 4], np.float32), row) == 0.25
+    assert reference.difference(np.array([0, np.nan, 4], np.float32), row) == float("inf")
+    assert reference.difference(row, np.array([0, np.inf, 4], np.float32)) == float("inf")
+
+
+ROW = np.array([0, 0.5, 0.995, 1], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("answer", "greedy", "first", "found"),
+    [
+        ([3, 3], True, None, ("same", "")),
+        ([3, 2], True, None, ("tie", "")),
+        ([2, 1], True, None, ("different", "token 2 of the answer lies 50% ")),
+        ([3, 3], True, ROW[::-1], ("different", "its first logits lie 100% ")),
+        ([0, 0], False, ROW, ("same", "")),  # sampled: judged by its logits
+        ([0, 0], False, None, ("unknown", "sampled")),
+        ([3, 3], True, ROW * np.nan, ("different", "its first logits lie inf% ")),
+        ([], True, ROW, ("unknown", "no token came")),
+    ],
+)
+def test_an_answer_beside_what_fresh_contexts_say(
+    answer: list[int], greedy: bool, first: Any, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "rows", lambda llm, prompt, answer: [ROW] * (len(answer) + 1))
+    same, detail = reference.compare(None, PROMPT, answer, greedy, first)
+    assert same == found[0]
+    assert detail.startswith(found[1])
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_a_real_answer_is_judged_and_the_context_of_the_model_left_alone(
+    arch: str, open_model: Callable[..., Any]
+) -> None:
+    llm = open_model(arch, llama_cpp.Llama, n_batch=16)  # the prompt goes in four batches
+    answer = take(llm, PROMPT, 6)
+    position = llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), 0)
+    assert reference.compare(llm, PROMPT, answer, True, None) == ("same", "")
+    assert len(reference.rows(llm, PROMPT, answer)) == 7
+    wrong = int(reference.rows(llm, PROMPT, [])[0].argmin())
+    assert reference.compare(llm, PROMPT, [wrong, *answer], True, None)[0] == "different"
+    assert llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), 0) == position
