@@ -1,0 +1,95 @@
+"""`llamahybrid record` and `llamahybrid replay`: a program's requests, written and played again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid import program as programs
+from llamahybrid import tiny
+from llamahybrid.cli.main import app
+from llamahybrid.evaluate.report import Report
+from llamahybrid.evaluate.targets.base import Ask
+from llamahybrid.evaluate.traces.trace import read
+from tests.evaluate.traces.said import MESSAGES, written
+
+PROGRAM = """
+import sys
+from llama_cpp import Llama
+llm = Llama(sys.argv[1], n_ctx=512, verbose=False, n_threads=1, n_threads_batch=1)
+say = [{"role": "user", "content": "The password of the harbour is Seagull, remember it well please."}]
+for stream in (False, True):
+    made = llm.create_chat_completion(say, max_tokens=6, temperature=0, stream=stream)
+    list(made)
+llm.create_completion("Who goes there?", max_tokens=4, temperature=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make("qwen35", tmp_path_factory.mktemp("model") / "qwen35.gguf")
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("hashed", [False, True])
+def test_a_program_is_recorded_and_replayed_by_commands(hashed: bool, model: Path, tmp_path: Path) -> None:
+    program, trace, report = tmp_path / "program.py", tmp_path / "t.jsonl", tmp_path / "report.json"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "llamahybrid", "record", "--out", str(trace)]
+    command += [*(["--hash"] if hashed else []), "--", str(program), str(model)]
+    subprocess.run(command, check=True, timeout=120)
+    entries = read(trace).entries
+    assert len(entries) == 3
+    assert entries[1].cached == entries[1].total, "the same prompt came again"
+    assert ("Seagull" in trace.read_text()) is not hashed
+    assert [bool(entry.ask.messages) for entry in entries] == [True, True, False]
+    if not hashed:
+        assert len(entries[0].answer) == entries[0].ask.max_tokens
+    arguments = ["replay", str(trace), "--model", str(model), "--json", str(report)]
+    done = CliRunner().invoke(app, [*arguments, "--on", "ours", "--on", "stock"])
+    assert done.exit_code == 0, done.output
+    ours, stock = Report.read(report).targets
+    found = ours.workloads[0].requests
+    assert [each.total for each in found] == [entry.total for entry in entries]
+    assert found[1].cached == found[1].total
+    assert found[1].chat == found[0].chat != found[2].chat
+    assert {each.answer for each in (*found, *stock.workloads[0].requests)} == {"same"}
+
+
+def test_replay_says_what_it_needs(tmp_path: Path) -> None:
+    written(tmp_path / "t", Ask(5, messages=MESSAGES))
+    done = CliRunner().invoke(app, ["replay", str(tmp_path / "t"), "--on", "stock"])
+    assert done.exit_code == 1
+    assert "--model" in done.output
+
+
+@pytest.mark.parametrize("given", [[], ["--proxy", "http://127.0.0.1:1", "--", "program.py"]])
+def test_record_takes_a_program_or_a_proxy_and_not_both(given: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["record", "--out", str(tmp_path / "t"), *given])
+    assert done.exit_code == 2
+    assert not (tmp_path / "t").exists()
+
+
+def test_record_ends_as_the_program_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(argv: Any, before: Any) -> int:
+        assert list(argv) == ["program.py", "--out", "its own"]
+        assert (tmp_path / "t").is_file(), "the file is there before the first model"
+        return 3
+
+    monkeypatch.setattr(programs, "run", run)
+    command = ["record", "--out", str(tmp_path / "t"), "--", "program.py", "--out", "its own"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 3, done.output
+
+
+@pytest.mark.parametrize("given", [["--proxy", "http://127.0.0.1:1"], ["--", "program.py"]])
+def test_a_file_that_cannot_be_written_is_one_clear_line(given: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["record", "--out", str(tmp_path / "no" / "t"), *given])
+    assert done.exit_code == 1
+    assert "No such file" in done.output
+    assert "Traceback" not in done.output

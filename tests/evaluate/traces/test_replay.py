@@ -1,0 +1,67 @@
+"""A trace played again: chats stay chats, and each session gets the form of a prompt that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli.main import app
+from llamahybrid.errors import ReportError
+from llamahybrid.evaluate.report import Report, Sameness
+from llamahybrid.evaluate.targets.base import Ask, Reply, Session
+from llamahybrid.evaluate.traces.replay import needed_context, replay, suited
+from llamahybrid.evaluate.traces.trace import Entry, Trace
+from tests.evaluate.fake_server import FakeServer
+from tests.evaluate.traces.said import MESSAGES, MORE, written
+
+
+class Mute(Session):
+    """Says only what it takes."""
+
+    def __init__(self, takes_tokens: bool) -> None:
+        self.takes_tokens = takes_tokens
+
+    def ask(self, ask: Ask) -> Reply:
+        raise NotImplementedError
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        raise NotImplementedError
+
+
+def test_a_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
+    written(tmp_path / "t", Ask(5, messages=MESSAGES), Ask(5, messages=MORE))
+    with FakeServer() as server:
+        arguments = ["replay", str(tmp_path / "t"), "--on", server.url, "--json", str(tmp_path / "r")]
+        done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    one, two = Report.read(tmp_path / "r").targets[0].workloads[0].requests
+    assert two.chat == one.chat
+    assert two.cached == (two.total or 0) - (two.left or 0) > 0
+
+
+def test_a_request_is_asked_in_the_form_that_the_session_takes() -> None:
+    both = Ask(5, tokens=(1, 2), messages=MESSAGES, seed=3, salt="a")
+    assert suited(Mute(takes_tokens=True), both, False) == replace(both, messages=())
+    assert suited(Mute(takes_tokens=False), both, False) == replace(both, tokens=())
+    ids = Ask(5, tokens=(1, 2))
+    assert suited(Mute(takes_tokens=False), ids, False) == ids, "there is nothing else to ask"
+
+
+def test_the_context_holds_the_longest_request() -> None:
+    def needed(*asks: Ask, total: int | None = None) -> int:
+        return needed_context(Trace(False, [Entry(0.0, ask, total=total) for ask in asks]))
+
+    assert needed(Ask(1, tokens=(1,))) == 1024
+    assert needed(Ask(100, tokens=(1,) * 3000), Ask(1, tokens=(1,))) >= 3100
+    assert needed(Ask(2000, tokens=(1,))) >= 2001, "answers take room, too"
+    assert needed(Ask(1, messages=MESSAGES), total=3000) >= 3001
+    assert needed(Ask(1, text="x" * 5000)) >= 5001
+
+
+def test_a_trace_without_requests_is_refused_by_its_name(tmp_path: Path) -> None:
+    written(tmp_path / "empty")
+    with pytest.raises(ReportError, match="empty: no request"):
+        replay([tmp_path / "empty"], [], [])
