@@ -1,0 +1,98 @@
+"""`llamahybrid check`: what its options choose, and how it ends; the run itself is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli.main import app
+from llamahybrid.evaluate import check as whole
+from llamahybrid.evaluate import hazard_verdicts
+from llamahybrid.evaluate.report import Report, Verdict
+from llamahybrid.evaluate.targets.choice import target as target_of
+from llamahybrid.evaluate.targets.local import LocalTarget
+from tests.evaluate.reports import report, target, verdict, workload
+
+URL = "http://127.0.0.1:1"
+
+
+class Pretend:
+    """Stands in for `Check`: remembers what it was to run, and answers with a report."""
+
+    asked: Sequence[Any] = ()
+    answer: Report
+
+    def __init__(self, *asked: Any) -> None:
+        Pretend.asked = asked
+
+    def run(self) -> Report:
+        return Pretend.answer
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> type[Pretend]:
+    monkeypatch.setattr(whole, "Check", Pretend)
+    Pretend.answer = report()
+    return Pretend
+
+
+def checked(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["check", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_a_bad_verdict_or_an_error_is_exit_status_1(pretend: type[Pretend], tmp_path: Path) -> None:
+    assert checked("--on", URL)[0] == 0
+    bad = target("ours", workload(verdicts=(verdict("exact", "bad"),)))
+    for found in (bad, target("ours", error="it died")):
+        pretend.answer = report(target("stock"), found)
+        assert checked("--on", URL, "--json", tmp_path / "x.json")[0] == 1
+        assert Report.read(tmp_path / "x.json") == pretend.answer, "it is written all the same"
+
+
+def test_all_workloads_run_or_those_named_or_none(pretend: type[Pretend]) -> None:
+    names = [each.name for each in whole.WORKLOADS]
+    two = names[3], names[1]
+    for options, wanted in (
+        ((), names),
+        (("--workload", two[0], "--workload", two[1]), list(two)),
+        (("--quick",), []),
+    ):
+        assert checked("--on", URL, *options)[0] == 0
+        assert [each.name for each in pretend.asked[2]] == wanted
+
+
+def test_a_url_alone_needs_no_models(pretend: type[Pretend], tmp_path: Path) -> None:
+    checked("--on", URL)
+    assert pretend.asked[1] == []
+    (tmp_path / "x.gguf").touch()
+    checked("--on", URL, "--model", tmp_path / "x.gguf", "--n-gpu-layers", 3)
+    (model,) = pretend.asked[1]
+    assert (model.name, model.options) == ("x.gguf", {"n_gpu_layers": 3})
+
+
+def test_hazards_are_those_of_the_library_that_was_loaded_and_only_where_asked_for(
+    pretend: type[Pretend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verdicts(path: str) -> tuple[Verdict, ...]:
+        return (verdict("hazard:x", detail=path),)
+
+    monkeypatch.setattr(hazard_verdicts, "verdicts", verdicts)
+    stock = target_of("stock")
+    assert isinstance(stock, LocalTarget)
+    stock.library = "/a/libllama.so"
+    checked("--on", URL)
+    assert pretend.asked[3](stock) == ()
+    checked("--on", URL, "--hazards")
+    assert [each.detail for each in pretend.asked[3](stock)] == ["/a/libllama.so"]
+    assert pretend.asked[3](target_of(URL)) == (), "a server brings a library of its own"
+
+
+def test_a_report_that_cannot_be_written_is_one_clear_line(pretend: type[Pretend], tmp_path: Path) -> None:
+    status, said = checked("--on", URL, "--json", tmp_path / "none" / "x.json")
+    assert status == 1
+    assert said.startswith("error: ")

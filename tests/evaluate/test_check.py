@@ -1,0 +1,125 @@
+"""A whole run goes on where a model fails, and its report says which; the targets are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llamahybrid.errors import TargetError
+from llamahybrid.evaluate import check, probes
+from llamahybrid.evaluate.check import KINDS, WORKLOADS, Check, models
+from llamahybrid.evaluate.report import WorkloadFigures
+from llamahybrid.evaluate.targets.base import ModelFile, Shape, Target
+from llamahybrid.evaluate.workloads import Workload, exact_append
+from tests.evaluate.reports import verdict, workload
+
+
+class Pretend(Target):
+    """Fails on models called "bad"."""
+
+    kind = "pretend"
+
+    def __init__(self, needs_model: bool = True) -> None:
+        self.name, self.needs_model = "pretend", needs_model
+        self.opened: list[tuple[str | None, Shape]] = []
+        self.closed = 0
+
+    @contextmanager
+    def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Any]:
+        if model is not None and model.name == "bad":
+            raise TargetError("it died")
+        self.opened.append((model.name if model else None, shape))
+        yield SimpleNamespace(takes_chats=True, takes_tokens=False, decoded=lambda: 0)
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Silent:
+    """Plays nothing."""
+
+    def __init__(self, session: object) -> None:
+        pass
+
+    def converse(self, workload: Workload) -> tuple[()]:
+        return ()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def figures(session: object, played: Workload, *more: object) -> WorkloadFigures:
+        return workload(played.name, 1)
+
+    monkeypatch.setattr(probes, "PROBES", ())
+    monkeypatch.setattr(probes, "memory", lambda session: workload("memory", 1))
+    monkeypatch.setattr(check, "Player", Silent)
+    monkeypatch.setattr(check, "workload_figures", figures)
+
+
+def model(name: str, chats: bool = True) -> ModelFile:
+    return ModelFile(name, Path(name), chats=chats)
+
+
+def test_a_model_that_fails_is_named_and_the_others_are_measured() -> None:
+    target = Pretend()
+    hazards = (verdict("hazard:x"),)
+    given = [model("one"), model("bad"), model("two")]
+    done = Check([target], given, (), lambda _: hazards).run()
+    (found,) = done.targets
+    assert found.error == "bad: it died"
+    assert [each.workload for each in found.workloads] == ["one: memory", "two: memory"]
+    assert [each.requests[0].workload for each in found.workloads] == ["one: memory", "two: memory"]
+    assert (found.hazards, target.closed) == (hazards, 1)
+    assert done.models == ("one", "bad", "two")
+
+
+def test_one_model_is_not_named_and_a_server_needs_none() -> None:
+    for target, given in (
+        (Pretend(), [model("one")]),
+        (Pretend(needs_model=False), [model("a"), model("b")]),
+    ):
+        (found,) = Check([target], given, ()).run().targets
+        assert [each.workload for each in found.workloads] == ["memory"]
+        assert [name for name, _ in target.opened] == ["one" if target.needs_model else None]
+
+
+def test_workloads_run_where_they_suit_in_the_shape_they_ask_for() -> None:
+    chat = Workload("a chat", exact_append, n_ctx=512, template=True, clients=3)
+    tokens = Workload("tokens", exact_append)
+    target, told = Pretend(), list[str]()
+    given = [model("one"), model("two", chats=False)]
+    (found,) = Check([target], given, (chat, tokens), progress=told.append).run().targets
+    assert [each.workload for each in found.workloads] == ["one: memory", "one: a chat", "two: memory"]
+    assert ("one", Shape(512, 3)) in target.opened
+    assert "pretend, one: a chat" in told
+    assert "pretend, two: a chat" not in told
+
+
+def test_models_given_are_opened_as_told_and_none_are_made() -> None:
+    for layers, options, server in ((0, {}, ()), (7, {"n_gpu_layers": 7}, ("-ngl", "7"))):
+        with models([Path("a/x.gguf")], layers) as (one,):
+            assert (one.name, one.options, one.server) == ("x.gguf", options, server)
+    with models([Path("x")], -1) as (one,):
+        assert one.server == ("-ngl", "999")
+    with models([], make=False) as none:
+        assert none == []
+
+
+def test_models_of_each_kind_are_made_and_gone_afterwards() -> None:
+    with models([]) as made:
+        assert [each.name for each in made] == [kind.arch for kind in KINDS]
+        assert all(each.path.is_file() for each in made)
+        assert [each.options.get("swa_full") for each in made] == [None, False, None]
+    assert not any(each.path.exists() for each in made)
+
+
+def test_no_two_workloads_have_one_name() -> None:
+    assert len({each.name for each in WORKLOADS}) == len(WORKLOADS)

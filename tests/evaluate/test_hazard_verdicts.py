@@ -1,0 +1,58 @@
+"""What a probe finds in a libllama, as a verdict; the findings are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llamahybrid.evaluate import hazard_verdicts
+from llamahybrid.evaluate.hazard_verdicts import verdicts
+from llamahybrid.hazards.catalogue import PROBES
+from llamahybrid.hazards.outcome import Outcome
+from llamahybrid.hazards.outcome import Verdict as Found
+from llamahybrid.hazards.runner import Result
+
+OUTCOMES = {
+    Found.EXACT: "ok",
+    Found.REFUSED: "ok",
+    Found.WRONG: "bad",
+    Found.DIED: "bad",
+    Found.NOT_APPLICABLE: "cannot tell",
+    Found.FAILED: "cannot tell",
+}
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path | None]]:
+    """The libraries that were loaded; probe number n finds verdict number n."""
+    paths: list[Path | None] = []
+
+    def run(probes: object, under_test: object) -> list[Result]:
+        assert probes is PROBES
+        return [
+            Result(probe, probe.model, Outcome(found), 0.0)
+            for probe, found in zip(PROBES, Found, strict=False)
+        ]
+
+    monkeypatch.setattr(hazard_verdicts, "library", paths.append)
+    monkeypatch.setattr(hazard_verdicts, "run", run)
+    verdicts.cache_clear()
+    yield paths
+    verdicts.cache_clear()
+
+
+@pytest.mark.usefixtures("loaded")
+def test_each_finding_has_its_outcome_under_its_probes_name() -> None:
+    found = verdicts("x")
+    assert [each.outcome for each in found] == [OUTCOMES[each] for each in Found]
+    for verdict, probe, what in zip(found, PROBES, Found, strict=False):
+        assert verdict.name == f"hazard:{probe.id}"
+        assert verdict.detail == f"{probe.title}: {what.value}"
+
+
+def test_a_library_is_probed_once_and_no_path_means_the_default_one(loaded: list[Path | None]) -> None:
+    assert verdicts("x") is verdicts("x")
+    verdicts("")
+    assert loaded == [Path("x"), None]
