@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid.cli import rebase as table
 from llamahybrid.cli.main import app
 from llamahybrid.engine import rebase, sdist, series
 from llamahybrid.engine.rebase import Target
@@ -117,21 +116,6 @@ def test_the_command_writes_nothing_over_and_its_status_says_whether_anything_is
     assert again.exit_code == 1
     assert "in the way" in again.output
     assert CliRunner().invoke(app, ["engine", "rebase", str(checkout), "--check"]).exit_code == 1
-
-
-def test_names_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    tests = table.tests("0001-recurrent-rollback-planes.patch")
-    assert "rollback-single-tokens" in tests
-    name, file = "0021-server-checkpoint-prefixes", "src/llama-memory-recurrent.cpp"
-    carried = (
-        rebase.Carried("0001-recurrent-rollback-planes.patch", text="it"),
-        rebase.Carried(f"{name}.patch", conflicts={file: 2}),
-    )
-    table.show(carried, "0.3.37", "0.3.36", None, None)
-    shown = capsys.readouterr().out
-    assert all(word in shown for word in (name, *tests))
-    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_file_in_the_way_is_told(checkout: Path):

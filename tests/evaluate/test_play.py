@@ -1,0 +1,134 @@
+"""Playing a workload: whose request is whose, in which order, and what a client gets to go on from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from llamahybrid.evaluate.conversation import Conversation, Request
+from llamahybrid.evaluate.play import Played, Player, answer_of, suits
+from llamahybrid.evaluate.report import Sameness
+from llamahybrid.evaluate.speech import Speech, Vocabulary
+from llamahybrid.evaluate.targets.base import Ask, Reply, Session
+from llamahybrid.evaluate.workloads import Workload
+
+
+class Echo(Session):
+    """Answers with two tokens and remembers what it was asked."""
+
+    vocabulary = Vocabulary(tuple(range(1000)), None, None)
+
+    def __init__(self) -> None:
+        self.asked: list[Ask] = []
+
+    def ask(self, ask: Ask) -> Reply:
+        self.asked.append(ask)
+        return Reply("text", 0.5, tokens=(7, 8))
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        return "same", ""
+
+    def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
+        return f"{'all' if special else 'plain'} {list(tokens)}"
+
+
+def _three(speech: Speech) -> Conversation:
+    history = speech.words(20)
+    for _ in range(3):
+        answer = yield Request(2, history)
+        history += [*answer.tokens, *speech.words(3)]
+
+
+def _two_chats(speech: Speech) -> Conversation:
+    for chat in ("a", "b", "a"):
+        yield Request(2, speech.words(5), chat=chat)
+
+
+def _places(played: Sequence[Played]) -> list[tuple[str, int, int]]:
+    return [(each.chat, each.turn, each.number) for each in played]
+
+
+def test_each_request_is_built_from_the_answer_before() -> None:
+    session = Echo()
+    played = Player(session).converse(Workload("three", _three))
+    assert [each.ask for each in played] == session.asked
+    first, second, third = (ask.tokens for ask in session.asked)
+    assert second[:22] == (*first, 7, 8)
+    assert third[:27] == (*second, 7, 8)
+    assert _places(played) == [("0", 0, 0), ("0", 1, 1), ("0", 2, 2)]
+
+
+def test_turns_count_for_each_chat_and_numbers_for_each_client() -> None:
+    played = Player(Echo()).converse(Workload("chats", _two_chats))
+    assert _places(played) == [("a", 0, 0), ("b", 0, 1), ("a", 1, 2)]
+
+
+def test_clients_take_turns_where_a_target_takes_one() -> None:
+    session = Echo()
+    played = Player(session).converse(Workload("three", _three, clients=2))
+    assert _places(played) == [("0", 0, 0), ("1", 0, 0), ("0", 1, 1), ("1", 1, 1), ("0", 2, 2), ("1", 2, 2)]
+    assert session.asked[0].tokens != session.asked[1].tokens, "each has words of its own"
+
+
+def test_chats_of_several_clients_are_told_apart() -> None:
+    played = Player(Echo()).converse(Workload("chats", _two_chats, clients=2))
+    assert {each.chat for each in played} == {"0/a", "0/b", "1/a", "1/b"}
+
+
+def test_clients_ask_at_once_where_a_target_takes_several() -> None:
+    class AtOnce(Echo):
+        parallel = 2
+        meeting = threading.Barrier(2, timeout=20)
+
+        def ask(self, ask: Ask) -> Reply:
+            self.meeting.wait()  # breaks where nobody else comes
+            return super().ask(ask)
+
+    played = Player(AtOnce()).converse(Workload("three", _three, clients=2))
+    assert sorted(_places(played)) == [(chat, turn, turn) for chat in "01" for turn in range(3)]
+    assert [each.sent for each in played] == sorted(each.sent for each in played)
+
+
+def test_a_nonce_changes_what_is_said() -> None:
+    plain, other, again = Echo(), Echo(), Echo()
+    other.nonce = again.nonce = "n"
+    for session in (plain, other, again):
+        Player(session).converse(Workload("three", _three))
+    assert other.asked == again.asked
+    assert other.asked[0] != plain.asked[0]
+
+
+@pytest.mark.parametrize(("salts", "sent"), [(False, ""), (None, "s"), (True, "s")])
+def test_salts_go_to_whom_may_know_them(salts: bool | None, sent: str) -> None:
+    session = Echo()
+    session.salts = salts
+    told: list[Played] = []
+    player = Player(session, told.append)
+    player.ask(Ask(2, (1, 2), salt="s"))
+    assert session.asked[0].salt == sent
+    assert told == player.played
+    assert told[0].ask.salt == sent
+
+
+def test_a_workload_suits_whoever_takes_what_it_says() -> None:
+    session = Echo()
+    chats, tokens = Workload("chats", _three, template=True), Workload("tokens", _three)
+    assert (suits(session, chats), suits(session, tokens)) == (False, True)
+    session.takes_chats, session.takes_tokens = True, False
+    assert (suits(session, chats), suits(session, tokens)) == (True, False)
+
+
+def test_an_answer_is_spelled_without_control_tokens() -> None:
+    answer = answer_of(Echo(), Reply("text", 0.5, tokens=(7, 8, 9)))
+    assert answer.tokens == (7, 8, 9)
+    assert answer.text(1) == "plain [8, 9]"
+
+
+@pytest.mark.parametrize("text", ["", "short", "some words " * 30])
+def test_an_answer_without_tokens_is_pieces_of_its_text(text: str) -> None:
+    answer = answer_of(Echo(), Reply(text, 0.5))
+    assert answer.text() == text
+    assert answer.text(0, 60) + answer.text(60) == text
+    assert len(answer.text(0, 50)) == len(text) // 2
