@@ -30,7 +30,7 @@ class Talker:
         yield from SAID
 
     def create_chat_completion(self, messages: Any, stream: bool = False, **options: Any) -> Any:
-        events = (token for token in self.generate((1, 2), temp=0.0))
+        events = (token for _ in "1" for token in self.generate((1, 2), temp=0.0))  # begins when advanced
         return events if stream else list(events)
 
 
