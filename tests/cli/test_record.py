@@ -15,6 +15,7 @@ from llamahybrid import tiny
 from llamahybrid.cli.main import app
 from llamahybrid.evaluate.report import Report
 from llamahybrid.evaluate.targets.base import Ask
+from llamahybrid.evaluate.traces.proxy import RecordingProxy
 from llamahybrid.evaluate.traces.trace import read
 from tests.evaluate.traces.said import MESSAGES, written
 
@@ -69,8 +70,11 @@ def test_replay_says_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [[], ["--proxy", "http://127.0.0.1:1", "--", "program.py"]])
-def test_record_takes_a_program_or_a_proxy_and_not_both(given: list[str], tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["record", "--out", str(tmp_path / "t"), *given])
+def test_record_takes_a_program_or_a_proxy_and_not_both(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RecordingProxy, "serve", lambda self: None)  # nothing waits where both are taken
+    done = CliRunner().invoke(app, ["record", "--out", str(tmp_path / "t"), "--port", "0", *given])
     assert done.exit_code == 2
     assert not (tmp_path / "t").exists()
 
