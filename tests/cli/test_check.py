@@ -96,3 +96,9 @@ def test_a_report_that_cannot_be_written_is_one_clear_line(pretend: type[Pretend
     status, said = checked("--on", URL, "--json", tmp_path / "none" / "x.json")
     assert status == 1
     assert said.startswith("error: ")
+
+
+def test_an_unknown_workload_is_refused_with_those_there_are() -> None:
+    status, said = checked("--on", URL, "--workload", "nothing")
+    assert status == 1
+    assert "thinking stripped" in said

@@ -97,9 +97,3 @@ def test_a_server_whose_cache_changes_answers(tmp_path: Path) -> None:
     with FakeServer(stale=True) as server:
         _, found = _checked(tmp_path, "--on", server.url)
     assert found["cuts-the-tail"] == "bad"
-
-
-def test_an_unknown_workload_is_refused_with_those_there_are() -> None:
-    done = CliRunner().invoke(app, ["check", "--on", "http://127.0.0.1:1", "--workload", "nothing"])
-    assert done.exit_code == 1
-    assert "thinking stripped" in done.output
