@@ -42,7 +42,8 @@ class CostMeter:
     def __init__(self, batch_tokens: int, known: Costs | None = None) -> None:
         self.together = 1
         """Answers whose tokens were decoded in one batch just now."""
-        self._said = replace(known or Costs(), batch_tokens=batch_tokens)
+        self._known = known or Costs()
+        self._said = replace(self._known, batch_tokens=batch_tokens)
         self._token: deque[float] = deque(maxlen=WINDOW)
         self._prefill: deque[float] = deque(maxlen=WINDOW)
         self._batch: deque[tuple[int, float]] = deque(maxlen=WINDOW)
@@ -79,33 +80,38 @@ class CostMeter:
 
     def costs(self) -> Costs:
         """What is known now."""
-        said = self._said
+        known, said = self._known, self._said
         self._said = replace(
             said,
-            token_seconds=_steady(said.token_seconds, self._token),
-            prefill_seconds=_steady(said.prefill_seconds, self._prefill),
-            batch_seconds=_steady(said.batch_seconds, self._beyond(), FEW),
-            snapshot_seconds=_steady(said.snapshot_seconds, self._snapshot),
-            restore_seconds=_steady(said.restore_seconds, self._restore, FEW),
-            segment_seconds=_steady(said.segment_seconds, self._segment, FEW),
+            token_seconds=_steady(known.token_seconds, said.token_seconds, self._token),
+            prefill_seconds=_steady(known.prefill_seconds, said.prefill_seconds, self._prefill),
+            batch_seconds=_steady(known.batch_seconds, said.batch_seconds, self._beyond(), FEW),
+            snapshot_seconds=_steady(known.snapshot_seconds, said.snapshot_seconds, self._snapshot),
+            restore_seconds=_steady(known.restore_seconds, said.restore_seconds, self._restore, FEW),
+            segment_seconds=_steady(known.segment_seconds, said.segment_seconds, self._segment, FEW),
         )
         return self._said
 
     def _beyond(self) -> list[float]:
-        """What small batches took beyond their share of large ones: both as they mostly are, sizes differ."""
+        """What small batches took beyond their share of large ones: both as they mostly are, sizes differ.
+
+        One that was held up (a model read from disk, a machine that stood still) says nothing of that.
+        """
         if not self._prefill or len(self._batch) < FEW:
             return []
-        share = median(self._prefill)
+        fastest = min(self._prefill)
+        share = median(s for s in self._prefill if s <= fastest * BAND)
         beyond = median(seconds - tokens * share for tokens, seconds in self._batch)
         return [max(beyond, NO_TIME)] * len(self._batch)
 
 
-def _steady(said: float, samples: Collection[float], least: int = 1) -> float:
+def _steady(known: float, said: float, samples: Collection[float], least: int = 1) -> float:
     """What to say of a cost: `said`, unless `samples` show that it is not that any more.
 
-    `least`: samples there have to be before anything is said; what was said before takes `FEW` to contradict.
+    `least`: samples there have to be before anything is said; what was `known` before them takes `FEW` to
+    contradict. What the first of them said does not: it may have been held up.
     """
-    if len(samples) < (FEW if said else least):
+    if len(samples) < (FEW if known else least):
         return said
     now = min(samples)
     return said if said / BAND <= now <= said * BAND and said else now

@@ -177,10 +177,11 @@ def cut_tokens(costs: Costs) -> float:
 
     Until that batch was measured it is taken from a token decoded alone, which reads all weights, too, but
     has nothing else to do meanwhile: `SMALL_OF_ALONE` of what that takes beyond its share of a large batch.
+    A large batch whose tokens took longer than one alone was held up, and measures nothing.
     """
-    if not costs.prefill_seconds or not (costs.batch_seconds or costs.token_seconds):
+    alone = costs.token_seconds - costs.prefill_seconds
+    if not costs.prefill_seconds or (alone < 0 if costs.token_seconds else not costs.batch_seconds):
         return UNMEASURED_CUT
-    alone = max(0.0, costs.token_seconds - costs.prefill_seconds)
     extra = (costs.batch_seconds or SMALL_OF_ALONE * alone) + costs.snapshot_seconds
     return max(1.0, extra / costs.prefill_seconds)
 

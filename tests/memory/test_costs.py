@@ -6,7 +6,7 @@ import pytest
 
 from llamahybrid.memory.costs import BAND, FEW, WINDOW, CostMeter
 from llamahybrid.prompt_cache import Costs
-from llamahybrid.prompt_cache.placement import cut_tokens
+from llamahybrid.prompt_cache.placement import UNMEASURED_CUT, cut_tokens
 
 pytestmark = pytest.mark.usefixtures("measured_costs")
 
@@ -47,3 +47,17 @@ def test_what_a_cut_costs_is_what_small_batches_take_beyond_their_share() -> Non
     for _ in range(WINDOW):
         meter.decoded(16, 1e-3)
     assert 0 < meter.costs().batch_seconds < 1e-4, "less than their share is none, not unmeasured"
+
+
+def test_a_batch_that_was_held_up_makes_no_cut_cheap() -> None:
+    """A model that is still read from disk, a machine that stands still: 24 cuts of one prompt came of it."""
+    meter = CostMeter(512)
+    meter.decoded(1, 20e-3)
+    meter.decoded(128, 10.0)
+    assert cut_tokens(meter.costs()) == UNMEASURED_CUT, "a token of a batch takes no longer than one alone"
+    meter.decoded(128, 128 * 2e-3)
+    assert meter.costs().prefill_seconds == 2e-3, "at once, however few there are"
+    for tokens in (8, 9, 20):
+        meter.decoded(tokens, tokens * 2e-3 + 10e-3)
+    assert meter.costs().batch_seconds == pytest.approx(10e-3)
+    assert cut_tokens(meter.costs()) == pytest.approx(5.0)
