@@ -67,6 +67,21 @@ def test_a_chat_keeps_its_messages_and_the_next_completion_has_none(
     assert (chat.total, chat.ask.max_tokens) == (2, 3)
 
 
+def test_of_two_completions_in_one_chat_the_first_has_its_messages(
+    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
+) -> None:
+    """A chat handler that asks for the tool first, and for its arguments then, as upstream's do."""
+
+    def twice(llm: Talker, messages: Any, **options: Any) -> list[int]:
+        return [token for _ in "12" for token in llm.generate((1, 2), temp=0.0)]
+
+    kind.create_chat_completion = twice  # type: ignore[assignment]
+    Recorder(tmp_path / "t", hashed=False).attach(kind)
+    assert tuple(kind().create_chat_completion(MESSAGES)) == SAID * 2
+    first, second = read(tmp_path / "t").entries
+    assert (first.ask.messages, second.ask.messages) == (MESSAGES, ())
+
+
 def test_a_request_that_is_broken_off_is_written_too(
     kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
 ) -> None:
