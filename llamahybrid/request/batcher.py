@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,6 +20,9 @@ from llamahybrid.errors import DecodeError
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
@@ -76,8 +78,8 @@ class Batcher:
         self._jobs: dict[Ticket, Job] = {}
         self._answering: dict[Ticket, float] = {}
         """Requests in their answer, and how long each was away after its last token."""
-        self._prompts: deque[Ticket] = deque()
-        """Requests that decode their prompt: the first does, the others wait for its checkpoints."""
+        self._prompts: dict[Ticket, Tokens] = {}
+        """Requests that decode this prompt: the first does, the others wait for its checkpoints."""
         self.cells = Cells(shared, gate, slots, cells, masked, self._answering, self._prompts)
         self.solo = Solo(shared, gate)
         self._bells: dict[Ticket, threading.Lock] = {}
@@ -86,7 +88,8 @@ class Batcher:
         self._piece_seconds = 0.0
         """What pieces of prompts took since the last step."""
         self._since = 0.0
-        """Since when a step waits for those that are still expected."""
+        """When the last of those came or went that a step waits for: who waited for the lock meanwhile, while
+        another one stored what it had, is not late."""
         self._step_seconds = 0.0
         self.settle = shared.thread.settle
         """Waits for a step whose maker was interrupted and waits no more."""
@@ -113,8 +116,7 @@ class Batcher:
             self._decode_here(live, token)
             return
         job = Job(ticket, live, token)
-        if not self._jobs:
-            self._since = time.monotonic()
+        self._since = time.monotonic()
         self._jobs[ticket] = job
         try:
             if self._ready():
@@ -214,13 +216,12 @@ class Batcher:
 
     # -- prompts ---------------------------------------------------------------------------------
 
-    def begin_prompt(self) -> None:
+    def begin_prompt(self, prompt: Tokens) -> None:
         """Wait until no other prompt is decoded, so that what it leaves behind serves this one."""
         ticket = self._gate.running
         self.solo.end_team()
         self._answering.pop(ticket, None)
-        if ticket not in self._prompts:
-            self._prompts.append(ticket)
+        self._prompts.setdefault(ticket, prompt)
         bell = threading.Lock()
         bell.acquire()
         self._bells[ticket] = bell
@@ -234,10 +235,14 @@ class Batcher:
         finally:
             self._bells.pop(ticket, None)
 
-    def prompts_wait(self) -> bool:
-        """Others of its salt wait for what the prompt that is decoded leaves behind, or will."""
+    def prompts_wait(self, prompt: Tokens) -> bool:
+        """Others of its salt that begin alike wait for what the prompt that is decoded leaves, or will."""
         ticket = self._gate.running
-        return ticket.leads or any(t.salt == ticket.salt for t in list(self._prompts)[1:])
+        return ticket.leads or any(
+            other.salt == ticket.salt and common_prefix(prompt, tokens) >= MIN_SPACING
+            for other, tokens in self._prompts.items()
+            if other is not ticket
+        )
 
     def prompt_done(self) -> None:
         """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""
@@ -247,14 +252,13 @@ class Batcher:
 
     def end_prompt(self, ticket: Ticket) -> None:
         """Another prompt may be decoded."""
-        if ticket in self._prompts:
-            self._prompts.remove(ticket)
+        if self._prompts.pop(ticket, None) is not None:
             self._ring()
 
     def _first_prompt(self) -> Ticket | None:
-        while self._prompts and (self._prompts[0].over or not self._prompts[0].inside):
-            self._prompts.popleft()
-        return self._prompts[0] if self._prompts else None
+        while (first := next(iter(self._prompts), None)) is not None and (first.over or not first.inside):
+            del self._prompts[first]
+        return first
 
     @contextmanager
     def piece(self, live: LiveSequence, tokens: int) -> Iterator[None]:
@@ -317,6 +321,8 @@ class Batcher:
 
     def stepped(self, ticket: Ticket) -> None:
         """A request has made a step: what it holds here it gives back."""
+        if ticket in self._answering:
+            self._since = time.monotonic()
         if self._prompts:
             self.end_prompt(ticket)
         if ticket.whole:

@@ -10,7 +10,7 @@ costs more than loading them again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ class Cells:
         cells: int | None,
         masked: bool,
         answering: Collection[Ticket],
-        prompts: Sequence[Ticket],
+        prompts: Collection[Ticket],
     ) -> None:
         """`cells`: tokens that all sequences may hold together, None where no cells are kept for them.
 

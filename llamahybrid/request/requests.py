@@ -209,7 +209,7 @@ class Requests:
         prompt = evaluation.checked(tokens)
         self.end_active()
         if self.slots.batcher is not None and ticket is not None:
-            self.slots.batcher.begin_prompt()
+            self.slots.batcher.begin_prompt(prompt)
             if reset and not evaluation.handoff and ticket.rests_on is None:
                 self.slots.move(ticket, prompt)
                 evaluation = self._show(ticket)

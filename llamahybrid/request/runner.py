@@ -321,7 +321,7 @@ class RequestRunner:
         request.prefilling = False
         try:
             sound = self._prompt_done(request)
-            if sound and self._batcher is not None and self._batcher.prompts_wait():
+            if sound and self._batcher is not None and self._batcher.prompts_wait(self.live.tokens):
                 # What waits for this prompt's checkpoints needs their attention.
                 self.checkpoints.page_out(deep=False)
         finally:

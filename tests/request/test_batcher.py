@@ -5,14 +5,16 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
+import pytest
 
-from llamahybrid.errors import DecodeError
+from llamahybrid.errors import DecodeError, RequestCancelled
 from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import assembly
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request.batcher import SMALLEST_PIECE
+from llamahybrid.request.job import Job
 from llamahybrid.request.ticket import Ticket
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
@@ -181,3 +183,58 @@ def test_one_of_those_that_wait_for_a_step_watches_the_clock(open_slots, monkeyp
         thread.join(60)
     assert batcher.rows > batcher.steps, "they were decoded together"
     assert set(clocks) <= {0.0}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that the batcher reads."""
+    now = [1000.0]
+    monkeypatch.setattr(batcher_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_who_waits_for_the_lock_while_an_end_is_stored_is_not_late(open_slots, clock):
+    """Else a step is made without those that could not come, and they have the next one to themselves."""
+    slots = open_slots(n_parallel=3).slots
+    batcher, live = slots.batcher, slots.all[0].evaluation.runner.live
+    here, kept, ending = Ticket(), Ticket(), Ticket()
+    batcher._answering |= {here: 0.0, kept: 0.0, ending: 0.0}
+    batcher._jobs[here] = Job(here, live, 1)
+    batcher._since = clock[0]
+    assert not batcher._ready()
+    clock[0] += 1.0
+    assert batcher._ready(), "nobody came for long"
+    ending.over = True
+    batcher.stepped(ending)
+    assert not batcher._ready()
+    clock[0] += 1.0
+    assert batcher._ready()
+
+
+def test_what_has_no_answer_makes_no_step_wait(open_slots, clock):
+    """A program may ask for this and that as often as it likes."""
+    slots = open_slots(n_parallel=3).slots
+    batcher, live = slots.batcher, slots.all[0].evaluation.runner.live
+    here, kept = Ticket(), Ticket()
+    batcher._answering |= {here: 0.0, kept: 0.0}
+    batcher._jobs[here] = Job(here, live, 1)
+    batcher._since = clock[0]
+    clock[0] += 1.0
+    batcher.stepped(Ticket())
+    assert batcher._ready()
+
+
+def test_a_step_waits_since_the_last_one_came(open_slots, clock, monkeypatch):
+    llm = open_slots(n_parallel=3)
+    batcher, live = llm.slots.batcher, llm.slots.all[0].evaluation.runner.live
+    first, second = Ticket(), Ticket()
+    batcher._answering |= {first: 0.0, Ticket(): 0.0}
+    batcher._jobs[first] = Job(first, live, 1)
+    batcher._since = clock[0]
+    monkeypatch.setattr(llm._gate.seats, "current", second)
+    monkeypatch.setattr(batcher.solo, "takes", lambda *_: False)
+    second.cancelled = True
+    clock[0] += 1.0
+    with pytest.raises(RequestCancelled):
+        batcher.append(live, 1)
+    assert not batcher._ready()

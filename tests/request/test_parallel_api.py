@@ -120,14 +120,14 @@ def test_a_seed_that_is_set_beside_a_request_is_not_the_requests(hybrid, opened,
     ask(llm, WORDS[100:140], 2)
     begin = llm.slots.batcher.begin_prompt
 
-    def begin_prompt():
+    def begin_prompt(prompt):
         for slot in range(2):
             monkeypatch.setattr(llm.slots, "here", lambda slot=slot: llm.slots.all[slot])
             thread = threading.Thread(target=llm.set_seed, args=(99,))
             thread.start()
             thread.join(20)
             monkeypatch.undo()
-        begin()
+        begin(prompt)
 
     monkeypatch.setattr(llm.slots.batcher, "begin_prompt", begin_prompt)
     assert llm.create_completion(WORDS[:50], seed=5, **SAMPLED)["choices"][0]["text"] == wanted

@@ -176,16 +176,21 @@ def test_a_stream_that_is_live_is_neither_shared_nor_disturbed(
 
 
 def test_attention_is_not_stored_for_who_shares_none_of_it(opened: Callable[..., Any]) -> None:
-    """A prompt's end is paged out at once for those that wait behind it, of its salt alone."""
+    """A prompt's end is paged out at once for those of its salt that wait behind it and begin alike."""
     llm = opened(n_parallel=3)
     batcher, gate = llm.slots.batcher, llm._gate
     mine, other = Ticket(), Ticket()
     mine.salt, other.salt = digest(A), digest(B)
     gate.seats.current = mine
-    batcher._prompts.extend((mine, other))
-    assert not batcher.prompts_wait()
+    prompt = np.arange(40, dtype=np.int32)
+    batcher._prompts |= {mine: prompt, other: np.append(prompt[:20], 0)}
+    assert not batcher.prompts_wait(prompt)
     other.salt = digest(A)
-    assert batcher.prompts_wait()
+    assert batcher.prompts_wait(prompt)
+    batcher._prompts[other] = prompt[1:]
+    assert not batcher.prompts_wait(prompt)
+    mine.leads = True
+    assert batcher.prompts_wait(prompt)
     batcher._prompts.clear()
     gate.seats.current = None
 
