@@ -2,10 +2,10 @@
 
 A process for each side and case keeps its model loaded; both run once a round, in changing order, and the
 ratio is the median over the rounds. A third process, of the old checkout once more, shows what the ratio of
-two equal sides is. With --instructions callgrind counts instead, on a tiny model: the figure is what one more
-run takes. How many checkpoints a prompt gets depends on what cuts are measured to cost, so counts of prompts
-vary by a per cent. The engine must be one that valgrind can run, without AVX-512: LLAMAHYBRID_ENGINE names
-one that CMAKE_ARGS=-DGGML_NATIVE=OFF llamahybrid engine build --source SDIST made, of both.
+two equal sides is. With --instructions callgrind counts instead, on a tiny model, with costs that no clock
+measured: the figure is what one more run takes. The engine must be one that valgrind can run, without
+AVX-512: LLAMAHYBRID_ENGINE names one that CMAKE_ARGS=-DGGML_NATIVE=OFF llamahybrid engine build --source
+SDIST made, of both.
 Run: python -m benchmarks.versions OLD_CHECKOUT NEW_CHECKOUT [--case CASE ...] [--seconds N] [--instructions]
 Both need their shim: python setup.py build_ext --inplace. Exits with 1 where the new one is worse by more
 than `LIMIT` and by more than the spread of its own rounds.
@@ -134,7 +134,8 @@ def instructions(checkout: Path, case: str, model: Path, count: int) -> int:
         folder = Path(scratch)
         (folder / "model.gguf").symlink_to(model)
         out = folder / "callgrind"
-        tool = ["setarch", "-R", "valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
+        tool = ["setarch", "-R", "valgrind", "--tool=callgrind", "--toggle-collect=lfind"]
+        tool.append(f"--callgrind-out-file={out}")
         command = [*tool, sys.executable, str(SCRIPT), case, str(folder), "--count", str(count)]
         subprocess.run(command, cwd=checkout, env=environment(checkout), check=True, capture_output=True)
         found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
