@@ -8,16 +8,17 @@ name of ours, in a folder that only this user may write to, are ever opened or r
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Tokens
@@ -60,6 +61,49 @@ class DiskCounts:
     """Times that the disk refused something; it is left alone for a while then."""
     failed: int = 0
     """1: the disk refused the last write; it is tried again later."""
+
+
+class Records(Protocol):
+    """Where records lie: in a folder (`RecordStore`), or on a server (`remote.RemoteRecords`)."""
+
+    def changed(self) -> Iterator[str]:
+        """See `RecordStore.changed`."""
+
+    def look_again(self, shard: str) -> None:
+        """See `RecordStore.look_again`."""
+
+    def listed(self, shard: str) -> set[str]:
+        """See `RecordStore.listed`."""
+
+    def opened(self, key: str) -> AbstractContextManager[tuple[BinaryIO, Head, float]]:
+        """See `RecordStore.opened`."""
+
+    def load(self, key: str, within: float | None = None) -> Record:
+        """See `RecordStore.load`; `within`: OSError is raised where it takes more seconds, if it may."""
+
+    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
+        """See `RecordStore.prepare`."""
+
+    def commit(self, part: str, key: str) -> None:
+        """See `RecordStore.commit`."""
+
+    def abandon(self, part: str) -> None:
+        """See `RecordStore.abandon`."""
+
+    def delete(self, key: str) -> None:
+        """See `RecordStore.delete`."""
+
+    def sweep(self) -> int:
+        """See `RecordStore.sweep`."""
+
+    def takes(self, n_bytes: int) -> bool:
+        """See `RecordStore.takes`."""
+
+    def catch_up(self, seconds: float) -> bool:
+        """See `RecordStore.catch_up`."""
+
+    def settle(self, seconds: float) -> bool:
+        """See `RecordStore.settle`."""
 
 
 class RecordStore:
@@ -226,7 +270,7 @@ class RecordStore:
         path = f"{self.folder}{os.sep}{shard}"
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise OSError(f"{path} is no folder")
+                raise NotADirectoryError(errno.ENOTDIR, "no folder", path)
         return path
 
     def _path(self, key: str) -> str:
@@ -248,8 +292,7 @@ class RecordStore:
                 attempt += 1
                 if attempt == MOST_ATTEMPTS:
                     raise
-                if not os.path.lexists(self.folder):  # all of it was removed: whose is what is there now?
-                    claim(self.folder.parent)
+                claim(self.folder.parent)  # all of it was removed, or its mark: whose is what is there now?
                 parent = Path(path).parent
                 parent.mkdir(mode=0o700, exist_ok=True)
                 check_owner(parent)

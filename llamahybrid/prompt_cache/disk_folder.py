@@ -71,7 +71,8 @@ def _mark(own: Path) -> None:
         with opened(path) as mark:
             text = mark.read(len(MARK_TEXT) + 1)
     except FileNotFoundError:
-        if any(own.iterdir()) and not path.exists():  # another process may be making it, too
+        foreign = any(map(_is_foreign, own.iterdir()))
+        if foreign and not path.exists():  # another process may be making it, too
             raise FolderRefused(f"{own} is not a cache of llamahybrid: name another folder") from None
         text = b""
     if not text:  # two processes may do so: they say the same
@@ -80,3 +81,8 @@ def _mark(own: Path) -> None:
             out.write(MARK_TEXT)
     elif text != MARK_TEXT:
         raise FolderRefused(f"{own} is not a cache of this format: name another folder")
+
+
+def _is_foreign(path: Path) -> bool:
+    """It is none of ours: not what is left, or made again, where somebody empties the folder meanwhile."""
+    return path.name not in SHARDS and not path.name.endswith(".part")

@@ -227,6 +227,11 @@ class DiskIndex:
 
     # -- what goes ---------------------------------------------------------------------------------
 
+    def size(self, key: str) -> int:
+        """Bytes of a record; 0 if it is not known."""
+        record = self._shards.get(key[:1], {}).get(key)
+        return 0 if record is None else record.nbytes
+
     def remove(self, key: str) -> bool:
         """Forget a record; False if it is not known."""
         record = self._shards.get(key[:1], {}).pop(key, None)
@@ -275,6 +280,20 @@ class DiskIndex:
 
         `spared`: (namespace, or None for any; tokens) of paths whose records stay. None if all is spared.
         """
+        places, segments = self._spared(spared)
+        bare = next((s for s in self._bare if s not in segments), None)
+        if bare is not None:
+            return bare.key
+        return next((r.key for r in self._checkpoints if r.place not in places), None)
+
+    def evictable(self, spared: Iterable[tuple[str | None, Tokens]]) -> int:
+        """Bytes of all that `victim` would ever name, one after the other."""
+        places, segments = self._spared(spared)
+        stay = segments.union(r for place in places for r in place.records if r.is_checkpoint)
+        return self.nbytes - sum(record.nbytes for record in stay)
+
+    def _spared(self, spared: Iterable[tuple[str | None, Tokens]]) -> tuple[set[Place], set[Stored]]:
+        """Where checkpoints stay, and the attention that does."""
         places: set[Place] = set()
         segments: set[Stored] = set()
         for namespace, tokens in spared:
@@ -282,10 +301,7 @@ class DiskIndex:
                 match = self._tree.match(name, tokens)
                 places.update(_places(match))
                 segments.update(s for n in match.path for s in on_disk(n).through if s.start < match.length)
-        bare = next((s for s in self._bare if s not in segments), None)
-        if bare is not None:
-            return bare.key
-        return next((r.key for r in self._checkpoints if r.place not in places), None)
+        return places, segments
 
     def going_next(self, spared: Iterable[tuple[str | None, Tokens]]) -> Stored | None:
         """What `victim` names."""

@@ -11,95 +11,29 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import BinaryIO, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Outside, Range, Tokens
-from llamahybrid.prompt_cache.disk import DiskCounts, RecordStore, lies_in
+from llamahybrid.prompt_cache.disk import DiskCounts, Records, RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.lateness import ReadLate
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
+from llamahybrid.prompt_cache.refusals import MOST_UNREADABLE, Backoff, RefusedRecords, of_one
 
 Seen = TypeVar("Seen")
 
 logger = logging.getLogger("llamahybrid")
 
-FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
-"""How long a disk that refused is left alone; twice as long each time it refuses again."""
-
 TINY = 1e-3
 """Seconds: what is left of a time that is over."""
 
 READ, WRITE = "reading from", "writing to"
-
-
-class Backoff:
-    """How long a disk that refused is left alone."""
-
-    def __init__(self) -> None:
-        self._until = 0.0
-        self._seconds = 0.0
-
-    def over(self) -> bool:
-        """It may be tried."""
-        return time.monotonic() >= self._until
-
-    def failed(self) -> None:
-        """It refused: leave it alone, longer each time."""
-        self._seconds = min(LONGEST_BACKOFF_SECONDS, max(FIRST_BACKOFF_SECONDS, 2 * self._seconds))
-        self._until = time.monotonic() + self._seconds
-
-    def worked(self) -> None:
-        """It did what was asked."""
-        self._seconds = 0.0
-
-
-class Records(Protocol):
-    """Where records lie: in a folder (`RecordStore`), or on a server (`remote.RemoteRecords`)."""
-
-    def changed(self) -> Iterator[str]:
-        """See `RecordStore.changed`."""
-
-    def look_again(self, shard: str) -> None:
-        """See `RecordStore.look_again`."""
-
-    def listed(self, shard: str) -> set[str]:
-        """See `RecordStore.listed`."""
-
-    def opened(self, key: str) -> AbstractContextManager[tuple[BinaryIO, Head, float]]:
-        """See `RecordStore.opened`."""
-
-    def load(self, key: str, within: float | None = None) -> Record:
-        """See `RecordStore.load`; `within`: OSError is raised where it takes more seconds, if it may."""
-
-    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
-        """See `RecordStore.prepare`."""
-
-    def commit(self, part: str, key: str) -> None:
-        """See `RecordStore.commit`."""
-
-    def abandon(self, part: str) -> None:
-        """See `RecordStore.abandon`."""
-
-    def delete(self, key: str) -> None:
-        """See `RecordStore.delete`."""
-
-    def sweep(self) -> int:
-        """See `RecordStore.sweep`."""
-
-    def takes(self, n_bytes: int) -> bool:
-        """See `RecordStore.takes`."""
-
-    def catch_up(self, seconds: float) -> bool:
-        """See `RecordStore.catch_up`."""
-
-    def settle(self, seconds: float) -> bool:
-        """See `RecordStore.settle`."""
 
 
 class DiskStore:
@@ -115,7 +49,7 @@ class DiskStore:
         self.counts = DiskCounts()
         self.records: Records = RecordStore(place) if isinstance(place, str | os.PathLike) else place
         self._warned: set[str] = set()
-        self._unfit: set[str] = set()  # keys of what is no record and cannot be removed
+        self._refused = RefusedRecords()
         self._backoffs = {READ: Backoff(), WRITE: Backoff()}
         self.guard = Guard()
         self._index = DiskIndex()
@@ -212,12 +146,19 @@ class DiskStore:
         except ReadLate:
             raise
         except (OSError, MemoryError) as error:
-            self.refused(READ, error)
+            if of_one(error):
+                self._leave_alone(key, error)
+            else:
+                self.refused(READ, error)
         return None
 
     def may_write(self) -> bool:
         """The disk did not refuse just now."""
         return self._backoffs[WRITE].over()
+
+    def may_write_in(self) -> float:
+        """Seconds until it may be tried again."""
+        return self._backoffs[WRITE].left()
 
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts."""
@@ -237,6 +178,7 @@ class DiskStore:
         if not wanted():
             return False
         self.records.commit(part, head.key)
+        self._refused.replaced(head.key)
         if head.key not in self._index:
             self._index.add(head, ids_of(path), 0)
         if head.kind == SNAPSHOT:  # the one with logits says what the one without does
@@ -251,13 +193,20 @@ class DiskStore:
 
     @guarded(no)
     def make_room(self, n_bytes: int, namespace: str, path: Tokens, pinned: Sequence[Tokens]) -> bool:
-        """Evict records until one of this path fits, but none on `pinned` paths; False if that cannot be."""
+        """Evict records until one of this path fits, but none on `pinned` paths; False if that cannot be.
+
+        Nothing goes where it would not be enough.
+        """
+        if self._over(n_bytes) <= 0:
+            return True
+        self._retry()
         spared = [(namespace, path), *((None, p) for p in pinned)]
-        while self._index.nbytes + n_bytes > self.limit:
+        if self._over(n_bytes) > self._index.evictable(spared):
+            return False
+        while self._over(n_bytes) > 0:
             key = self._index.victim(spared)
-            if key is None:
+            if key is None or not self._erase(key):
                 return False
-            self._erase(key)
             self.counts.evicted += 1
         return True
 
@@ -272,13 +221,20 @@ class DiskStore:
     def remove_path(self, tokens: Tokens) -> bool:
         """Remove every record of a path and of all that goes on from it; False if not all could be."""
         fresh = self._refresh(anyway=True)
-        return self._erase_all(self._index.on_path(tokens)) and fresh
+        erased = self._erase_all(self._index.on_path(tokens))
+        return self._retry() and erased and fresh and not self._refused.any_unreadable()
 
     @guarded(no, later=True)
     def clear(self) -> bool:
-        """Remove every record; False if not all could be."""
-        fresh = self._refresh(anyway=True)
-        return fresh and self._erase_all([key for shard in SHARDS for key in self._index.keys(shard)])
+        """Remove every record, whatever can be read of it; False if not all could be."""
+        whole = self._refresh(anyway=True)
+        for shard in SHARDS:
+            try:
+                there = {key for key in self.records.listed(shard) if lies_in(key, shard)}
+            except OSError:
+                there, whole = set(), False
+            whole &= self._erase_all([*there.union(self._index.keys(shard))])
+        return whole
 
     @guarded(nothing, later=True)
     def damaged(self, key: str, error: Exception) -> None:
@@ -289,7 +245,13 @@ class DiskStore:
     def misplaced(self, key: str) -> None:
         """A sound record is not what the index took it for: it is left alone from now on."""
         self._index.remove(key)
-        self._unfit.add(key)
+        self._refused.misplaced.add(key)
+
+    @guarded(nothing, later=True)
+    def _leave_alone(self, key: str, error: BaseException) -> None:
+        """A record cannot be read: it is not known for a while."""
+        self._index.remove(key)
+        self._unreadable(key, error)
 
     def refused(self, what: str, error: BaseException) -> None:
         """The disk refused: say so once, and leave it alone for a while."""
@@ -309,12 +271,14 @@ class DiskStore:
             return False
         try:
             fresh: list[str] = []
+            for name in self._refused.due():
+                self.records.look_again(name[0])
             for shard in self.records.changed():
-                there, known = self.records.listed(shard), self._index.keys(shard)
+                there, known = self._listed(shard), self._index.keys(shard)
                 for key in [key for key in known if key not in there]:
                     self._index.remove(key)
                     self.counts.gone += 1
-                new = [key for key in there if key not in self._index and key not in self._unfit]
+                new = [key for key in there if key not in self._index and key not in self._refused]
                 fresh += [key for key in new if lies_in(key, shard)]
             if fresh:
                 self._take_in(fresh)
@@ -325,9 +289,22 @@ class DiskStore:
             return False
         return True
 
+    def _listed(self, shard: str) -> set[str]:
+        """What lies in a shard; nothing where it alone cannot be read. Raises OSError."""
+        try:
+            there = self.records.listed(shard)
+        except OSError as error:
+            if not of_one(error):
+                raise
+            self._unreadable(shard, error)
+            return set()
+        self._refused.seen(shard, there)
+        return there
+
     def _take_in(self, keys: Iterable[str]) -> None:
         """Take note of records, those with the shorter prefixes first: others are read from there on."""
         used: dict[str, float] = {}
+        unreadable = 0
         for key in sorted(keys, key=_end):
             try:
                 try:
@@ -340,6 +317,13 @@ class DiskStore:
                 continue
             except RecordError as error:
                 self._damaged(key, error)
+            except OSError as error:
+                unreadable += 1
+                if not of_one(error):
+                    raise
+                self._unreadable(key, error)
+                if unreadable == MOST_UNREADABLE:
+                    raise
         self._index.in_order_of_use(used)
 
     def _note(self, key: str) -> float:
@@ -363,14 +347,34 @@ class DiskStore:
 
     def _erase(self, key: str) -> bool:
         """A record goes, from the index and from the folder; False if it stays in the folder."""
+        n_bytes = self._index.size(key)
         self._index.remove(key)
         try:
             self.records.delete(key)
         except OSError as error:
-            self._unfit.add(key)
+            self._refused.stuck[key] = n_bytes
             self.refused(WRITE, error)
             return False
+        self._refused.replaced(key)
         return True
+
+    def _retry(self) -> bool:
+        """Remove what could not be removed before; whether nothing of it is left."""
+        for key in list(self._refused.stuck):
+            with suppress(OSError):
+                self.records.delete(key)
+                self._refused.replaced(key)
+        return not self._refused.stuck
+
+    def _over(self, n_bytes: int) -> int:
+        """Bytes beyond the limit, if there were so many more."""
+        return self._index.nbytes + self._refused.nbytes + n_bytes - self.limit
+
+    def _unreadable(self, name: str, error: BaseException) -> None:
+        """One record or shard is left alone for a while; said once."""
+        if self._refused.unreadable(name):
+            self.counts.errors += 1
+            logger.warning("a part of the %s cache cannot be read, and is left out: %s", self.name, error)
 
 
 def _end(key: str) -> int:

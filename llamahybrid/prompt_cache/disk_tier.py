@@ -27,8 +27,9 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
     part_of,
 )
+from llamahybrid.prompt_cache.disk import Records
 from llamahybrid.prompt_cache.disk_index import Offer
-from llamahybrid.prompt_cache.disk_store import READ, TINY, WRITE, DiskStore, Records
+from llamahybrid.prompt_cache.disk_store import READ, TINY, WRITE, DiskStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
 from llamahybrid.prompt_cache.lateness import ENOUGH_SECONDS, Lateness, ReadLate
 from llamahybrid.prompt_cache.ram_tier import RamTier
@@ -189,7 +190,7 @@ class DiskTier:
         done = self.flush(seconds)
         if len(self.writer):
             name = self.store.name
-            logger.warning("%d states were not written to the %s cache in time", len(self.writer), name)
+            logger.warning("%d states were not written to the %s cache", len(self.writer), name)
         self.writer.rest()
         return done
 

@@ -30,6 +30,7 @@ class Job:
     since: float
     """When something of this conversation began to wait."""
     cancelled: bool = False
+    refused: bool = False
 
     def lies_on(self, path: Tokens) -> bool:
         """Its state belongs to a prefix of this path."""
@@ -107,10 +108,16 @@ class DiskWriter:
 
     def _write(self, job: Job) -> None:
         """Write what is at a place now; the RAM tier may have given it up meanwhile."""
-        store, path = self._store, job.path[: job.position]
-        if not store.may_write():
+        store = self._store
+        if store.may_write():
+            self._write_now(job)
+        else:
             store.counts.errors += 1
-            return
+        if seconds := store.may_write_in():  # the disk refused, then or now
+            self.queue.again(job, seconds)
+
+    def _write_now(self, job: Job) -> None:
+        store, path = self._store, job.path[: job.position]
         point = (job.position, job.logits)
         if not store.lacks(job.namespace, job.path, [point], attention=job.attention):
             return

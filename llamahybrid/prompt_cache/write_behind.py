@@ -35,6 +35,8 @@ class Work(Protocol):
     """`time.monotonic` from which on it is done."""
     cancelled: bool
     """It is not to be done, or to leave nothing behind."""
+    refused: bool
+    """It was tried, and waits to be tried once more (`WriteBehind.again`)."""
 
 
 Job = TypeVar("Job", bound=Work)
@@ -58,7 +60,8 @@ class WriteBehind(Generic[Job]):
     def start_anew(self) -> None:
         """Nothing waits and nothing runs: in a process that was forked, whatever its parent had to do."""
         self._jobs: list[Job] = []
-        self._rests = False
+        self.rests = False
+        """Nothing is expected any more."""
         self._running: Job | None = None
         self.lock = threading.RLock()  # who comes in again, from a finaliser, does not wait for itself
         self._turn = threading.Lock()  # held by the thread that works
@@ -68,9 +71,16 @@ class WriteBehind(Generic[Job]):
     def change(self, change: Callable[[list[Job]], Iterable[Job]]) -> None:
         """Have `change(jobs that wait)` say which jobs wait from now on; what runs is not among them."""
         with self.lock:
-            self._rests = False
+            self.rests = False
             self._jobs = [job for job in change(self._jobs) if not job.cancelled]
         self._go_on()
+
+    def again(self, job: Job, seconds: float) -> None:
+        """A job that runs could not be done: try it again after so long, or when everything is flushed."""
+        with self.lock:
+            job.due, job.refused = time.monotonic() + seconds, True
+            if not job.cancelled:
+                self._jobs = [*self._jobs, job]
 
     def cancel(self, which: Callable[[Job], bool], seconds: float) -> bool:
         """Take jobs out, and wait for one of them that runs, at most so long; False if it still does.
@@ -88,22 +98,22 @@ class WriteBehind(Generic[Job]):
         return _waited(lambda: self._running is not running, seconds)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Have everything done now and wait for it, at most so long; False if it is not done.
+        """Have everything tried now and wait for it, at most so long; False if that takes longer.
 
-        None: `FLUSH_SECONDS`.
+        What could not be done waits for its next try. None: `FLUSH_SECONDS`.
         """
         with self.lock:
             for job in self._jobs:
-                job.due = 0.0
+                job.due, job.refused = 0.0, False
         self._go_on()
         end = time.monotonic() + (FLUSH_SECONDS if seconds is None else seconds)
         done = _waited(self._is_idle, end - time.monotonic())
         return done if self._settle is None else self._settle(max(0.0, end - time.monotonic())) and done
 
     def rest(self) -> None:
-        """Nothing is expected any more: the thread ends as soon as nothing waits."""
+        """Nothing is expected any more: the thread ends as soon as nothing waits but for another try."""
         with self.lock:
-            self._rests = True
+            self.rests = True
             self._wake.put(None)
 
     def __len__(self) -> int:
@@ -112,7 +122,7 @@ class WriteBehind(Generic[Job]):
 
     def _is_idle(self) -> bool:
         with self.lock:
-            return not self._jobs and self._running is None
+            return self._running is None and all(job.refused for job in self._jobs)
 
     def _go_on(self) -> None:
         """Wake the thread; make one if there is none."""
@@ -145,7 +155,7 @@ class WriteBehind(Generic[Job]):
                 except queue.Empty:
                     idle = True
                 with self.lock:
-                    if not self._jobs and (idle or self._rests):
+                    if (self.rests and all(job.refused for job in self._jobs)) or (idle and not self._jobs):
                         self._thread = None
                         return
 
@@ -179,11 +189,12 @@ def _waited(done: Callable[[], bool], seconds: float) -> bool:
 def _flush_all() -> None:
     end = time.monotonic() + FLUSH_SECONDS
     for writer in list(_open):
-        if not writer.flush(max(0.0, end - time.monotonic())):
-            if len(writer):
-                logger.warning("%d states were not written to the disk cache in time", len(writer))
-            else:
-                logger.warning("not all changes were sent to the remote cache in time")
+        done = writer.flush(max(0.0, end - time.monotonic()))
+        if len(writer):
+            if not writer.rests:  # who closed it was told
+                logger.warning("%d states were not written to the disk cache", len(writer))
+        elif not done:
+            logger.warning("not all changes were sent to the remote cache in time")
 
 
 def _in_child() -> None:

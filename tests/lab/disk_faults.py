@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache import disk, disk_store
+from llamahybrid.prompt_cache import disk, refusals
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER
@@ -254,8 +254,9 @@ def _listing(folder: Path) -> dict[str, tuple[int, bytes]]:
 def histories(count: int, seed: int, steps: int) -> Counter[str]:
     """So many histories of so many steps; how often each step was taken. Raises AssertionError."""
     done: Counter[str] = Counter()
-    first = disk_store.FIRST_BACKOFF_SECONDS
-    disk_store.FIRST_BACKOFF_SECONDS = 0.0  # a disk that refused is tried again at once: more happens
+    said = refusals.FIRST_BACKOFF_SECONDS, refusals.UNREADABLE_SECONDS
+    # A disk that refused is tried again at once: more happens.
+    refusals.FIRST_BACKOFF_SECONDS = refusals.UNREADABLE_SECONDS = 0.0
     try:
         for number in range(seed, seed + count):
             with tempfile.TemporaryDirectory() as root:
@@ -264,5 +265,5 @@ def histories(count: int, seed: int, steps: int) -> Counter[str]:
                 except AssertionError as error:
                     raise AssertionError(f"seed {number}: {error}") from error
     finally:
-        disk_store.FIRST_BACKOFF_SECONDS = first
+        refusals.FIRST_BACKOFF_SECONDS, refusals.UNREADABLE_SECONDS = said
     return done

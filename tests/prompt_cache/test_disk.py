@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -123,6 +124,16 @@ def test_a_folder_that_somebody_removes_is_made_again(tmp_path: Path) -> None:
         path.rmdir()
         assert np.array_equal(store.load(put(store)).payload, PAYLOAD)
     assert (store.folder / MARK).is_file()
+
+
+def test_a_folder_that_somebody_empties_is_marked_again(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    for _ in range(2):
+        shutil.rmtree(store.folder / put(store)[0])
+        (store.folder / MARK).unlink()
+        (store.folder / "f").mkdir(mode=0o700, exist_ok=True)  # another writer was quicker
+        put(store)
+    assert RecordStore(tmp_path).keys() == store.keys()
 
 
 def test_reading_a_record_marks_it_as_used(tmp_path: Path) -> None:

@@ -91,6 +91,19 @@ def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:
         RecordStore(other)
 
 
+def test_what_is_left_of_a_folder_that_was_emptied_is_marked(tmp_path: Path) -> None:
+    own = RecordStore(tmp_path).folder
+    (own / MARK).unlink()
+    (own / "3").mkdir(mode=0o700)
+    (own / "0123456789abcdef.part").touch()
+    RecordStore(tmp_path)
+    assert (own / MARK).is_file()
+    (own / MARK).unlink()
+    (own / "notes").mkdir()
+    with pytest.raises(FolderRefused):
+        RecordStore(tmp_path)
+
+
 # -- other programs, other versions --------------------------------------------------------------------
 
 

@@ -138,6 +138,27 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
         assert index.nbytes == sum(h.nbytes for h, _ in naive.records.values())
 
 
+@settings(max_examples=100)
+@given(st.data())
+def test_what_could_go_is_all_that_goes(data: st.DataObject) -> None:
+    index = DiskIndex()
+    for _ in range(data.draw(st.integers(1, 14))):  # fewer than `MOST_THROUGH`
+        tokens = data.draw(PATHS)
+        kind = data.draw(st.sampled_from([SNAPSHOT, SEGMENT]))
+        start = data.draw(st.integers(0, len(tokens) - 1)) if kind == SEGMENT else len(tokens)
+        one = head(kind, start, tokens, index.base_of("m", np.array(tokens, np.int32)))
+        if one.key not in index:
+            add(index, one, tokens)
+    spared = [("m", np.array(data.draw(PATHS), np.int32)), (None, np.array(data.draw(PATHS), np.int32))]
+    could = index.evictable(spared)
+    went = 0
+    while (key := index.victim(spared)) is not None:
+        went += index.size(key)
+        index.remove(key)
+    assert went == could
+    assert index.size("a" * 40) == 0
+
+
 def test_what_was_longest_unused_goes_first() -> None:
     index = DiskIndex()
     paths = [[n, 1, 2] for n in range(5)]

@@ -272,7 +272,8 @@ print(cache.stats().extra["disk_failed"])
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert (run.returncode, run.stdout.strip()) == (0, "1"), run.stderr
-    assert run.stderr.count("disk cache") == 1
+    assert run.stderr.count("writing to the disk cache failed") == 1
+    assert run.stderr.count("were not written to the disk cache") == 1
     cache = PromptCache(1 << 24, folder)
     assert ask(cache, A).cached == 0
     assert cache.flush()

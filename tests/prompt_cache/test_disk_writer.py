@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import PromptCache, disk_tier, disk_writer, write_behind
+from llamahybrid.prompt_cache import PromptCache, disk_tier, disk_writer, refusals, write_behind
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS
@@ -208,6 +208,51 @@ def test_a_disk_that_refused_is_not_asked_for_each_state(folder: Path, monkeypat
         assert not cache.flush()
     assert asked == [1]
     assert cache.stats().extra["disk_errors"] > 1
+
+
+def test_what_the_disk_refused_is_written_when_it_takes_it_again(folder: Path, monkeypatch) -> None:
+    refused: list[str] = []
+
+    def refuse(_: RecordStore, key: str, *__: object) -> None:
+        refused.append(key)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    cache = PromptCache(1 << 24, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordStore, "prepare", refuse)
+        for prompt in (A, C):
+            ask(cache, prompt)
+            assert not cache.flush()
+            assert not cache.flush()  # nobody waits for the next try, and nothing is taken for written
+        waiting = len(writer_of(cache))
+        assert waiting > 1
+    until = time.monotonic() + 30
+    while not cache.flush():
+        assert time.monotonic() < until
+    assert len(writer_of(cache)) == 0
+    assert len(refused) < waiting
+    assert ends(folder, "state") == [300, 400]
+
+
+def test_it_is_tried_again_without_being_told(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(refusals, "FIRST_BACKOFF_SECONDS", 0.01)
+    refusals_left, prepare = [1, 1], RecordStore.prepare
+
+    def refuse(store: RecordStore, key: str, parts: tuple[bytes, memoryview]) -> str:
+        if refusals_left:
+            refusals_left.pop()
+            raise OSError(errno.ENOSPC, "no space left")
+        return prepare(store, key, parts)
+
+    monkeypatch.setattr(RecordStore, "prepare", refuse)
+    cache = PromptCache(1 << 24, folder)
+    ask(cache, A)
+    cache.flush()
+    until = time.monotonic() + 30
+    while len(writer_of(cache)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert ends(folder, "state") == [400]
 
 
 # -- a writer that goes on -----------------------------------------------------------------------------

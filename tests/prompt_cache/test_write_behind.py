@@ -17,6 +17,7 @@ class Job:
     name: str
     due: float = 0.0
     cancelled: bool = False
+    refused: bool = False
 
 
 class Worker:
@@ -25,12 +26,18 @@ class Worker:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
+        self.refuses = False
+        self.tried = 0
         self.queue: WriteBehind[Job] = WriteBehind(self.do)
 
     def do(self, job: Job) -> None:
         if job.name == "slow":
             self.begun.set()
             self.go_on.wait(30)
+        if job.name == "refused" and self.refuses:
+            self.tried += 1
+            self.queue.again(job, 1000)
+            return
         if job.name == "bad":
             raise ValueError(job.name)
         if not job.cancelled:
@@ -161,3 +168,47 @@ def test_a_forked_process_has_nothing_of_its_parents_to_do(worker: Worker) -> No
     assert worker.queue.flush(20)
     assert "own" in worker.done
     assert "next" not in worker.done
+
+
+# -- what was refused --------------------------------------------------------------------------------
+
+
+def test_what_was_refused_is_tried_again_when_all_is_flushed(worker: Worker) -> None:
+    worker.refuses = True
+    worker.add(Job("refused"), Job("other"))
+    assert worker.queue.flush(20)  # each is tried once, and nobody waits for another try
+    assert (worker.done, worker.tried, len(worker.queue)) == (["other"], 1, 1)
+    worker.refuses = False
+    assert worker.queue.flush(20)
+    assert (worker.done, len(worker.queue)) == (["other", "refused"], 0)
+
+
+def test_what_was_refused_is_tried_again_in_time(worker: Worker) -> None:
+    job = Job("refused")
+    worker.queue.again(job, 0.0)
+    worker.add(Job("other"))
+    assert worker.queue.flush(20)
+    assert sorted(worker.done) == ["other", "refused"]
+
+
+def test_a_thread_that_rests_does_not_wait_for_another_try(worker: Worker) -> None:
+    worker.refuses = True
+    worker.add(Job("refused"))
+    assert worker.queue.flush(20)
+    thread = worker.queue._thread
+    worker.queue.rest()
+    if thread is not None:
+        thread.join(20)
+        assert not thread.is_alive()
+    worker.refuses = False
+    worker.add(Job("other"))
+    assert worker.queue.flush(20)
+    assert sorted(worker.done) == ["other", "refused"]
+
+
+def test_what_was_refused_and_cancelled_is_not_tried_again(worker: Worker) -> None:
+    worker.queue.again(Job("refused", cancelled=True), 0.0)
+    assert len(worker.queue) == 0
+    worker.queue.again(Job("refused"), 1000)
+    assert worker.queue.cancel(lambda job: True, 20)
+    assert len(worker.queue) == 0
