@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import llama_cpp
@@ -27,12 +28,17 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
     """The arguments. Raises Refusal for those that make no sense to this model."""
     options: dict[str, Any] = body.model_dump(exclude=_OURS)
     options["model"] = alias
+    options["stop"] = [stop for stop in _listed(body.stop) if stop]  # an empty one says nothing
     for name in ("presence_penalty", "frequency_penalty"):  # null to OpenAI, a number to upstream
         options[name] = options[name] or 0.0
     if isinstance(body, CompletionRequest):
         options["prompt"] = prompt = body.text_or_tokens()
         if not isinstance(prompt, str) and any(not 0 <= token < llm.n_vocab() for token in prompt):
             raise bad(f"token ids lie in [0, {llm.n_vocab()})", "prompt")
+    else:
+        if body.logprobs and body.top_logprobs is None:  # upstream gives none then
+            options["top_logprobs"] = 0
+        require_followed(body)
     if body.logit_bias is not None:
         options["logit_bias"] = biases(llm, body)
     if body.grammar is not None:
@@ -42,6 +48,38 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
             [AtLeast(body.min_tokens, llm.token_eos())]
         )
     return options
+
+
+def _listed(stop: str | list[str] | None) -> list[str]:
+    return [stop] if isinstance(stop, str) else stop or []
+
+
+def require_followed(body: ChatCompletionRequest) -> None:
+    """Raise Refusal for a form that answers would not have: upstream takes any JSON, or any text, instead."""
+    form: Any = body.response_format or {}
+    if form.get("type") == "json_object" and form.get("schema") is not None:
+        require_grammar(form["schema"], "response_format")
+    choice: Any = body.tool_choice
+    if isinstance(body.function_call, dict):
+        choice = {"function": body.function_call}
+    if choice == "required" and not body.tools:
+        raise bad("there are no tools to choose from", "tool_choice")
+    if isinstance(choice, dict):
+        name = choice["function"]["name"]
+        functions: list[Any] = [tool["function"] for tool in body.tools or ()] + list(body.functions or ())
+        chosen = next((function for function in functions if function["name"] == name), None)
+        if chosen is None:
+            raise bad(f"there is no tool named {name!r}", "tool_choice")
+        require_grammar(chosen["parameters"], "tools")
+
+
+def require_grammar(schema: Any, where: str) -> None:
+    """Raise Refusal for a JSON schema that no grammar can be made of."""
+    try:
+        llama_cpp.LlamaGrammar.from_json_schema(json.dumps(schema), verbose=False)
+    except Exception as error:
+        why = str(error) or type(error).__name__
+        raise bad(f"this JSON schema cannot be followed: {why[:500]}", where) from None
 
 
 def biases(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> dict[int, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import llama_cpp
+from llama_cpp import llama_types as chat
 from llama_cpp.server import types as upstream
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
@@ -23,7 +24,15 @@ class First(FailFast):
 # Without it each is: a megabyte of such items took 15 s and 2 GB, and nothing else was served meanwhile.
 Texts: TypeAlias = Annotated[list[str], First()]
 Tokens: TypeAlias = Annotated[list[int], First()]
-Messages: TypeAlias = Annotated[list[llama_cpp.ChatCompletionRequestMessage], First()]
+Message: TypeAlias = Annotated[
+    chat.ChatCompletionRequestSystemMessage
+    | chat.ChatCompletionRequestUserMessage
+    | chat.ChatCompletionRequestAssistantMessage
+    | chat.ChatCompletionRequestToolMessage
+    | chat.ChatCompletionRequestFunctionMessage,
+    Field(discriminator="role"),
+]
+Messages: TypeAlias = Annotated[list[Message], First()]
 Tools: TypeAlias = Annotated[list[llama_cpp.ChatCompletionTool], First()]
 Functions: TypeAlias = Annotated[list[llama_cpp.ChatCompletionFunction], First()]
 
@@ -128,6 +137,8 @@ class CompletionRequest(upstream.CreateCompletionRequest, CacheOptions):  # type
             return bad(f"no more than {max_logprobs} logprobs for each token", "logprobs")
         if self.best_of not in (None, 1, self.n):
             return bad("best_of is not supported; ask for n answers", "best_of")
+        if self.echo and self.stream:
+            return bad("echo comes with a whole answer, not with a stream", "echo")
         if self.echo and not isinstance(self.text_or_tokens(), str):
             return bad("echo needs a prompt of text", "echo")
         return count_refused(self.n, max_n)
@@ -150,6 +161,9 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
         if not isinstance(said, dict):
             return said
         said = dict(said)
+        for name, newer in (("messages", _message), ("tools", _tool), ("functions", _function)):
+            if isinstance(said.get(name), list):
+                said[name] = [newer(each) if isinstance(each, dict) else each for each in said[name]]
         if said.get("max_tokens") is None and said.get("max_completion_tokens") is not None:
             said["max_tokens"] = said["max_completion_tokens"]
         form = said.get("response_format")
@@ -172,10 +186,41 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
         return count_refused(self.n, max_n)
 
 
+def _message(said: dict[str, Any]) -> dict[str, Any]:
+    """A message as upstream knows it: a call of tools, sent back as it came, has no text."""
+    newer = dict(said)
+    if newer.get("role") == "assistant" and newer.get("content") is None:
+        newer.pop("content", None)
+    if newer.get("role") == "developer":
+        newer["role"] = "system"
+    return newer
+
+
+def _tool(said: dict[str, Any]) -> dict[str, Any]:
+    function = said.get("function")
+    return {**said, "function": _function(function)} if isinstance(function, dict) else said
+
+
+def _function(said: dict[str, Any]) -> dict[str, Any]:
+    """A function as upstream knows it: one without parameters takes none."""
+    if said.get("parameters") is None:
+        return {**said, "parameters": {"type": "object", "properties": {}}}
+    return said
+
+
 class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
     """`/v1/embeddings`."""
 
     input: str | Texts = Field(description="What to embed.")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, description="Not supported: the model's own.")
+
+    def require_understood(self) -> None:
+        """Raise Refusal for what this server does not do."""
+        if self.dimensions is not None:
+            raise bad("embeddings have the dimensions that the model gives them", "dimensions")
+        if not self.input or not all(self.input):
+            raise bad("there is nothing to embed", "input")
 
 
 class DetokenizeRequest(upstream.DetokenizeInputRequest):  # type: ignore[misc]

@@ -22,7 +22,7 @@ from llamahybrid.errors import (
     RequestCancelled,
     RequestSuperseded,
 )
-from llamahybrid.server.loading import PromptTooLong
+from llamahybrid.server.loading import PromptEmpty, PromptTooLong
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -80,6 +80,8 @@ def refusal(error: BaseException) -> Refusal:
         return error
     if isinstance(error, PromptTooLong):
         return Refusal(413, str(error), code="context_length_exceeded", param="messages")
+    if isinstance(error, PromptEmpty):
+        return bad(str(error), "prompt")
     overflow = _OVERFLOW.search(str(error))
     if isinstance(error, ContextOverflow) or (isinstance(error, ValueError) and overflow):
         return bad(_overflow(error, overflow), "messages", "context_length_exceeded")
@@ -118,9 +120,16 @@ def install(app: FastAPI) -> None:
     async def told(_: Request, error: Exception) -> Response:
         return refusal(error).response()
 
+    async def failed(_: Request, error: Exception) -> Response:
+        refused = refusal(error)
+        refused.headers["Connection"] = "close"  # starlette raises it once more, and uvicorn hangs up
+        return refused.response()
+
     async def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return bad(f"the body is no JSON: {first['ctx']['error']}").response()
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return bad(f"{where}: {first['msg']}" if where else str(first["msg"]), where or None).response()
 
@@ -131,4 +140,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Refusal, told)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, plain)
-    app.add_exception_handler(Exception, told)
+    for said in (ValueError, NotImplementedError, LlamaHybridError, jinja2.TemplateError):
+        app.add_exception_handler(said, told)
+    app.add_exception_handler(Exception, failed)

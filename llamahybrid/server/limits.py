@@ -101,8 +101,10 @@ class Guard:
                 raise Refusal(401, message, kind, code="invalid_api_key", headers=challenge)
             if not headers.get("content-length", "0").isdecimal():
                 raise Refusal(400, "content-length is a number")
+            if (path in OPEN or preflight) and _has_body(headers):  # nothing of strangers is held
+                raise self._too_large(scope, path, 0)
             if int(headers.get("content-length", "0")) > self._max_body:
-                raise self._too_large(scope, path)
+                raise self._too_large(scope, path, self._max_body)
             if path in WAITS_FOR_SLOTS and scope["method"] == "POST":
                 try:
                     self._require_room()
@@ -137,7 +139,7 @@ class Guard:
             body.size += len(part)
             self._held += len(part)
             if body.size > self._max_body:
-                raise self._too_large(scope, path)
+                raise self._too_large(scope, path, self._max_body)
             if body.size < self._held > self._max_bodies:  # alone it is let in
                 self._say("bodies", scope, path)
                 raise later("the bodies of other requests fill this server; ask again later", 1)
@@ -145,13 +147,17 @@ class Guard:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _too_large(self, scope: Scope, path: str) -> Refusal:
+    def _too_large(self, scope: Scope, path: str, most: int) -> Refusal:
         self._say("body", scope, path)
-        return Refusal(413, f"the request's body is larger than {self._max_body:,} bytes")
+        return Refusal(413, f"the request's body is larger than {most:,} bytes")
 
     def _say(self, why: str, scope: Scope, path: str) -> None:
         self._refused(why)
         logger.warning("refused (%s): %r from %s", why, path[:200], (scope.get("client") or ("?",))[0])
+
+
+def _has_body(headers: Headers) -> bool:
+    return int(headers.get("content-length", "0")) > 0 or "transfer-encoding" in headers
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

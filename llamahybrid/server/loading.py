@@ -33,11 +33,17 @@ class PromptTooLong(LlamaHybridError, ValueError):
     """The prompt has more tokens than the operator allows."""
 
 
+class PromptEmpty(LlamaHybridError, ValueError):
+    """The prompt has no tokens."""
+
+
 class ServedLlama(Llama):
     """A `Llama` that refuses prompts that are longer than the operator allows, before anything is decoded."""
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        """See `Llama.generate`. Raises PromptTooLong."""
+        """See `Llama.generate`. Raises PromptTooLong, PromptEmpty."""
+        if not len(tokens):
+            raise PromptEmpty("the prompt is empty: there is nothing to go on from")
         limit = max_prompt.get()
         if limit is not None and len(tokens) > limit:
             raise PromptTooLong(f"the prompt has {len(tokens):,} tokens; this server takes {limit:,}")

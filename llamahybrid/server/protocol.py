@@ -6,16 +6,29 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from llamahybrid.server.errors import later
 
 
 def protocol(
-    header_seconds: float, send_seconds: float, refused: Callable[[str], None] = lambda why: None
+    header_seconds: float,
+    send_seconds: float,
+    refused: Callable[[str], None] = lambda why: None,
+    most: int | None = None,
 ) -> type[H11Protocol]:
     """A protocol class that closes connections whose headers, or whose reading, take longer.
 
-    `refused` is told why one was closed: "headers" or "reader".
+    `refused` is told why one was closed: "headers" or "reader". Beyond `most` connections requests get 503,
+    and `refused` is told "connections".
     """
+
+    async def crowded(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = later("this server has too many connections; ask again later", 1)
+        refusal.headers["Connection"] = "close"
+        refused("connections")
+        await refusal.response()(scope, receive, send)
 
     class Impatient(H11Protocol):
         """uvicorn has a timeout for a connection that says nothing after an answer, and for no other."""
@@ -27,6 +40,8 @@ def protocol(
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            if most is not None and len(self.connections) > most:
+                self.app = crowded
             self._wait()
 
         def data_received(self, data: bytes) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from typing import Annotated, Any
 
 import llama_cpp
+import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.security import HTTPBearer
 from llama_cpp.server.types import (
@@ -95,11 +97,22 @@ async def create_embedding(body: EmbeddingRequest, service: InService) -> Respon
     def work(llm: Llama) -> Any:
         if not llm.context_params.embeddings:
             raise bad("this model was not opened for embeddings (embedding: true)", "model")
-        return llm.create_embedding(**body.model_dump(exclude={"user", "model"}))
+        return llm.create_embedding(input=body.input)
 
+    body.require_understood()
     made = await service.use(body.model, work, slots=1)
+    if body.encoding_format == "base64":
+        for each in made["data"]:
+            each["embedding"] = packed(each["embedding"])
     made["model"] = service.models.alias(body.model)
     return Response(json.dumps(made), media_type="application/json")
+
+
+def packed(embedding: list[Any]) -> str | list[Any]:
+    """An embedding in base64, little-endian float32; those of single tokens, without pooling, as they are."""
+    if embedding and isinstance(embedding[0], list):
+        return embedding
+    return b64encode(np.asarray(embedding, "<f4").tobytes()).decode()
 
 
 @router.get("/v1/models", summary="Models", tags=[_OPENAI])
@@ -141,6 +154,8 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> DetokenizeI
     return DetokenizeInputResponse(text=await service.use(body.model, work))
 
 
+@router.head("/health", include_in_schema=False)
+@router.head("/v1/health", include_in_schema=False)
 @router.get("/health", tags=[_EXTRAS])
 @router.get("/v1/health", include_in_schema=False)
 async def health(service: InService) -> dict[str, str]:

@@ -67,6 +67,7 @@ class Service:
         self.jobs: dict[Job, None] = {}
         """Those that run, oldest first."""
         self._outbox: Outbox | None = None
+        self._stopping: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
         self._opener = ThreadPoolExecutor(1, "llamahybrid-model")
         if settings.interrupt_requests:
@@ -90,7 +91,12 @@ class Service:
             job.cancel()
 
     async def stop(self) -> None:
-        """End what runs, and close the model: what waits for the disk is written."""
+        """End what runs, and close the model: what waits for the disk is written. Once: the second waits."""
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
         self.admission.refuse_waiting()
         self.cancel_all()
         await self.admission.settled()

@@ -77,3 +77,65 @@ def test_an_answer_does_not_end_before_it_has_its_tokens_and_nothing_becomes_inf
         assert (told[3] > 0) == ends, n
         assert np.isfinite(told).all()
         assert (scores == 1).all()
+
+
+# -- forms of an answer ----------------------------------------------------------------------------------
+
+
+def chat(**said: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest(messages=[{"role": "user", "content": "hi"}], **said)
+
+
+def tool(name: str, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+UNCONVERTIBLE = [
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}, "required": ["a"]},
+    {"$ref": "https://example.com/schema.json"},
+    {"$ref": "#"},
+    {"type": "string", "pattern": "^([0-9{3}$"},
+    {"type": "text"},
+    {"type": "string", "minLength": "9"},
+]
+
+
+@pytest.mark.parametrize("schema", UNCONVERTIBLE)
+def test_a_schema_that_cannot_be_followed_is_refused(schema: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        arguments(LLM, chat(response_format={"type": "json_object", "schema": schema}), "")
+    assert refused.value.param == "response_format"
+    named = {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(Refusal) as refused:
+        arguments(LLM, chat(tools=[tool("f", schema)], tool_choice=named), "")
+    assert refused.value.param == "tools"
+    arguments(LLM, chat(tools=[tool("f", schema)], tool_choice="auto"), "")  # no grammar is made of it
+
+
+def test_a_schema_that_can_be_followed_is_not() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for form in ({"type": "json_object", "schema": schema}, {"type": "json_object"}, {"type": "text"}, None):
+        assert arguments(LLM, chat(response_format=form), "")["response_format"] == form
+
+
+@pytest.mark.parametrize(
+    "choice", [{"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}]
+)
+def test_a_tool_that_there_is_not_cannot_be_chosen(choice: Any) -> None:
+    for tools in ({}, {"tools": []}):
+        with pytest.raises(Refusal) as refused:
+            arguments(LLM, chat(**choice, **tools), "")
+        assert refused.value.param == "tool_choice"
+    arguments(LLM, chat(**choice, tools=[tool("f", {"type": "object", "properties": {}})]), "")
+
+
+def test_logprobs_of_a_chat_are_given_where_their_number_is_not_said() -> None:
+    assert arguments(LLM, chat(logprobs=True), "")["top_logprobs"] == 0
+    assert arguments(LLM, chat(logprobs=True, top_logprobs=3), "")["top_logprobs"] == 3
+    assert arguments(LLM, chat(), "")["top_logprobs"] is None
+
+
+@pytest.mark.parametrize(("said", "told"), [("", []), (["", "x"], ["x"]), ("x", ["x"]), (None, [])])
+def test_an_empty_stop_string_ends_nothing(said: Any, told: list[str]) -> None:
+    assert arguments(LLM, chat(stop=said), "")["stop"] == told
+    assert arguments(LLM, CompletionRequest(prompt="a", stop=said), "")["stop"] == told

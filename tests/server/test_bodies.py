@@ -134,3 +134,52 @@ def test_much_that_is_wrong_is_not_told_of_one_by_one(body: type[BaseModel], sai
     with pytest.raises(ValidationError) as refused:
         body(**said)
     assert refused.value.error_count() < 50
+
+
+# -- what OpenAI's clients send ----------------------------------------------------------------------------
+
+
+def test_a_call_of_a_tool_may_be_sent_back_as_it_came() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = [
+        {"role": "developer", "content": "be short"},
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "4"},
+    ]
+    developer, _, assistant, _ = ChatCompletionRequest(messages=said).messages
+    assert developer["role"] == "system"
+    assert "content" not in assistant
+    assert assistant["tool_calls"] == [call]
+
+
+def test_a_tool_may_take_nothing() -> None:
+    nothing = {"type": "object", "properties": {}}
+    (tool,) = chat(tools=[{"type": "function", "function": {"name": "f"}}]).tools or []
+    assert tool["function"]["parameters"] == nothing
+    (function,) = chat(functions=[{"name": "f", "parameters": None}]).functions or []
+    assert function["parameters"] == nothing
+
+
+def test_what_is_wrong_with_a_message_is_said_of_its_role() -> None:
+    with pytest.raises(ValidationError) as wrong:
+        ChatCompletionRequest(messages=[{"role": "tool", "content": "4"}])
+    (error,) = wrong.value.errors()
+    assert error["loc"] == ("messages", 0, "tool", "tool_call_id")
+    with pytest.raises(ValidationError, match="role"):
+        ChatCompletionRequest(messages=[{"role": "someone", "content": "4"}])
+
+
+def test_an_echo_is_not_streamed() -> None:
+    refused = CompletionRequest(prompt="a", echo=True, stream=True).refused(8, 8)
+    assert refused is not None
+    assert refused.param == "echo"
+
+
+@pytest.mark.parametrize(
+    "said", [{"input": ""}, {"input": []}, {"input": ["a", ""]}, {"input": "a", "dimensions": 3}]
+)
+def test_what_cannot_be_embedded_is_refused(said: Any) -> None:
+    with pytest.raises(Refusal):
+        EmbeddingRequest(**said).require_understood()
+    EmbeddingRequest(input=["a"], encoding_format="base64").require_understood()

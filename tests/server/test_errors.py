@@ -18,7 +18,7 @@ from llamahybrid.errors import (
     RequestSuperseded,
 )
 from llamahybrid.server.errors import Refusal, bad, later, refusal
-from llamahybrid.server.loading import PromptTooLong
+from llamahybrid.server.loading import PromptEmpty, PromptTooLong
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ from llamahybrid.server.loading import PromptTooLong
         (ValueError("Requested tokens (900) exceed context window of 512"), 400),
         (ContextOverflow("900 tokens do not fit"), 400),
         (PromptTooLong("too long"), 413),
+        (PromptEmpty("empty"), 400),
         (LlamaHybridError("an image is answered once"), 400),
         (Busy(""), 503),
         (ModelClosed(""), 503),
@@ -54,6 +55,10 @@ def test_an_overflow_says_how_long_the_prompt_was() -> None:
     assert told.code == "context_length_exceeded"
     assert "900" in told.message
     assert "512" in told.message
+
+
+def test_an_empty_prompt_is_no_overflow() -> None:
+    assert (refusal(PromptEmpty("empty")).code, refusal(PromptEmpty("empty")).param) == (None, "prompt")
 
 
 def test_a_refusal_is_told_as_it_is() -> None:

@@ -197,3 +197,11 @@ def test_bodies_of_all_requests_together_are_bounded() -> None:
 
     asyncio.run(asyncio.wait_for(all_of_them(), 60))
     assert why == ["bodies"]
+
+
+@pytest.mark.parametrize(("path", "method"), [("/health", "GET"), ("/v1/completions", "OPTIONS")])
+@pytest.mark.parametrize("header", [(b"content-length", b"1"), (b"transfer-encoding", b"chunked")])
+def test_of_who_shows_no_key_nothing_is_held(path: str, method: str, header: Any) -> None:
+    asked = ask([b"x"] * 10, header, path=path, method=method)
+    assert (asked.status, asked.read, asked.body) == (413, 0, None)
+    assert asked.headers[b"connection"] == b"close"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -248,3 +249,30 @@ def test_one_that_takes_it_slowly_is_not(connection: socket.socket, clock: Clock
     assert got > PIECES * len(PIECE)
     assert clock.now > started + 2 * READING
     assert not refused
+
+
+def test_one_connection_too_many_is_told_so_as_openai_does() -> None:
+    told: list[str] = []
+    config = uvicorn.Config(
+        app, http=protocol(HEADERS, READING, told.append, 1), lifespan="off", log_config=None
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+        thread.start()
+        wait_until(lambda: server.started)
+        address = listening.getsockname()
+        with socket.create_connection(address, 60), socket.create_connection(address, 60) as second:
+            wait_until(lambda: len(server.server_state.connections) == 2)
+            second.sendall(WHOLE)
+            reply = b""
+            while part := second.recv(1 << 16):
+                reply += part
+        server.should_exit = True
+        thread.join()
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in head.lower()
+    assert json.loads(body)["error"]["type"] == "service_unavailable"
+    assert told == ["connections"]
+    assert not asked.is_set()

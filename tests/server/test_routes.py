@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
-from tests.lab.serving import Serving
+from llamahybrid.server.routes import packed
+from tests.lab.serving import Serving, serving
+
+from .conftest import TinyModel
 
 Stock = Callable[[], Any]
 
@@ -21,6 +26,7 @@ CHAT: list[Any] = [
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "extra_body": {"repeat_penalty": 1.0}}
 LONGER: dict[str, Any] = {**GREEDY, "max_tokens": 60}
 PLAIN: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "repeat_penalty": 1.0}
+JSON = {"content-type": "application/json"}
 TOOL: Any = {
     "type": "function",
     "function": {
@@ -242,3 +248,47 @@ def test_health_and_metrics(http: httpx.Client) -> None:
 def test_the_page_of_routes_is_made(http: httpx.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models"} <= set(paths)
+
+
+def test_an_error_leaves_the_connection_as_it_was(http: httpx.Client) -> None:
+    """Whatever is raised where no thread of a request is: uvicorn would hang up without a word."""
+    biased = {"prompt": "a", "logit_bias": {"\ud800": 1}, "logit_bias_type": "tokens"}
+    with httpx.Client(base_url=http.base_url, limits=httpx.Limits(max_connections=1)) as one:
+        for _ in range(3):
+            reply = one.post("/v1/completions", content=json.dumps(biased), headers=JSON)
+            assert reply.status_code == 400
+            assert reply.headers.get("connection") != "close"
+            assert one.get("/health").status_code == 200
+
+
+def test_a_body_that_is_no_json_is_told_so(http: httpx.Client) -> None:
+    told = http.post("/v1/completions", content=b"{1", headers=JSON).json()["error"]
+    assert told["param"] is None
+    assert "JSON" in told["message"]
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [""]])
+def test_an_empty_prompt_is_no_overflow(http: httpx.Client, prompt: Any) -> None:
+    told = http.post("/v1/completions", json={"prompt": prompt}).json()["error"]
+    assert (told["code"], told["param"]) == (None, "prompt")
+
+
+def test_health_has_a_head(http: httpx.Client) -> None:
+    assert http.head("/health").status_code == http.head("/v1/health").status_code == 200
+
+
+def test_embeddings_as_openai_s_client_asks_for_them(tiny_model: TinyModel) -> None:
+    with (
+        serving(tiny_model("llama"), model={"embedding": True, "n_parallel": 1}) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        (floats,) = client.embeddings.create(model="any", input="hello", encoding_format="float").data
+        (asked,) = client.embeddings.create(model="any", input="hello").data  # for base64
+        assert asked.embedding == floats.embedding
+        with pytest.raises(openai.BadRequestError, match="nothing to embed"):
+            client.embeddings.create(model="any", input="")
+
+
+def test_an_embedding_is_packed_and_those_of_single_tokens_are_not() -> None:
+    assert np.frombuffer(b64decode(packed([1.5, -2.0])), "<f4").tolist() == [1.5, -2.0]
+    assert packed([[1.5], [2.0]]) == [[1.5], [2.0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -295,6 +296,14 @@ def test_shutting_down_ends_streams_as_they_should_and_keeps_what_was_said(
         again = post(server, asked).json()
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 500
+
+
+def test_it_stops_once(tiny_model: TinyModel) -> None:
+    """A second Ctrl-C has it stopped from two places."""
+    with serving(tiny_model("qwen35")) as server:
+        loop = server.server.servers[0].get_loop()
+        for _ in range(2):
+            asyncio.run_coroutine_threadsafe(server.service.stop(), loop).result(60)
 
 
 NESTED = "(" * 30000 + '"a"' + ")" * 30000
