@@ -221,5 +221,10 @@ class DiskTier:
     # -- what is told ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Records, bytes and counts (`DiskCounts`), for `PromptCache.stats`."""
-        return {**self.store.stats(), f"{self.store.name}_waiting": len(self.writer)}
+        """Records, bytes and counts (`DiskCounts`), for `PromptCache.stats`.
+
+        Each key on a server that is of another type than ours is an error, too.
+        """
+        name, counts = self.store.name, self.store.stats()
+        counts[f"{name}_errors"] += getattr(self.store.records, "misfits", 0)  # a folder has none
+        return {**counts, f"{name}_waiting": len(self.writer)}
