@@ -84,11 +84,12 @@ class PromptCache(BasePromptCache):
         """What lies on the server; None without one."""
         self._arguments = (disk_dir, disk_bytes, disk_write_bytes), (remote, remote_bytes)
         if disk_dir is not None:
-            folder = Path(disk_dir).expanduser()
+            folder = Path(disk_dir)
             try:
+                folder = folder.expanduser()  # RuntimeError: nobody knows that home
                 disk_limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
                 self.disk = DiskTier(folder, disk_limit, self.ram, disk_write_bytes)
-            except OSError as error:
+            except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path has such letters
                 logger.warning("the disk cache in %s cannot be used: %s", folder, error)
         if remote is not None:
             from llamahybrid.prompt_cache.remote import RemoteRecords

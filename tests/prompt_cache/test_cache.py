@@ -63,6 +63,17 @@ def test_a_folder_that_cannot_be_used_costs_the_disk_and_nothing_else(
     assert (cache.disk, cache.leaves_process) == (None, False)
 
 
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/cache", "cache\0", "cache\ud800"])
+def test_a_name_that_no_folder_can_have_costs_the_disk_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        cache = PromptCache(1 << 20, name)
+    assert "cannot be used" in caplog.text
+    assert (cache.disk, cache.leaves_process, list(tmp_path.iterdir())) == (None, False, [])
+
+
 def test_what_no_other_process_will_have_is_not_written(folder: Path) -> None:
     for namespace, written in ((f"here{HERE_ONLY}", False), ("anywhere", True)):
         cache = PromptCache(1 << 24, folder)
