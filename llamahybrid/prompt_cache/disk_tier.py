@@ -156,6 +156,9 @@ class DiskTier:
             except ValueError as error:
                 self.store.damaged(key, error)
                 whole = False
+            except MemoryError as error:  # the record is sound
+                self.store.refused(READ, error)
+                return None
         if not whole:
             return None
         self._measured(offer.nbytes, time.perf_counter() - started)
