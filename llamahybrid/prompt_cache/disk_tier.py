@@ -48,7 +48,10 @@ CANCEL_SECONDS = 10.0
 
 
 class DiskTier:
-    """Records of one folder, or on a server; at most `limit` bytes, shared with other processes."""
+    """Records of one folder, or on a server; at most `limit` bytes, shared with other processes.
+
+    With a limit of 0 nothing is written, and nothing goes to make room for it.
+    """
 
     def __init__(
         self,
@@ -176,6 +179,8 @@ class DiskTier:
 
         `path`: a copy of the live tokens.
         """
+        if not self.store.limit:
+            return
         if view.needs_attention and view.split is None:
             return  # nobody could put its attention back
         try:
