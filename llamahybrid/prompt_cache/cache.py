@@ -248,9 +248,10 @@ class PromptCache(BasePromptCache):
 
     def clear(self) -> None:
         """See `BasePromptCache.clear`; the disk is emptied, too, and what lies on the server."""
+        self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
         for tier in self.outside:
             tier.clear()
-        self.ram.clear()
+            self.ram.clear()  # what another thread has read from there meanwhile
 
     # -- looking in --------------------------------------------------------------------------------
 
