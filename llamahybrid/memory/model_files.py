@@ -105,7 +105,9 @@ class ModelFiles:
     def edited(self) -> bool:
         """Somebody has written to a file that the model is mapped from since this was last asked.
 
-        One that was replaced or removed is no matter: what is mapped stays.
+        One that was replaced or removed is no matter: what is mapped stays. Size and time of writing tell;
+        who sets that time back is not seen. The time of change would show him, and every chmod and hard link
+        (a backup's), which only reading all of the file again, in a request, could tell from an edit.
         """
         if not self._mapped:
             return False

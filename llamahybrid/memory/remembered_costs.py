@@ -11,6 +11,7 @@ import json
 import math
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -57,13 +58,17 @@ class RememberedCosts:
         if self._path is None or not costs.prefill_seconds or seconds == self._written:
             return
         self._written = seconds
+        part = ""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
+            handle, part = tempfile.mkstemp(dir=self._path.parent)
+            with os.fdopen(handle, "w") as file:
                 json.dump({"version": VERSION, **seconds}, file)
-            try:
-                os.replace(file.name, self._path)
-            except OSError:
-                os.unlink(file.name)
+            os.replace(part, self._path)
+            part = ""
         except OSError:
             self._path = None
+        finally:
+            if part:
+                with suppress(OSError):
+                    os.unlink(part)

@@ -46,12 +46,13 @@ class PromptCache(BasePromptCache):
     `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
     exactly; None: an eighth of physical memory, within 256 MiB and 8 GiB. Only what is pinned or handed out
     at one time can be more than that. `disk_dir`: a folder that keeps them for later processes; several may
-    share it. `disk_bytes`: its budget; None: a quarter of what is free, at most 32 GiB. `disk_write_bytes`:
-    what this process may write to it in an hour (0: nothing); None: 8 GiB. A folder that cannot be used costs
-    a warning and the disk, nothing else. `remote`: a Redis or Valkey server that several machines share, as
-    "redis://host:6379/0", behind RAM and disk; `remote_bytes`: what may lie there (8 GiB). One that is slow
-    or away costs a warning and is asked again later. `eviction`: another order in which things go from RAM.
-    May be shared by threads and by several models.
+    share it. `disk_bytes`: its budget (0: what lies there is read, and nothing is written); None: a quarter
+    of what is free, at most 32 GiB. `disk_write_bytes`: what this process may write to it in an hour (0:
+    nothing); None: 8 GiB. A folder that cannot be used costs a warning and the disk, nothing else. `remote`:
+    a Redis or Valkey server that several machines share, as "redis://host:6379/0", behind RAM and disk;
+    `remote_bytes`: what may lie there (8 GiB; 0 as for the disk). One that is slow or away costs a warning
+    and is asked again later. `eviction`: another order in which things go from RAM. May be shared by threads
+    and by several models.
 
     A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
     used again once its entry is gone. What a `Plan` names is safe until `release(plan)`, or while the plan
@@ -74,8 +75,14 @@ class PromptCache(BasePromptCache):
         remote_bytes: int = DEFAULT_REMOTE_BYTES,
         eviction: Eviction | None = None,
     ) -> None:
-        """Raises ValueError for a URL that means nothing, ImportError where redis is not installed."""
-        limit = default_ram_bytes() if ram_bytes is None else ram_bytes
+        """Raises ValueError for a URL that means nothing or a budget below zero, TypeError for a budget that
+        is no number, ImportError where redis is not installed.
+        """
+        limit = default_ram_bytes() if ram_bytes is None else budget("ram_bytes", ram_bytes)
+        disk_bytes = None if disk_bytes is None else budget("disk_bytes", disk_bytes)
+        if disk_write_bytes is not None:
+            disk_write_bytes = budget("disk_write_bytes", disk_write_bytes)
+        remote_bytes = budget("remote_bytes", remote_bytes)
         self.ram = RamTier(limit, ValueEviction() if eviction is None else eviction)
         """What lies in RAM."""
         self.disk: DiskTier | None = None
@@ -84,11 +91,12 @@ class PromptCache(BasePromptCache):
         """What lies on the server; None without one."""
         self._arguments = (disk_dir, disk_bytes, disk_write_bytes), (remote, remote_bytes)
         if disk_dir is not None:
-            folder = Path(disk_dir).expanduser()
+            folder = Path(disk_dir)
             try:
+                folder = folder.expanduser()  # RuntimeError: nobody knows that home
                 disk_limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
                 self.disk = DiskTier(folder, disk_limit, self.ram, disk_write_bytes)
-            except OSError as error:
+            except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path has such letters
                 logger.warning("the disk cache in %s cannot be used: %s", folder, error)
         if remote is not None:
             from llamahybrid.prompt_cache.remote import RemoteRecords
@@ -111,12 +119,15 @@ class PromptCache(BasePromptCache):
 
     @property
     def ram_bytes(self) -> int:
-        """The budget; setting it evicts what no longer fits (pinned entries go when released)."""
+        """The budget; setting it evicts what no longer fits (pinned entries go when released).
+
+        Raises TypeError for what is no number, ValueError for one below zero.
+        """
         return self.ram.store.account.limit
 
     @ram_bytes.setter
     def ram_bytes(self, n_bytes: int) -> None:
-        self.ram.resize(n_bytes)
+        self.ram.resize(budget("ram_bytes", n_bytes))
 
     # -- a request's start -------------------------------------------------------------------------
 
@@ -237,9 +248,10 @@ class PromptCache(BasePromptCache):
 
     def clear(self) -> None:
         """See `BasePromptCache.clear`; the disk is emptied, too, and what lies on the server."""
+        self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
         for tier in self.outside:
             tier.clear()
-        self.ram.clear()
+            self.ram.clear()  # what another thread has read from there meanwhile
 
     # -- looking in --------------------------------------------------------------------------------
 
@@ -256,6 +268,18 @@ class PromptCache(BasePromptCache):
 def _unpickled(kind: Callable[..., PromptCache], *arguments: object) -> PromptCache:
     *first, remote, remote_bytes = arguments
     return kind(*first, remote=remote, remote_bytes=remote_bytes)
+
+
+def budget(name: str, n_bytes: object) -> int:
+    """Whole bytes of what the user gave as `name`; infinity is more than any memory has.
+
+    Raises TypeError for what is no number, ValueError for one that is below zero or not a number.
+    """
+    if isinstance(n_bytes, bool) or not isinstance(n_bytes, int | float | np.integer):
+        raise TypeError(f"{name}: give a number of bytes, as 4 << 30, not {n_bytes!r}")
+    if not n_bytes >= 0:  # NaN, too
+        raise ValueError(f"{name}: give a number of bytes, 0 or more, not {n_bytes!r}")
+    return int(min(n_bytes, sys.maxsize))
 
 
 def default_disk_bytes(folder: Path) -> int:

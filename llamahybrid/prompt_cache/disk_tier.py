@@ -49,7 +49,10 @@ CANCEL_SECONDS = 10.0
 
 
 class DiskTier:
-    """Records of one folder, or on a server; at most `limit` bytes, shared with other processes."""
+    """Records of one folder, or on a server; at most `limit` bytes, shared with other processes.
+
+    With a limit of 0 nothing is written, and nothing goes to make room for it.
+    """
 
     def __init__(
         self,
@@ -157,6 +160,9 @@ class DiskTier:
             except ValueError as error:
                 self.store.damaged(key, error)
                 whole = False
+            except MemoryError as error:  # the record is sound
+                self.store.refused(READ, error)
+                return None
         if not whole:
             return None
         self._measured(offer.nbytes, time.perf_counter() - started)
@@ -174,6 +180,8 @@ class DiskTier:
 
         `path`: a copy of the live tokens.
         """
+        if not self.store.limit:
+            return
         if view.needs_attention and view.split is None:
             return  # nobody could put its attention back
         try:
@@ -222,5 +230,10 @@ class DiskTier:
     # -- what is told ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Records, bytes and counts (`DiskCounts`), for `PromptCache.stats`."""
-        return {**self.store.stats(), f"{self.store.name}_waiting": len(self.writer)}
+        """Records, bytes and counts (`DiskCounts`), for `PromptCache.stats`.
+
+        Each key on a server that is of another type than ours is an error, too.
+        """
+        name, counts = self.store.name, self.store.stats()
+        counts[f"{name}_errors"] += getattr(self.store.records, "misfits", 0)  # a folder has none
+        return {**counts, f"{name}_waiting": len(self.writer)}

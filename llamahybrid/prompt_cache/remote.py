@@ -17,7 +17,8 @@ from llamahybrid.prompt_cache.disk import lies_in, named
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.records import Head, Record, read_head, read_record
 from llamahybrid.prompt_cache.remote_changes import discard, publish, withdraw
-from llamahybrid.prompt_cache.remote_link import Link, News, Noted
+from llamahybrid.prompt_cache.remote_link import Link, News
+from llamahybrid.prompt_cache.remote_reads import Noted
 
 UNKNOWN_SECONDS = 0.25
 """What a read may take where costs are not measured yet."""
@@ -43,6 +44,11 @@ class RemoteRecords:
         self._own: dict[str, tuple[int, bool]] = {}  # what we changed and were not told of: number, it comes
         self._refused = 0
         self._link.wait(FIRST_SECONDS)
+
+    @property
+    def misfits(self) -> int:
+        """Keys on the server that are of another type than ours, and left alone."""
+        return len(self._link.server.misfits)
 
     def changed(self) -> Iterator[str]:
         """See `RecordStore.changed`."""

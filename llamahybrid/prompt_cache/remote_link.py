@@ -18,44 +18,28 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.lateness import ReadLate
-from llamahybrid.prompt_cache.records import HEAD_BYTES, KEY, head_of
-from llamahybrid.prompt_cache.remote_changes import PREFIX, listed, record
+from llamahybrid.prompt_cache.remote_changes import PREFIX, record
+from llamahybrid.prompt_cache.remote_reads import Noted, Server, is_misfit
 
 logger = logging.getLogger("llamahybrid")
 
 POLL_SECONDS = 0.5
-TIMEOUT_SECONDS = 5.0
-"""Of one command; a record of 150 MiB takes 1.3 s on a link of 1 Gbit/s."""
-
 STALE_SECONDS = 3.0
 """A server that has not answered for so long is taken to be away."""
 
 PART_SECONDS = 3600
 """A record that nobody finished goes by itself."""
-
-HEADS = 256
-"""Records whose heads are asked for at once."""
-
-
-@dataclass(frozen=True)
-class Noted:
-    """What is known of a record that was not read."""
-
-    nbytes: int
-    start: bytes
-    """Its head and its ids."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +73,14 @@ class Link:
 
     def __init__(self, url: str) -> None:
         """`url`: as redis-py takes it, "redis://host:6379/0". Raises ValueError for what is none."""
-        pool = {"socket_timeout": TIMEOUT_SECONDS, "socket_connect_timeout": TIMEOUT_SECONDS}
-        # A command that took too long is not sent again: who asked has given up.
-        retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
-        self._client: Any = redis.Redis.from_url(url, **pool, health_check_interval=15, retry=retry)
+        self.server = Server(url)
+        self._client = self.server.client
         self.news: dict[str, News] = {}
         """By shard; who takes one out has it."""
         self.refused = 0
         """Changes that the server did not want; they are not sent again."""
         self._known: dict[str, set[str]] = {shard: set() for shard in SHARDS}  # the polling thread's
         self._closed = False
-        self._answered = 0.0  # when the server did so last
         self._begun = self._finished = 0
         self._number = 0
         self._start_anew()
@@ -122,7 +103,7 @@ class Link:
     def check(self) -> None:
         """Raise OSError where the server has not answered lately."""
         self._alive()
-        if self._away(self._answered):
+        if self._away(self.server.answered):
             raise OSError("the remote cache does not answer")
 
     def ask(self, key: str) -> None:
@@ -147,7 +128,7 @@ class Link:
             return reached()
         began = time.monotonic()
         while not reached():
-            away = self._away(max(began, self._answered))
+            away = self._away(max(began, self.server.answered))
             if self._closed or away or time.monotonic() - began >= seconds:
                 return False
             if self._wake.empty():
@@ -170,7 +151,8 @@ class Link:
         return len(self._outbox)
 
     def read(self, key: str, seconds: float) -> bytes | None:
-        """A whole record, or None where there is none. Raises ReadLate where it takes longer than so long."""
+        """A whole record, or None where there is none. Raises ReadLate where it takes longer than so long,
+        RecordError where it is of another type, OSError where the server does not answer."""
         self.check()
         running = self._reading
         if running is not None and running.given_up:
@@ -180,6 +162,8 @@ class Link:
         if not read.done.wait(seconds):
             read.given_up = True
             raise ReadLate(f"the remote cache took longer than {seconds:.3f} s")
+        if is_misfit(read.error):
+            raise RecordError("what lies there is of another type")
         if read.error is not None:
             raise OSError(f"the remote cache: {read.error}")
         return read.value
@@ -242,7 +226,7 @@ class Link:
                 self._send()
                 if not last:
                     self._poll()
-                self._answered = time.monotonic()
+                self.server.answered = time.monotonic()
                 self._finished = number
             except redis.RedisError as error:
                 logger.debug("the remote cache: %s", error)
@@ -265,7 +249,7 @@ class Link:
                     self._known[change.key[0]].discard(change.key)
                     self._asked.append(change.key[0])
                 logger.debug("the remote cache refused a change: %s", error)
-            self._answered = time.monotonic()
+            self.server.answered = time.monotonic()
             self._sent = max(self._sent, change.number)
             self._outbox.popleft()
 
@@ -275,76 +259,32 @@ class Link:
         while self._asked:
             asked.add(self._asked.popleft())
         try:
-            epoch, counters = self._changes()
+            epoch, counters = self.server.changes()
             for shard, counter in zip(SHARDS, counters, strict=True):
                 again = {key for key in asked if key[0] == shard}
                 if again or self._counters.get(shard) != (epoch, counter):
-                    self._follow(shard, again)
-                    self._counters[shard] = (epoch, counter)
+                    self._counters.pop(shard, None)
+                    if self._follow(shard, again):  # else it is asked again
+                        self._counters[shard] = (epoch, counter)
                     asked -= again
         finally:
             self._asked.extend(asked)
 
-    def _changes(self) -> tuple[bytes | None, list[bytes | None]]:
-        """The data's name, and a counter for each shard; a server that is full tells, too."""
-        for _ in range(2):
-            pipe = self._client.pipeline(transaction=False)
-            pipe.get(f"{PREFIX}:epoch")
-            pipe.hmget(f"{PREFIX}:changes", list(SHARDS))
-            epoch, counters = pipe.execute()
-            if epoch is not None:
-                break
-            with suppress(redis.ResponseError):
-                self._client.set(f"{PREFIX}:epoch", secrets.token_hex(8), nx=True)
-        return epoch, counters
-
-    def _follow(self, shard: str, again: set[str]) -> None:
-        """Read a shard's keys, and the heads of those that are new, or asked for."""
+    def _follow(self, shard: str, again: set[str]) -> bool:
+        """Read a shard's keys, and the heads of those that are new, or asked for; False for no shard of ours,
+        where nothing lies."""
         sent, known = self._sent, self._known[shard]
-        listed = {_text(key) for key in self._client.smembers(f"{PREFIX}:shard:{shard}")}
-        new, noted = sorted((listed - known) | (listed & again)), dict[str, Noted]()
-        for at in range(0, len(new), HEADS):
-            noted.update(self._heads(new[at : at + HEADS]))
-        there = (known & listed) | noted.keys()
+        listed = self.server.listed(shard)
+        there, noted = set[str](), dict[str, Noted]()
+        if listed is not None:
+            noted = self.server.heads(sorted((listed - known) | (listed & again)))
+            there = (known & listed) | noted.keys()
         self._known[shard] = there
         earlier = self.news.pop(shard, None)  # nobody has taken it yet
         if earlier is not None:
             noted = {key: n for key, n in (earlier.noted | noted).items() if key in there}
         self.news[shard] = News(frozenset(there), noted, sent)
-
-    def _heads(self, keys: Sequence[str]) -> dict[str, Noted]:
-        """Heads and ids of those that are there; what is no record is left out."""
-        sizes = self._ask((key, "strlen", ()) for key in keys)
-        heads = self._ask((key, "getrange", (0, HEAD_BYTES - 1)) for key in keys)
-        ends: dict[str, int] = {}
-        for key, head in zip(keys, heads, strict=True):
-            with suppress(ValueError):  # RecordError is one
-                ends[key] = HEAD_BYTES + 4 * head_of(head).end
-        starts = self._ask((key, "getrange", (0, end - 1)) for key, end in ends.items())
-        size = dict(zip(keys, sizes, strict=True))
-        self._bury([key for key in keys if not size[key] and KEY.fullmatch(key)])
-        found = zip(ends, starts, strict=True)  # one that goes meanwhile is cut short
-        return {key: Noted(size[key], start) for key, start in found if len(start) == ends[key]}
-
-    def _ask(self, commands: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Any]:
-        pipe = self._client.pipeline(transaction=False)
-        for key, command, arguments in commands:
-            getattr(pipe, command)(record(key), *arguments)
-        answers: list[Any] = pipe.execute()
-        self._answered = time.monotonic()  # there may be many
-        return answers
-
-    def _bury(self, keys: Sequence[str]) -> None:
-        """Records that the server has evicted itself: nobody is to ask for them for ever."""
-        if not keys:
-            return
-        with self._client.pipeline() as pipe, suppress(redis.WatchError, redis.ResponseError):
-            pipe.watch(*map(record, keys))  # another machine may be storing one
-            gone = [key for key in keys if not pipe.exists(record(key))]
-            pipe.multi()
-            for key in gone:
-                listed(pipe, "srem", key)
-            pipe.execute()
+        return listed is not None
 
     def _read_on(self) -> None:
         while (read := self._reads.get()) is not None:
@@ -353,7 +293,7 @@ class Link:
             self._reading = read
             try:
                 read.value = self._client.get(record(read.key))
-                self._answered = time.monotonic()
+                self.server.answered = time.monotonic()
             except redis.RedisError as error:
                 read.error = error
             except BaseException as error:
@@ -375,7 +315,3 @@ class _Read:
         self.error: BaseException | None = None
         self.given_up = False
         """Nobody waits for it any more."""
-
-
-def _text(key: bytes | str) -> str:
-    return key.decode("ascii", "replace") if isinstance(key, bytes) else key

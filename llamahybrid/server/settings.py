@@ -33,7 +33,9 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
     disk_dir: Optional[str] = Field(
         default=None, description="Folder that keeps conversations for later starts; several may share it."
     )
-    disk_bytes: Optional[int] = Field(default=None, ge=0, description="Budget of that folder.")
+    disk_bytes: Optional[int] = Field(
+        default=None, ge=0, description="Budget of that folder; 0: it is only read."
+    )
     disk_write_bytes: Optional[int] = Field(
         default=None, ge=0, description="What may be written to it in an hour. None: 8 GiB."
     )

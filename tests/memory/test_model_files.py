@@ -160,6 +160,20 @@ def test_an_edit_counts_once_and_only_where_pages_are_still_read(tmp_path, mappe
     assert (files.name == name) is not mapped
 
 
+@pytest.mark.parametrize("change", [lambda path: path.chmod(0o400), lambda path: os.link(path, f"{path}-2")])
+def test_what_changes_no_byte_of_a_mapped_model_is_no_edit(tmp_path, change):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    files = ModelFiles(path, by_content=False)
+    files.loaded(mapped=True)
+    name, noted = files.name, content.Signature.of(path)
+    time.sleep(TICK)
+    change(path)
+    assert content.Signature.of(path).ctime_ns != noted.ctime_ns
+    assert not files.edited()
+    assert files.name == name
+
+
 def test_a_failed_load_gives_up_reading(tmp_path, monkeypatch, large):
     path = tmp_path / "model.gguf"
     path.write_bytes(bytes(1000))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,23 @@ def test_a_folder_that_cannot_be_made_costs_nothing(folder: Path) -> None:
     assert kept.load() is None
     kept.save(KEPT)
     assert folder.read_text() == "in the way"
+
+
+@pytest.mark.parametrize("fails", ["write", "replace"])
+def test_a_disk_that_is_full_keeps_nothing_of_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    kept = RememberedCosts(b"model", ())
+    kept.save(KEPT)
+    before = [file.read_bytes() for file in folder.iterdir()]
+    place = {"write": "json.dump", "replace": "os.replace"}[fails]
+    with monkeypatch.context() as patch:
+        patch.setattr(f"llamahybrid.memory.remembered_costs.{place}", full)
+        kept.save(replace(KEPT, prefill_seconds=2e-3))
+    assert [file.read_bytes() for file in folder.iterdir()] == before
 
 
 def test_a_model_starts_with_what_was_measured_before(folder: Path, tiny_model: Callable[..., Path]) -> None:

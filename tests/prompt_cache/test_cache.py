@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ from llamahybrid.prompt_cache.base import HERE_ONLY
 from llamahybrid.prompt_cache.cache import MAX_DISK_BYTES, default_disk_bytes
 from tests.lab.fake_engine import FakeEngine
 
-from .asking import SLOW, A, B, ask, files
+from .asking import SLOW, A, B, ask, everything, files, filled
 
 
 def test_without_a_folder_nothing_leaves_the_process() -> None:
@@ -61,6 +64,68 @@ def test_a_folder_that_cannot_be_used_costs_the_disk_and_nothing_else(
         cache = PromptCache(1 << 20, tmp_path / "file" / "cache", 1 << 20)
     assert "cannot be used" in caplog.text
     assert (cache.disk, cache.leaves_process) == (None, False)
+
+
+BUDGETS = ("ram_bytes", "disk_bytes", "disk_write_bytes", "remote_bytes")
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [("4GiB", TypeError), (True, TypeError), ([1], TypeError), (-1, ValueError), (math.nan, ValueError)],
+)
+def test_a_budget_that_is_no_size_is_said_at_once(
+    folder: Path, name: str, given: object, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=rf"{name}: .* not {re.escape(repr(given))}"):
+        PromptCache(**{"disk_dir": folder, name: given})  # type: ignore[arg-type]
+    assert not folder.exists()
+
+
+def test_a_budget_that_is_set_later_is_a_size_too() -> None:
+    cache = PromptCache(1 << 20)
+    with pytest.raises(ValueError, match="ram_bytes"):
+        cache.ram_bytes = -1
+    assert cache.ram_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("given", [np.int64(1 << 20), float(1 << 20)])
+def test_a_budget_may_be_any_number(folder: Path, given: object) -> None:
+    cache = PromptCache(**dict.fromkeys(BUDGETS, given), disk_dir=folder)  # type: ignore[arg-type]
+    assert cache.disk is not None
+    assert (cache.ram_bytes, cache.disk.store.limit, cache.disk.writer.budget.hourly) == (1 << 20,) * 3
+    assert type(cache.ram_bytes) is int
+    ask(cache, A)
+    assert cache.close()
+
+
+def test_a_budget_without_end_is_one() -> None:
+    cache = PromptCache(math.inf)  # type: ignore[arg-type]
+    assert ask(cache, A).total == len(A)
+    assert cache.ram_bytes == sys.maxsize
+
+
+def test_a_disk_of_no_bytes_is_read_and_stays_as_it_is(folder: Path) -> None:
+    filled(folder)
+    before = everything(folder)
+    cache = PromptCache(1 << 24, folder, 0)
+    assert ask(cache, A).source == "disk"
+    ask(cache, range(9000, 9300))
+    assert cache.close()
+    assert everything(folder) == before
+    cache.forget(A)
+    assert len(everything(folder)) < len(before)
+
+
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/cache", "cache\0", "cache\ud800"])
+def test_a_name_that_no_folder_can_have_costs_the_disk_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        cache = PromptCache(1 << 20, name)
+    assert "cannot be used" in caplog.text
+    assert (cache.disk, cache.leaves_process, list(tmp_path.iterdir())) == (None, False, [])
 
 
 def test_what_no_other_process_will_have_is_not_written(folder: Path) -> None:

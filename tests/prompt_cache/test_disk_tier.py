@@ -19,7 +19,7 @@ from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.records import read_head
 from tests.lab import disk_fuzz
-from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.fake_engine import FakeAttention, FakeEngine, Kind
 from tests.lab.integrity import check_integrity
 
 from .asking import SLOW, A, B, C, ask, files
@@ -118,6 +118,25 @@ def test_a_damaged_record_is_a_counted_miss(opened, folder: Path, at: int) -> No
     assert cache.stats().extra["disk_failed"] == 0
     ask(opened(), A)  # what was damaged and not looked at before is now
     assert ask(opened(), A).cached == len(A)  # written anew
+
+
+def test_no_memory_to_cut_what_was_read_is_a_counted_miss_and_no_damage(
+    opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(opened(), A)
+    cache = opened()
+    records, split = cache.stats().extra["disk_records"], FakeAttention.split
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(FakeAttention, "split", full)
+    assert ask(cache, [*A, 1]).source != "disk"
+    stats = cache.stats().extra
+    assert (stats["disk_errors"], stats["disk_damaged"], stats["disk_records"]) == (1, 0, records)
+    monkeypatch.setattr(FakeAttention, "split", split)
+    plan = ask(opened(), [*A, 2])
+    assert (plan.source, plan.cached) == ("disk", len(A))
 
 
 def test_a_missing_file_is_a_miss(opened, folder: Path) -> None:

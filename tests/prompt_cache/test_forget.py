@@ -245,6 +245,27 @@ def test_what_ends_meanwhile_is_not_queued_again(tmp_path: Path, monkeypatch: py
     assert on_disk(tmp_path) == 0
 
 
+def test_what_ends_while_all_is_cleared_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    engine = FakeEngine(cache, "hybrid")
+    engine.prefill(SECRET)
+    assert cache.disk is not None
+    empty = cache.disk.clear
+
+    def racing(*args: Any) -> bool:
+        done = empty(*args)
+        cache.queue_writes(engine.view())  # another thread's request is over
+        cache.flush()
+        return done
+
+    monkeypatch.setattr(cache.disk, "clear", racing)
+    cache.clear()
+    cache.close()
+    assert on_disk(tmp_path) == 0
+
+
 @pytest.mark.parametrize("meanwhile", ["load", "known"])
 def test_what_is_read_meanwhile_is_not_taken_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str

@@ -104,7 +104,7 @@ def test_a_server_that_is_away_costs_one_warning_and_no_time(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("llamahybrid.prompt_cache.remote_link.TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr("llamahybrid.prompt_cache.remote_reads.TIMEOUT_SECONDS", 0.5)
     one, other = machine(), machine()
     store(one)
     until(lambda: records(other))
