@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.disk_folder import SHARDS, check_owner, claim, opened
-from llamahybrid.prompt_cache.nodes import tokens_of
-from llamahybrid.prompt_cache.records import KEY, Head, Record, read_head, read_ids, read_record
+from llamahybrid.prompt_cache.records import KEY, Head, Record, read_head, read_record
 
 SUFFIX = ".record"
 ORPHAN_SECONDS = 3600
@@ -120,10 +118,10 @@ class RecordStore:
         with self._file(key, buffered=False) as (file, status):
             yield file, named(key, read_head(file, status.st_size)), status.st_mtime
 
-    def head(self, key: str) -> tuple[Head, Tokens]:
-        """What a record says of itself, and its whole prefix. Raises as `opened` does."""
-        with self.opened(key) as (file, head, _):
-            return head, tokens_of(read_ids(file, head))
+    def head(self, key: str) -> Head:
+        """What a record says of itself, without its tokens. Raises as `opened` does."""
+        with self.opened(key) as (_, head, _):
+            return head
 
     def check(self, key: str) -> None:
         """Read a whole record and check it, which is no use of it. Raises as `opened` does."""
