@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamahybrid.configuration import default_folder
+from llamahybrid.cli.engine import errors_shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llamahybrid.prompt_cache.base import Tokens
-    from llamahybrid.prompt_cache.disk import RecordStore
-    from llamahybrid.prompt_cache.disk_index import DiskIndex
     from llamahybrid.prompt_cache.records import Head
 
 cache = typer.Typer(no_args_is_help=True, help="List, show, verify and prune a folder of conversations.")
 
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="folder, as given to PromptCache(disk_dir=...)", file_okay=False)
+]
+Preview = Annotated[
+    Path | None,
+    typer.Option(help="show the text, with the vocabulary of this GGUF file", exists=True, dir_okay=False),
 ]
 
 MOST_SHOWN = 200
@@ -34,24 +36,37 @@ PREVIEW_WIDTH = 36
 def list_(
     folder: Folder = None,
     records: Annotated[bool, typer.Option(help="every record, not conversations")] = False,
-    preview: Annotated[
-        Path | None, typer.Option(help="show the text, with the vocabulary of this GGUF file", exists=True)
-    ] = None,
+    preview: Preview = None,
 ) -> None:
     """Show what is stored: tokens, checkpoints, bytes and age, the newest last.
 
     Where requests had a salt, a column says which: one name for one salt, from which it cannot be told.
+    Exit status 1 if something could not be read.
     """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    store = _opened(folder)
-    found = [(head, tokens) for _, head, tokens in _heads(store)]
-    rows = [[one] for one in found] if records else _conversations(found)
+    from llamahybrid.cli.cache_folder import CacheFolder, conversations
+    from llamahybrid.prompt_cache.disk_index import DiskIndex
+    from llamahybrid.prompt_cache.nodes import ID_BYTES, tokens_of
+
+    stored, index = CacheFolder(folder), DiskIndex()
     spell = _speller(preview) if preview else None
-    table = Table("model", title=str(store.folder.parent))
-    salted = any(_salt(head) for head, _ in found)
+
+    def seen(key: str) -> tuple[Head, Tokens]:
+        """A record's head and its last tokens: all of them, of every record, may be more than fits."""
+        head, ids, _ = stored.path(key)
+        if not records:
+            index.add(head, ids, 0)
+        return head, tokens_of(ids[-ID_BYTES * PREVIEW_TOKENS :])
+
+    found = dict(stored.sound(seen))
+    rows = [[one] for one in found.values()]
+    if not records:
+        rows = [[found[key] for key in keys] for keys in conversations(index)]
+    table = Table("model", title=escape(str(stored.store.folder.parent)))
+    salted = any(_salt(head) for head, _ in found.values())
     if salted:
         table.add_column("salt", no_wrap=True)
     for name in ("tokens", "checkpoints" if not records else "state", "MiB", "age"):
@@ -73,37 +88,50 @@ def list_(
         table.add_row(*cells, *([escape(spell(tokens))] if spell else []))
     console = Console()
     console.print(table)
-    console.print(f"{len(found)} records, {store.nbytes / 2**20:,.1f} MiB")
+    console.print(f"{len(found)} records, {stored.store.nbytes / 2**20:,.1f} MiB{stored.troubles()}")
+    if stored.unread:
+        raise typer.Exit(1)
 
 
 @cache.command()
 def show(
     folder: Folder = None,
-    preview: Annotated[
-        Path | None, typer.Option(help="show the text, with the vocabulary of this GGUF file", exists=True)
-    ] = None,
+    preview: Preview = None,
     most: Annotated[int, typer.Option(min=1, help="branches to show")] = MOST_SHOWN,
 ) -> None:
     """Show what is stored as a tree: what conversations have in common is there once, and counts once.
 
     What goes first when room is needed is marked, as far as the folder tells: a process that has it open
-    spares what its requests rest on.
+    spares what its requests rest on. Exit status 1 if something could not be read.
     """
     from rich.console import Console
     from rich.markup import escape
 
+    from llamahybrid.cli.cache_folder import CacheFolder
     from llamahybrid.cli.cache_tree import trees
+    from llamahybrid.prompt_cache.disk_index import DiskIndex
     from llamahybrid.prompt_cache.outline import outline_of_index
 
-    store = _opened(folder)
-    seen = outline_of_index(_index(store), most)
+    stored, index = CacheFolder(folder), DiskIndex()
     spell = _speller(preview) if preview else None
+
+    def noted(key: str) -> float:
+        """When a record was used last; it is in the index then."""
+        head, ids, used = stored.path(key)
+        index.add(head, ids, 0)
+        return used
+
+    index.in_order_of_use(dict(stored.sound(noted)))
+    seen = outline_of_index(index, most)
     console = Console()
-    console.print(f"[bold]{escape(str(store.folder.parent))}[/]  {store.nbytes / 2**20:,.1f} MiB")
+    title = f"[bold]{escape(str(stored.store.folder.parent))}[/]"
+    console.print(f"{title}  {stored.store.nbytes / 2**20:,.1f} MiB{stored.troubles()}")
     for tree in trees(seen, spell):
         console.print(tree)
     if seen.more:
         console.print(f"{seen.more:,} more conversations; --most shows them")
+    if stored.unread:
+        raise typer.Exit(1)
 
 
 @cache.command()
@@ -111,31 +139,26 @@ def verify(
     folder: Folder = None,
     remove: Annotated[bool, typer.Option(help="remove what is damaged")] = False,
 ) -> None:
-    """Read every record and check it; exit status 1 if any is damaged."""
-    from llamahybrid.errors import RecordError, RecordGone
+    """Read every record and check it; exit status 1 if any is damaged, or could not be read or removed."""
+    from llamahybrid.cli.cache_folder import CacheFolder
+    from llamahybrid.errors import RecordError
 
-    store, sound, damaged, unread = _opened(folder), 0, 0, 0
-    for key in sorted(store.keys()):
-        try:
-            store.load(key)
+    stored, sound, damaged = CacheFolder(folder), 0, 0
+    for key, error in stored.each(stored.store.check):
+        if not isinstance(error, RecordError):
             sound += 1
-        except OSError as error:  # it may be sound
-            unread += 1
-            typer.echo(f"{key}: {error}")
-        except RecordGone:
             continue
-        except RecordError as error:
-            damaged += 1
-            typer.echo(f"{key}: {error}")
-            if remove:
-                store.delete(key)
-    swept = store.sweep() if remove else 0
+        damaged += 1
+        typer.echo(f"{key}: {error}")
+        if remove:
+            stored.remove(key)
+    swept = stored.store.sweep() if remove else 0
     typer.echo(
         f"{sound} records are sound, {damaged} damaged"
-        + (f", {unread} could not be read" if unread else "")
+        + stored.troubles()
         + (f", {swept} stray files removed" if swept else "")
     )
-    if (damaged and not remove) or unread:
+    if (damaged and not remove) or stored.unread or stored.stuck:
         raise typer.Exit(1)
 
 
@@ -153,62 +176,37 @@ def prune(
         str | None, typer.Option(help="remove what requests of this salt stored, as `list` names it")
     ] = None,
 ) -> None:
-    """Remove records: by size, age, model, salt; several together remove what any of them names."""
+    """Remove records: by size, age, model, salt; several together remove what any of them names.
+
+    By size, what is damaged goes first; else it stays: `verify --remove` removes it.
+    Exit status 1 if something could not be read or removed: nothing else goes in its place.
+    """
+    from llamahybrid.cli.cache_folder import CacheFolder
+    from llamahybrid.prompt_cache.records import Head
+
     if all(one is None for one in (max_mib, older_than, model, salt)):
         raise typer.BadParameter("say what to remove: --max-mib, --older-than, --model or --salt")
-    store, before, removed = _opened(folder), time.time() - 86400 * (older_than or 0), 0
-    size = store.nbytes
-    for key, head, _ in sorted(_heads(store), key=lambda item: item[1].written):
+    for name, text in (("--model", model), ("--salt", salt)):
+        if text == "":
+            raise typer.BadParameter(f"{name} is empty: give it as `list` names it")
+    stored, before, removed = CacheFolder(folder), time.time() - 86400 * (older_than or 0), 0
+
+    def named(head: Head) -> bool:
+        """It is old, or of the model or the salt."""
         old = older_than is not None and head.written < before
-        of_model = model is not None and head.namespace.startswith(model)
-        of_salt = bool(salt) and _salt(head) == salt
-        if old or of_model or of_salt or (max_mib is not None and size > max_mib * 2**20):
-            store.delete(key)
-            removed, size = removed + 1, size - head.nbytes
-    typer.echo(f"{removed} records removed, {store.nbytes / 2**20:,.1f} MiB left")
+        return old or (model is not None and head.namespace.startswith(model)) or _salt(head) == salt
 
-
-def _opened(folder: Path | None) -> RecordStore:
-    from llamahybrid.prompt_cache.disk import RecordStore
-    from llamahybrid.prompt_cache.disk_folder import FOLDER
-
-    folder = default_folder() if folder is None else folder.expanduser()
-    if not (folder / FOLDER).is_dir():
-        typer.echo(f"error: nothing is stored in {folder}", err=True)
+    found = [(key, head, stored.size(key)) for key, head in stored.each(stored.store.head)]
+    size, most = sum(nbytes for *_, nbytes in found), math.inf if max_mib is None else max_mib * 2**20
+    found.sort(key=lambda one: one[1].written if isinstance(one[1], Head) else -1)
+    for key, head, nbytes in found:
+        if size > most or (isinstance(head, Head) and named(head)):
+            removed, size = removed + stored.remove(key), size - nbytes
+        if not isinstance(head, Head):
+            typer.echo(f"{key}: {head}", err=True)
+    typer.echo(f"{removed} records removed, {stored.store.nbytes / 2**20:,.1f} MiB left{stored.troubles()}")
+    if stored.unread or stored.stuck:
         raise typer.Exit(1)
-    try:
-        return RecordStore(folder)
-    except OSError as error:
-        typer.echo(f"error: {folder} cannot be used: {error}", err=True)
-        raise typer.Exit(1) from error
-
-
-def _heads(store: RecordStore) -> Iterator[tuple[str, Head, Tokens]]:
-    from llamahybrid.errors import RecordError
-
-    for key in sorted(store.keys()):
-        try:
-            yield (key, *store.head(key))
-        except (RecordError, OSError) as error:
-            typer.echo(f"{key}: {error}", err=True)
-
-
-def _index(store: RecordStore) -> DiskIndex:
-    """Where the records of a folder lie, and which of them were used last."""
-    from llamahybrid.errors import RecordError
-    from llamahybrid.prompt_cache.disk_index import DiskIndex
-    from llamahybrid.prompt_cache.records import read_ids
-
-    index, used = DiskIndex(), dict[str, float]()
-    for key in sorted(store.keys()):
-        try:
-            with store.opened(key) as (file, head, used_at):
-                index.add(head, read_ids(file, head), 0)
-                used[key] = used_at
-        except (RecordError, OSError) as error:
-            typer.echo(f"{key}: {error}", err=True)
-    index.in_order_of_use(used)
-    return index
 
 
 def _salt(head: Head) -> str:
@@ -216,25 +214,12 @@ def _salt(head: Head) -> str:
     return head.namespace.partition("+")[2]
 
 
-def _conversations(found: list[tuple[Head, Tokens]]) -> list[list[tuple[Head, Tokens]]]:
-    """Records by the longest path they belong to; what several share counts for the first."""
-    groups: list[list[tuple[Head, Tokens]]] = []
-    for head, tokens in sorted(found, key=lambda one: -one[0].end):
-        for group in groups:
-            first, path = group[0]
-            if first.namespace == head.namespace and (path[: head.end] == tokens).all():
-                group.append((head, tokens))
-                break
-        else:
-            groups.append([(head, tokens)])
-    return groups
-
-
 def _speller(model: Path) -> Callable[[Tokens], str]:
     """The end of a token path as text."""
-    import llama_cpp
+    with errors_shown(ValueError, OSError, RuntimeError):
+        import llama_cpp
 
-    vocabulary = llama_cpp.Llama(str(model), vocab_only=True, verbose=False)
+        vocabulary = llama_cpp.Llama(str(model), vocab_only=True, verbose=False)
 
     def spell(tokens: Tokens) -> str:
         known = [t for t in tokens[-PREVIEW_TOKENS:].tolist() if 0 <= t < vocabulary.n_vocab()]

@@ -14,17 +14,15 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.disk_folder import SHARDS, check_owner, claim, opened
-from llamahybrid.prompt_cache.nodes import tokens_of
-from llamahybrid.prompt_cache.records import KEY, Head, Record, read_head, read_ids, read_record
+from llamahybrid.prompt_cache.records import KEY, Head, Record, read_head, read_record
 
 SUFFIX = ".record"
 ORPHAN_SECONDS = 3600
@@ -115,9 +113,17 @@ class RecordStore:
         self._seen: dict[str, int] = {}  # what `changed` saw: a folder's time, by shard
         self._ahead_ns = 0  # the clock of who keeps the folder, another machine maybe, of ours
 
-    def keys(self) -> list[str]:
-        """All keys, in no order."""
-        return [key for shard in SHARDS for key in self.listed(shard) if lies_in(key, shard)]
+    def keys(self, refused: Callable[[OSError], object] | None = None) -> list[str]:
+        """All keys, in no order. `refused`: is told of each shard that cannot be listed, and it goes on."""
+        keys: list[str] = []
+        for shard in SHARDS:
+            try:
+                keys += (key for key in self.listed(shard) if lies_in(key, shard))
+            except OSError as error:
+                if refused is None:
+                    raise
+                refused(error)
+        return keys
 
     def changed(self) -> Iterator[str]:
         """Shards that may have changed since this was asked. Raises OSError where that cannot be told."""
@@ -156,10 +162,15 @@ class RecordStore:
         with self._file(key, buffered=False) as (file, status):
             yield file, named(key, read_head(file, status.st_size)), status.st_mtime
 
-    def head(self, key: str) -> tuple[Head, Tokens]:
-        """What a record says of itself, and its whole prefix. Raises as `opened` does."""
-        with self.opened(key) as (file, head, _):
-            return head, tokens_of(read_ids(file, head))
+    def head(self, key: str) -> Head:
+        """What a record says of itself, without its tokens. Raises as `opened` does."""
+        with self.opened(key) as (_, head, _):
+            return head
+
+    def check(self, key: str) -> None:
+        """Read a whole record and check it, which is no use of it. Raises as `opened` does."""
+        with self._file(key) as (file, status):
+            named(key, read_record(file, status.st_size).head)
 
     def load(self, key: str, within: float | None = None) -> Record:
         """A whole record, checked, then marked as used. Raises as `opened` does.
@@ -213,13 +224,20 @@ class RecordStore:
             if stat.S_ISREG(os.lstat(path).st_mode):
                 os.unlink(path)
 
+    def size(self, key: str) -> int:
+        """Bytes of a record, sound or not; 0 if it is gone."""
+        try:
+            return os.lstat(self._path(key)).st_size
+        except FileNotFoundError:
+            return 0
+
     @property
     def nbytes(self) -> int:
-        """Bytes of all records."""
+        """Bytes of all records, but of those that cannot be looked at."""
         size = 0
-        for key in self.keys():
-            with suppress(FileNotFoundError):
-                size += os.lstat(self._path(key)).st_size
+        for key in self.keys(refused=lambda _: None):
+            with suppress(OSError):
+                size += self.size(key)
         return size
 
     def sweep(self) -> int:

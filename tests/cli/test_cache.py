@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import platformdirs
 import pytest
 from typer.testing import CliRunner
 
+from llamahybrid.cli import cache_folder
 from llamahybrid.cli.main import app
 from llamahybrid.prompt_cache import records
 from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, key_of, pack
 
 TEXT = np.array([*b"the quick brown fox jumps over the lazy dog"], np.int32)
@@ -43,6 +46,18 @@ def folder(tmp_path: Path) -> Path:
 
 def run(*arguments: Any) -> Any:
     return CliRunner().invoke(app, ["cache", *map(str, arguments)], env={"COLUMNS": "160"})
+
+
+def say_no(*_: Any, **__: Any) -> None:
+    raise OSError(1, "Operation not permitted")
+
+
+def clutter(folder: Path) -> str:
+    """Put a file where a folder of records would be; its name."""
+    inside = next(folder.glob("llamahybrid-*"))
+    shard = next(name for name in SHARDS if not (inside / name).exists())
+    (inside / shard).touch()
+    return shard
 
 
 def keys(folder: Path) -> list[str]:
@@ -151,12 +166,154 @@ def test_pruning_by_size_takes_the_oldest(folder: Path) -> None:
     assert RecordStore(folder).nbytes <= 0.5 * 2**20
     assert "records removed" in result.output
     store = RecordStore(folder)
-    assert {store.head(key)[0].namespace for key in keys(folder)} == {"aaaa"}
+    assert {store.head(key).namespace for key in keys(folder)} == {"aaaa"}
 
 
 def test_pruning_by_model(folder: Path) -> None:
     assert "6 records removed" in run("prune", "--model", "aaaa", "--dir", folder).output
     assert len(keys(folder)) == 3
+
+
+@pytest.mark.parametrize("option", ["--model", "--salt"])
+def test_an_empty_name_is_no_name(folder: Path, option: str) -> None:
+    result = run("prune", "--dir", folder, "--older-than", 0.5, option, "")
+    assert result.exit_code == 2
+    assert f"{option} is empty" in result.output
+    assert len(keys(folder)) == 9
+
+
+def test_what_is_damaged_makes_room_first(folder: Path) -> None:
+    store = RecordStore(folder)
+    victim = sorted(folder.glob("*/*/*.record"))[3]
+    size, lost = store.nbytes, victim.stat().st_size
+    victim.write_bytes(bytes(2 << 20))
+    result = run("prune", "--max-mib", (size - lost) / 2**20, "--dir", folder)
+    assert result.exit_code == 0, result.output
+    assert "1 records removed" in result.output
+    assert f"{victim.stem}: a record's head is damaged" in result.output
+    assert len(keys(folder)) == 8
+    assert not victim.exists()
+
+
+def test_what_is_damaged_stays_where_no_room_is_needed(folder: Path) -> None:
+    victim = sorted(folder.glob("*/*/*.record"))[3]
+    victim.write_bytes(b"")
+    result = run("prune", "--max-mib", 1, "--model", "cccc", "--dir", folder)
+    assert (result.exit_code, len(keys(folder))) == (0, 9)
+    assert victim.stem in result.output
+
+
+def test_what_cannot_be_read_costs_no_other_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = sorted(folder.glob("*/*/*.record"))[3]
+    size, lost = RecordStore(folder).nbytes, victim.stat().st_size
+    victim.write_bytes(bytes(2 << 20))
+    head = RecordStore.head
+    monkeypatch.setattr(
+        RecordStore, "head", lambda store, key: (say_no if key == victim.stem else head)(store, key)
+    )
+    result = run("prune", "--max-mib", (size - lost) / 2**20, "--dir", folder)
+    assert result.exit_code == 1
+    assert "0 records removed" in result.output
+    assert "1 could not be read" in result.output
+    assert len(keys(folder)) == 9
+
+
+@pytest.mark.parametrize("by", [("--model", "aaaa"), ("--max-mib", "0.3")])
+def test_pruning_goes_on_past_what_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, by: tuple[str, str]
+) -> None:
+    heads = {key: RecordStore(folder).head(key) for key in keys(folder)}
+    victim = min((k for k, head in heads.items() if head.namespace == "aaaa"), key=lambda k: heads[k].written)
+    delete = RecordStore.delete
+    monkeypatch.setattr(
+        RecordStore, "delete", lambda store, key: (say_no if key == victim else delete)(store, key)
+    )
+    result = run("prune", *by, "--dir", folder)
+    assert result.exit_code == 1
+    assert f"{victim}: [Errno 1] Operation not permitted" in result.output
+    assert "5 records removed" in result.output
+    assert "1 could not be removed" in result.output
+    assert len(keys(folder)) == 4
+    assert victim in keys(folder)
+
+
+def test_what_is_damaged_and_stays_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = sorted(folder.glob("*/*/*.record"))[3]
+    victim.write_bytes(b"")
+    monkeypatch.setattr(RecordStore, "delete", say_no)
+    result = run("verify", "--remove", "--dir", folder)
+    assert result.exit_code == 1
+    assert "8 records are sound, 1 damaged, 1 could not be removed" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("list",), "9 records"),
+        (("list", "--records"), "9 records"),
+        (("show",), "0.9 MiB, 1 could not be read"),
+        (("verify",), "9 records are sound, 0 damaged"),
+        (("prune", "--older-than", "0.5"), "6 records removed, 0.3 MiB left"),
+    ],
+)
+def test_a_file_in_place_of_a_folder_does_not_end_it(
+    folder: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    shard = clutter(folder)
+    result = run(*arguments, "--dir", folder)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert f"{os.sep}{shard} is no folder" in result.output
+    assert says in result.output
+    assert "1 could not be read" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("list",), ("list", "--records"), ("show",), ("verify",), ("prune", "--older-than", "9")],
+    ids=" ".join,
+)
+def test_looking_is_no_use_of_a_record(folder: Path, arguments: tuple[str, ...]) -> None:
+    for number, path in enumerate(sorted(folder.glob("*/*/*.record"))):
+        os.utime(path, (number, number))
+    assert run(*arguments, "--dir", folder).exit_code == 0
+    times = [path.stat().st_mtime for path in sorted(folder.glob("*/*/*.record"))]
+    assert times == list(range(9))
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("list", "--records"), ("prune", "--older-than", "9")])
+def test_what_prefixes_share_is_not_held_for_each(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    store, tokens, n_records = RecordStore(tmp_path), np.arange(30_000, dtype=np.int32), 64
+    for last in range(n_records):
+        tokens[-1] = last
+        key = key_of("aaaa", SNAPSHOT, len(tokens), tokens)
+        store.write(key, pack("aaaa", SNAPSHOT, len(tokens), tokens, None, np.zeros(8, np.uint8)))
+    run(*arguments, "--dir", tmp_path / "none")  # what is imported does not count
+    run(*arguments, "--dir", tmp_path)
+    tracemalloc.start()
+    try:
+        assert run(*arguments, "--dir", tmp_path).exit_code == 0
+        assert tracemalloc.get_traced_memory()[1] < n_records * tokens.nbytes / 2
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_folder_may_have_any_name(folder: Path) -> None:
+    (folder.parent / "a[").mkdir()
+    named = folder.rename(folder.parent / "a[" / "b]")
+    for command in ("list", "show"):
+        assert "a[/b]" in "".join(run(command, "--dir", named).output.split())
+
+
+@pytest.mark.parametrize("command", ["list", "show"])
+def test_a_preview_with_what_is_no_model(folder: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "bad.gguf").write_text("hello")
+    result = run(command, "--dir", folder, "--preview", tmp_path / "bad.gguf")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "error: " in result.output
+    assert "bad.gguf" in result.output
+    assert run(command, "--dir", folder, "--preview", tmp_path).exit_code == 2
 
 
 def test_each_tenant_is_listed_and_pruned(folder: Path) -> None:
@@ -197,6 +354,21 @@ def test_a_folder_with_nothing_is_left_alone(tmp_path: Path, command: str) -> No
     assert result.exit_code == 1
     assert "nothing is stored" in result.output
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["list", "show", "verify", "prune"])
+def test_a_folder_out_of_reach_is_told(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_folder.os, "stat", say_no)
+    result = run(command, "--dir", folder, *(["--max-mib", "1"] if command == "prune" else []))
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "cannot be used: [Errno 1] Operation not permitted" in result.output
+
+
+def test_a_home_of_nobody_is_told() -> None:
+    result = run("list", "--dir", "~nobody-has-this-name/cache")
+    assert result.exit_code == 1
+    assert "cannot be used" in result.output
 
 
 def test_chat_keeps_its_conversations_where_the_commands_look(

@@ -57,6 +57,32 @@ def test_a_folder_that_did_not_change_is_not_listed_again(tmp_path: Path, monkey
     assert list(store.changed()) == [key[0]]
 
 
+def test_a_check_is_no_use(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    key = put(store)
+    (path,) = files(tmp_path)
+    os.utime(path, (1000, 1000))
+    store.check(key)
+    assert (store.head(key).key, path.stat().st_mtime) == (key, 1000)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(RecordError, match="payload"):
+        store.check(key)
+
+
+def test_a_shard_that_is_none_may_be_passed_over(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    key = put(store)
+    (store.folder / next(s for s in disk.SHARDS if s != key[0])).touch()
+    refused: list[OSError] = []
+    assert store.keys(refused=refused.append) == [key]
+    assert ["is no folder" in str(error) for error in refused] == [True]
+    assert store.nbytes == store.size(key) == len(packed())
+    with pytest.raises(OSError, match="is no folder"):
+        store.keys()
+    store.delete(key)
+    assert store.size(key) == 0
+
+
 def test_only_the_owner_may_read(tmp_path: Path) -> None:
     mask = os.umask(0)
     try:
