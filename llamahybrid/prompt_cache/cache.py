@@ -94,8 +94,11 @@ class PromptCache(BasePromptCache):
             folder = Path(disk_dir)
             try:
                 folder = folder.expanduser()  # RuntimeError: nobody knows that home
-                disk_limit = default_disk_bytes(folder) if disk_bytes is None else disk_bytes
+                disk_limit = MAX_DISK_BYTES if disk_bytes is None else disk_bytes
                 self.disk = DiskTier(folder, disk_limit, self.ram, disk_write_bytes)
+                if disk_bytes is None:  # what lies there is not free any more, and is not to count twice
+                    held = self.disk.store.stats()["disk_bytes"]
+                    self.disk.store.limit = default_disk_bytes(folder, held)
             except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path has such letters
                 logger.warning("the disk cache in %s cannot be used: %s", folder, error)
         if remote is not None:
@@ -250,7 +253,9 @@ class PromptCache(BasePromptCache):
         """See `BasePromptCache.clear`; the disk is emptied, too, and what lies on the server."""
         self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
         for tier in self.outside:
-            tier.clear()
+            if not tier.clear():
+                name = tier.store.name
+                logger.warning("not all that was to be cleared is gone from the %s; clear it again", name)
             self.ram.clear()  # what another thread has read from there meanwhile
 
     # -- looking in --------------------------------------------------------------------------------
@@ -282,7 +287,10 @@ def budget(name: str, n_bytes: object) -> int:
     return int(min(n_bytes, sys.maxsize))
 
 
-def default_disk_bytes(folder: Path) -> int:
-    """A quarter of what is free where `folder` lies or is going to lie, at most `MAX_DISK_BYTES`."""
+def default_disk_bytes(folder: Path, held: int = 0) -> int:
+    """A quarter of what is free where `folder` lies or is going to lie, at most `MAX_DISK_BYTES`.
+
+    `held`: bytes of the records that are there, which would be free without them.
+    """
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    return min(MAX_DISK_BYTES, int(shutil.disk_usage(there).free * DISK_SHARE))
+    return min(MAX_DISK_BYTES, int((shutil.disk_usage(there).free + held) * DISK_SHARE))

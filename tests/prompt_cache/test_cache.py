@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import cache as cache_module
 from llamahybrid.prompt_cache.base import HERE_ONLY
 from llamahybrid.prompt_cache.cache import MAX_DISK_BYTES, default_disk_bytes
+from llamahybrid.prompt_cache.disk import RecordStore
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import SLOW, A, B, ask, everything, files, filled
@@ -27,6 +29,39 @@ def test_without_a_folder_nothing_leaves_the_process() -> None:
     assert cache.flush(0.0)
     assert cache.close()
     assert not any(name.startswith("disk") for name in cache.stats().extra)
+
+
+def test_the_budget_of_a_folder_does_not_shrink_by_what_it_holds(folder: Path, monkeypatch) -> None:
+    disk = [8_000_000]
+
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=disk[0] - sum(path.stat().st_size for path in files(folder)))
+
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", usage)
+    limits = []
+    for prompt in (A, B):
+        cache = PromptCache(1 << 24, folder)
+        assert cache.disk is not None
+        limits.append(cache.disk.store.limit)
+        ask(cache, prompt)
+        assert cache.close()
+    assert files(folder)
+    assert limits == [2_000_000, 2_000_000]
+
+
+def test_clearing_and_forgetting_say_what_they_could_not_remove(folder: Path, monkeypatch, caplog) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    cache = filled(folder)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(RecordStore, "delete", fail)
+        cache.clear()
+        assert "clear it again" in caplog.text
+        cache.forget(A)
+        assert "forget it again" in caplog.text
+    cache.clear()
+    assert not files(folder)
 
 
 def test_a_copy_in_another_process_is_empty_and_has_the_same_budgets(folder: Path) -> None:
