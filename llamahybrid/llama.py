@@ -17,7 +17,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.capi.sampling import CheckedSampler, RowSampler, require_grammar, sampled
-from llamahybrid.configuration import cache_for, current
+from llamahybrid.configuration import cache_for, current, patience
 from llamahybrid.devices.offload import Offload, offered
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
@@ -32,7 +32,7 @@ from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import Requests
 from llamahybrid.request.runner import RequestRunner
-from llamahybrid.request.salt import digest, model_salt
+from llamahybrid.request.salt import digest, model_salt, text_of
 from llamahybrid.request.slots import Slots
 from llamahybrid.saved_state import UsefulStates, load, save
 from llamahybrid.speculation.drafts import Drafts
@@ -80,21 +80,22 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         model_path: str,
         *,
         prompt_cache: bool | PromptCache | None = None,
-        wait: bool | float = True,
+        wait: bool | float | None = True,
         paging: bool = True,
         draft_planes: int | None = None,
         n_parallel: int | None = None,
-        cache_salt: str = "",
+        cache_salt: str | None = "",
         explain: bool = False,
         rpc_servers: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._cache_salt, wait = text_of(cache_salt), patience(wait)
         self.requests = Requests(self, wait)
         self._gate = self.requests.gate
         self.slots = Slots(self._gate)
         self._explain = explain
         reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
-        cache = cache_for(prompt_cache) if reusing else None
+        cache = cache_for(prompt_cache, reusing)
         wanted = Wish(current().parallel or 1) if n_parallel is None else n_parallel
         n_parallel = slots_for(wanted, model_path, cache is not None, kwargs)
         self._made_with = {
@@ -106,7 +107,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._draft_model: LlamaDraftModel | None = None
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
-        self._cache_salt = cache_salt
         self._answer_text: AnswerText | None = None
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
