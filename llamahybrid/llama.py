@@ -375,8 +375,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
 
-        Raises SnapshotError (nothing changed) when a sealed state is damaged or of another model, and
-        RuntimeError when the library does not take it.
+        Raises SnapshotError (nothing changed) when a sealed state is damaged, of another model or of another
+        `n_ctx`, which some models compute by (long-rope factors); RuntimeError when the library refuses it.
         """
         if self.evaluation is None:
             super().load_state(state)

@@ -229,6 +229,16 @@ def test_a_damaged_or_foreign_state_is_refused_and_nothing_lost(open_model):
     assert llm.last_request.cached == len(PROMPT)
 
 
+@pytest.mark.parametrize("cls", [Llama, llama_cpp.Llama])
+def test_a_state_cut_short_is_caught_as_with_upstream(open_model, cls):
+    llm = open_model(cls=cls)
+    llm.eval(PROMPT)
+    state = llm.save_state()
+    state.llama_state, state.llama_state_size = state.llama_state[:100], 100
+    with pytest.raises(RuntimeError):
+        llm.load_state(state)
+
+
 def test_a_state_that_the_library_does_not_take_leaves_nothing_wrong(open_model, fresh):
     stock = open_model("qwen35", llama_cpp.Llama)
     stock.eval(OTHER)
