@@ -34,7 +34,7 @@ from llamahybrid.request.requests import Requests
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.salt import digest, model_salt, text_of
 from llamahybrid.request.slots import Slots
-from llamahybrid.saved_state import UsefulStates, load, save
+from llamahybrid.saved_state import load, save, user_cache
 from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = arguments(llama_cpp.Llama.generate)
@@ -141,6 +141,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     model_params = offered()
     context_params = shaped()
     cache_salt = model_salt()
+    cache = user_cache()
 
     @property
     def arrays(self) -> UpstreamArrays:
@@ -382,18 +383,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().load_state(state)
         else:
             self.requests.whole(partial(load, self, state, super().load_state))
-
-    @property
-    def cache(self) -> Any:
-        """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
-        current = self._gate.current if self._gate.inside else None
-        return None if current is not None and (self._parallel > 1 or current.salt) else self.user_cache
-
-    @cache.setter
-    def cache(self, cache: Any) -> None:
-        self.user_cache = cache
-        if cache is not None and self.evaluation is not None:
-            self.user_cache = UsefulStates.of(cache, self.evaluation.runner)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **self._made_with, "cache_salt": self._cache_salt}
