@@ -35,6 +35,7 @@ from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.salt import digest, model_salt, text_of
 from llamahybrid.request.slots import Slots
 from llamahybrid.saved_state import load, save, user_cache
+from llamahybrid.signatures import as_of
 from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = arguments(llama_cpp.Llama.generate)
@@ -75,6 +76,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     `requests`, `evaluation`, `runner` and `drafts` are what runs inside, for this package and its tests.
     """
 
+    @as_of(llama_cpp.Llama.__init__)
     def __init__(
         self,
         model_path: str,
@@ -222,6 +224,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     # -- generating ------------------------------------------------------------------------------
 
+    @as_of(llama_cpp.Llama.generate)
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
@@ -251,6 +254,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         ticket.rests_on = self.slots.rests_on(ticket.salt)
         return completion(self.requests, ticket, super()._create_completion, options)
 
+    @as_of(llama_cpp.Llama.create_completion)
     @takes_salt
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.
@@ -266,10 +270,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super().create_completion(*args, **kwargs)
         return answers(self, super().create_completion, _CREATE(*args, **kwargs), count)
 
+    @as_of(llama_cpp.Llama.__call__, create_completion)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `create_completion`."""
         return self.create_completion(*args, **kwargs)
 
+    @as_of(llama_cpp.Llama.create_chat_completion)
     @takes_salt
     def create_chat_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
@@ -303,6 +309,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return
         self.requests.alone(lambda evaluation: evaluation.eval(tokens))
 
+    @as_of(llama_cpp.Llama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As `llama_cpp.Llama.sample`. Raises LlamaHybridError where there are no logits to sample from."""
         work = partial(sampled, self, super().sample, *args, **kwargs)
