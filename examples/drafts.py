@@ -7,9 +7,10 @@ How long guesses are is found out while running; where none can pay, as with a t
 
 import sys
 
-from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from llamahybrid import Llama, ModelDraft  # before llama_cpp: it decides which engine that loads
 
-from llamahybrid import Llama, ModelDraft
+# isort: split
+from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 
 POEM = "The river bends, the river sings, the river carries golden things. "
 PROMPT = f"Repeat this poem without a change. {POEM * 3}\nThe poem: {POEM}"

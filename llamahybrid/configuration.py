@@ -77,7 +77,7 @@ def configure(
     `ram`: bytes of one prompt cache for the whole process, as a number or as "2GiB" (KiB and K are 1024
     bytes, kB 1000); 0 or "off": no prompt cache, as in llama-cpp-python.
     `disk`: a folder to keep it in, too, "~/chats"; "~/chats:20GiB" with a budget; a size alone, or True: in
-    the user's cache folder; 0, False or "off": not on disk.
+    the user's cache folder (`LLAMAHYBRID_CACHE_DIR` names another); 0, False or "off": not on disk.
     `parallel`: requests that may run at once on a `Llama` (its `n_parallel`). Where a model or its arguments
     do not allow for several there is one, and where a program gives a draft model, which several would not
     ask; a warning says so.
@@ -134,16 +134,21 @@ def shared_cache() -> PromptCache | bool | None:
         return _shared[1]
 
 
-def cache_for(given: bool | PromptCache | None) -> PromptCache | None:
+def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptCache | None:
     """The prompt cache of a `Llama`, by what it was given; None: it has none.
 
+    `reusing`: the model is opened for what can reuse anything.
+
     Raises:
+        TypeError: given was something else, a folder, say.
         ConfigurationError: see `current`.
     """
-    if given is False:
-        return None
     from llamahybrid.prompt_cache import PromptCache
 
+    if not (given is None or isinstance(given, (bool, PromptCache))):
+        raise TypeError(f"prompt_cache={given!r}: give True, False or a PromptCache, which can have a folder")
+    if given is False or not reusing:
+        return None
     if isinstance(given, PromptCache):
         return given
     shared = shared_cache()
@@ -152,11 +157,27 @@ def cache_for(given: bool | PromptCache | None) -> PromptCache | None:
     return shared if isinstance(shared, PromptCache) else PromptCache()
 
 
-def default_folder() -> Path:
-    """The folder for conversations in the user's cache folder."""
-    import platformdirs
+def patience(given: bool | float | None) -> bool | float:
+    """`wait` of a `Llama`: True for ever, False not at all, else seconds; None: as if it was not given.
 
-    return Path(platformdirs.user_cache_dir("llamahybrid")) / "prompts"
+    Raises:
+        TypeError: that is no number.
+        ValueError: that is no time.
+    """
+    if given is None or isinstance(given, bool):
+        return given is not False
+    if not isinstance(given, (int, float)):
+        raise TypeError(f"wait={given!r}: give True, False, or seconds")
+    if not given >= 0:
+        raise ValueError(f"wait={given!r}: give True, False, or seconds from 0 on")
+    return given if given < threading.TIMEOUT_MAX else True
+
+
+def default_folder() -> Path:
+    """The folder for conversations in the user's cache folder, or in that of `LLAMAHYBRID_CACHE_DIR`."""
+    from llamahybrid.engine.sdist import cache_dir
+
+    return cache_dir() / "prompts"
 
 
 def _over_environment(configured: Configuration) -> Configuration:

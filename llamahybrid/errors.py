@@ -45,8 +45,11 @@ class DeviceLost(DecodeError, DeviceError):
         super().__init__(-3, message)  # llama_decode's result where computing fails
 
 
-class SnapshotError(LlamaHybridError, ValueError):
-    """State bytes are damaged, truncated, or belong to another model, engine or context."""
+class SnapshotError(LlamaHybridError, ValueError, RuntimeError):
+    """State bytes are damaged, truncated, or belong to another model, engine or context.
+
+    Upstream's `load_state` raises RuntimeError where the library does not take them.
+    """
 
     segment: object = None
     """The stored attention it is about, if it is not the snapshot itself."""

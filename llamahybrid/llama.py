@@ -17,7 +17,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.capi.sampling import CheckedSampler, RowSampler, require_grammar, sampled
-from llamahybrid.configuration import cache_for, current
+from llamahybrid.configuration import cache_for, current, patience
 from llamahybrid.devices.offload import Offload, offered
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
@@ -32,9 +32,10 @@ from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import Requests
 from llamahybrid.request.runner import RequestRunner
-from llamahybrid.request.salt import digest, model_salt
+from llamahybrid.request.salt import digest, model_salt, text_of
 from llamahybrid.request.slots import Slots
-from llamahybrid.saved_state import UsefulStates, load, save
+from llamahybrid.saved_state import load, save, user_cache
+from llamahybrid.signatures import as_of
 from llamahybrid.speculation.drafts import Drafts
 
 _GENERATE = arguments(llama_cpp.Llama.generate)
@@ -75,26 +76,28 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     `requests`, `evaluation`, `runner` and `drafts` are what runs inside, for this package and its tests.
     """
 
+    @as_of(llama_cpp.Llama.__init__)
     def __init__(
         self,
         model_path: str,
         *,
         prompt_cache: bool | PromptCache | None = None,
-        wait: bool | float = True,
+        wait: bool | float | None = True,
         paging: bool = True,
         draft_planes: int | None = None,
         n_parallel: int | None = None,
-        cache_salt: str = "",
+        cache_salt: str | None = "",
         explain: bool = False,
         rpc_servers: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._cache_salt, wait = text_of(cache_salt), patience(wait)
         self.requests = Requests(self, wait)
         self._gate = self.requests.gate
         self.slots = Slots(self._gate)
         self._explain = explain
         reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
-        cache = cache_for(prompt_cache) if reusing else None
+        cache = cache_for(prompt_cache, reusing)
         wanted = Wish(current().parallel or 1) if n_parallel is None else n_parallel
         n_parallel = slots_for(wanted, model_path, cache is not None, kwargs)
         self._made_with = {
@@ -106,7 +109,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._draft_model: LlamaDraftModel | None = None
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
-        self._cache_salt = cache_salt
         self._answer_text: AnswerText | None = None
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
@@ -141,6 +143,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     model_params = offered()
     context_params = shaped()
     cache_salt = model_salt()
+    cache = user_cache()
 
     @property
     def arrays(self) -> UpstreamArrays:
@@ -221,6 +224,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     # -- generating ------------------------------------------------------------------------------
 
+    @as_of(llama_cpp.Llama.generate)
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
@@ -250,6 +254,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         ticket.rests_on = self.slots.rests_on(ticket.salt)
         return completion(self.requests, ticket, super()._create_completion, options)
 
+    @as_of(llama_cpp.Llama.create_completion)
     @takes_salt
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.
@@ -265,10 +270,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super().create_completion(*args, **kwargs)
         return answers(self, super().create_completion, _CREATE(*args, **kwargs), count)
 
+    @as_of(llama_cpp.Llama.__call__, create_completion)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `create_completion`."""
         return self.create_completion(*args, **kwargs)
 
+    @as_of(llama_cpp.Llama.create_chat_completion)
     @takes_salt
     def create_chat_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
@@ -302,6 +309,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return
         self.requests.alone(lambda evaluation: evaluation.eval(tokens))
 
+    @as_of(llama_cpp.Llama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As `llama_cpp.Llama.sample`. Raises LlamaHybridError where there are no logits to sample from."""
         work = partial(sampled, self, super().sample, *args, **kwargs)
@@ -375,25 +383,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Make a saved state the current one; works for states that upstream saved, too.
 
-        Raises SnapshotError (nothing changed) when a sealed state is damaged or of another model, and
-        RuntimeError when the library does not take it.
+        Raises SnapshotError (nothing changed) when a sealed state is damaged, of another model or of another
+        `n_ctx`, which some models compute by (long-rope factors); RuntimeError when the library refuses it.
         """
         if self.evaluation is None:
             super().load_state(state)
         else:
             self.requests.whole(partial(load, self, state, super().load_state))
-
-    @property
-    def cache(self) -> Any:
-        """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
-        current = self._gate.current if self._gate.inside else None
-        return None if current is not None and (self._parallel > 1 or current.salt) else self.user_cache
-
-    @cache.setter
-    def cache(self, cache: Any) -> None:
-        self.user_cache = cache
-        if cache is not None and self.evaluation is not None:
-            self.user_cache = UsefulStates.of(cache, self.evaluation.runner)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **self._made_with, "cache_salt": self._cache_salt}

@@ -26,7 +26,8 @@ USAGE = "usage: llamahybrid run PROGRAM [ARGUMENT ...]\n       llamahybrid run -
 
 
 def run(arguments: Sequence[str], then: Callable[[], None] | None = None) -> int:
-    """Run a program; 2 where there is none or the environment means nothing, 1 for an unknown module, else 0.
+    """Run a program; 2 where there is none or the environment means nothing, 1 for a module or folder that
+    cannot be run, else 0.
 
     `then` is called once llama_cpp is there and ours is in its place.
     Whatever the program raises, SystemExit among it, comes through.
@@ -54,11 +55,15 @@ def run(arguments: Sequence[str], then: Callable[[], None] | None = None) -> int
         if _missing(name):
             return _failed(f"llamahybrid run: No module named {name}", 1)
         sys.argv[:] = ["-m", *rest[1:]]  # runpy puts the file's path in the first place
+        if _not_executable(name):
+            return _failed(f"llamahybrid run: {name} is a package without a __main__ module", 1)
         runpy.run_module(name, run_name="__main__", alter_sys=True)
         return 0
     sys.argv[:] = rest
     path = os.path.abspath(name)
-    if pkgutil.get_importer(path) is not None:  # a folder, or an archive
+    if (inside := pkgutil.get_importer(path)) is not None:  # a folder, or an archive
+        if inside.find_spec("__main__") is None:
+            return _failed(f"llamahybrid run: can't find '__main__' module in {path!r}", 1)
         del sys.path[:1]  # runpy puts it there itself
         runpy.run_path(path, run_name="__main__")
     else:
@@ -103,6 +108,13 @@ def _missing(name: str) -> bool:
         return importlib.util.find_spec(name) is None
     except ModuleNotFoundError:  # a package above it
         return True
+
+
+def _not_executable(name: str) -> bool:
+    """It is a package without `__main__`; imports it, as runpy does."""
+    spec = importlib.util.find_spec(name)
+    package = spec is not None and spec.submodule_search_locations is not None
+    return package and importlib.util.find_spec(f"{name}.__main__") is None
 
 
 def _failed(text: str, status: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp
 import numpy as np
 import xxhash
-from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
+from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
 
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.adoption import adopt_tokens
@@ -182,15 +182,16 @@ def load_into(
 
 
 class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
-    """A user's `LlamaRAMCache` or `LlamaDiskCache`, asked only for states that save decoding here.
+    """A user's cache of whole states, whose states are loaded only where they save decoding here.
 
     Upstream loads the state with the longest common prefix even where it cannot be cut back to it, which
-    wipes live memory and then decodes everything (llama.py:1370).
+    wipes live memory and then decodes everything (llama.py:1370). Like upstream it asks nothing of that cache
+    but items; one that names the key it would answer by, as `LlamaRAMCache` does, is asked that first.
     """
 
     def __init__(self, inner: Any, depth: Callable[[Tokens], int], cuttable: bool) -> None:
         """`depth(prompt)`: tokens already at hand; `cuttable`: a loaded state can be cut anywhere."""
-        super().__init__(inner.capacity_bytes)
+        super().__init__(getattr(inner, "capacity_bytes", 0))
         self.inner = inner
         self._offered: tuple[Any, llama_cpp.LlamaState] | None = None
         self._depth = depth
@@ -203,23 +204,34 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
 
     @property
     def cache_size(self) -> int:
-        """Bytes in the user's cache."""
-        return int(self.inner.cache_size)
+        """Bytes in the user's cache; 0 where it does not say."""
+        return int(getattr(self.inner, "cache_size", 0))
+
+    def __bool__(self) -> bool:
+        return bool(self.inner)  # upstream asks that of the user's
 
     def __getitem__(self, key: Sequence[int]) -> llama_cpp.LlamaState:
         """The state to load for a prompt. Raises KeyError where none would help."""
         prompt = np.asarray(key, dtype=np.int32)
-        found = self.inner._find_longest_prefix_key(tuple(key))
-        if found is None:
-            raise KeyError("Key not found")
-        common = common_prefix(np.asarray(found, dtype=np.int32), prompt)
-        # A key names the answer's last token too, which was sampled but not decoded.
-        serves = common if self._cuttable or common >= len(found) - 1 else 0
-        if serves <= self._depth(prompt):
-            raise KeyError("live state and checkpoints already serve this prompt as well")
+        found = None
+        if _names_keys(self.inner):
+            found = self.inner._find_longest_prefix_key(tuple(key))
+            if found is None:
+                raise KeyError("Key not found")
+            # A key names the answer's last token too, which was sampled but not decoded.
+            self._require_gain(prompt, found, len(found) - 1)
         state = self.inner[key]
+        if found is None:
+            self._require_gain(prompt, state.input_ids[: state.n_tokens], state.n_tokens)
         self._offered = found, state
         return state
+
+    def _require_gain(self, prompt: Tokens, held: Any, n_decoded: int) -> None:
+        """Raise KeyError where a state that holds these tokens serves no more of a prompt than is at hand."""
+        common = common_prefix(np.asarray(held, dtype=np.int32), prompt)
+        serves = common if self._cuttable or common >= n_decoded else 0
+        if serves <= self._depth(prompt):
+            raise KeyError("live state and checkpoints already serve this prompt as well")
 
     def take_back(self, state: llama_cpp.LlamaState) -> bool:
         """A state could not be loaded; True if it came from here: then that is a miss, and no error.
@@ -229,7 +241,7 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
         offered, self._offered = self._offered, None
         if offered is None or offered[1] is not state:
             return False
-        if isinstance(self.inner, LlamaDiskCache):  # which gives a state away
+        if isinstance(self.inner, LlamaDiskCache) and offered[0] is not None:  # it gives a state away
             self.inner.cache[offered[0]] = state
         return True
 
@@ -239,3 +251,32 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
     def __setitem__(self, key: Sequence[int], value: llama_cpp.LlamaState) -> None:
         self._offered = None
         self.inner[key] = value
+
+
+def _names_keys(cache: Any) -> bool:
+    """What a cache answers by can be told before it does: its items are found as upstream's caches do it."""
+    kind = type(cache)
+    return getattr(kind, "__getitem__", None) in _UPSTREAMS and hasattr(kind, "_find_longest_prefix_key")
+
+
+_UPSTREAMS = LlamaRAMCache.__getitem__, LlamaDiskCache.__getitem__
+
+
+def user_cache() -> Any:
+    """`cache` of `Llama`."""
+
+    def get(llm: Any) -> Any:
+        """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
+        useful, gate = llm.user_cache, llm.requests.gate
+        if not gate.inside:
+            return useful.inner if isinstance(useful, UsefulStates) else useful
+        alone = gate.current is None or not (llm._parallel > 1 or gate.current.salt)
+        return useful if alone else None
+
+    def put(llm: Any, cache: Any) -> None:
+        if isinstance(cache, UsefulStates):  # read in a request
+            cache = cache.inner
+        wrapped = cache is not None and llm.evaluation is not None
+        llm.user_cache = UsefulStates.of(cache, llm.evaluation.runner) if wrapped else cache
+
+    return property(get, put)

@@ -15,7 +15,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import llamahybrid
 from llamahybrid import ConfigurationError, PromptCache, configuration, configure
-from llamahybrid.configuration import Configuration, Disk, cache_for, current, default_folder
+from llamahybrid.configuration import Configuration, Disk, cache_for, current, default_folder, patience
 
 Opener = Callable[..., Any]
 NAMES = ("LLAMAHYBRID_RAM", "LLAMAHYBRID_DISK", "LLAMAHYBRID_PARALLEL")
@@ -232,3 +232,37 @@ def test_nonsense_in_the_environment_is_told_where_a_model_is_opened(
     with pytest.raises(ConfigurationError, match="LLAMAHYBRID_PARALLEL=many"):
         open_model()
     assert open_model(prompt_cache=False, n_parallel=1)
+
+
+@pytest.mark.parametrize("given", ["~/chats", "x", 0, 1, 5, Path("chats"), {}])
+def test_what_is_no_prompt_cache_is_refused(open_model: Opener, given: Any) -> None:
+    """A folder, say, would pass for True, and nothing would ever lie there."""
+    for more in ({}, {"embedding": True}, {"vocab_only": True}):
+        with pytest.raises(TypeError, match="prompt_cache="):
+            open_model(prompt_cache=given, **more)
+
+
+def test_how_long_a_request_may_wait() -> None:
+    assert patience(None) is patience(True) is patience(float("inf")) is patience(10**12) is True
+    assert patience(False) is False
+    assert (patience(0), patience(2.5)) == (0, 2.5)
+    for nonsense in ("x", "5", [1]):
+        with pytest.raises(TypeError, match="wait="):
+            patience(nonsense)  # type: ignore[arg-type]
+    for nonsense in (-1, float("nan")):
+        with pytest.raises(ValueError, match="wait="):
+            patience(nonsense)
+
+
+def test_a_model_is_told_what_it_is_given(open_model: Opener) -> None:
+    with pytest.raises(TypeError, match="wait="):
+        open_model(wait="x")
+    assert open_model(wait=None).requests.gate.wait is True
+
+
+def test_the_folder_for_conversations_is_moved_with_all_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
+    assert default_folder() == tmp_path / "prompts"
+    assert configure(disk=True).disk == Disk(tmp_path / "prompts")

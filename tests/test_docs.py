@@ -131,3 +131,27 @@ def test_its_python_runs(
         assert request.cached == names["answer"]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     if "llm" in names:
         names["llm"].close()
+
+
+SAMPLES = {
+    **{path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))},
+    **{
+        f"{name} {number}": block
+        for name in PAGES
+        for number, block in enumerate(
+            re.findall(r"^```\w*\n(.*?)^```", read(name), re.DOTALL | re.MULTILINE)
+        )
+    },
+}
+
+
+def too_early(sample: str) -> bool:
+    """It imports llama_cpp before llamahybrid, which then cannot choose the engine."""
+    first = re.search(r"^\s*(?:from|import) (llama_cpp|llamahybrid)\b", sample, re.MULTILINE)
+    return first is not None and first[1] == "llama_cpp"
+
+
+def test_who_copies_a_sample_gets_the_engine_that_was_chosen() -> None:
+    assert not [name for name, sample in SAMPLES.items() if too_early(sample)]
+    assert too_early("import sys\nfrom llama_cpp import x\nfrom llamahybrid import Llama")
+    assert not too_early("from llamahybrid import Llama\nimport llama_cpp")

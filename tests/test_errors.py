@@ -25,7 +25,7 @@ CAUGHT_AS: dict[str, set[type[BaseException]]] = {
     "ModelClosed": {RuntimeError},
     "DecodeError": {RuntimeError},  # what upstream raises where llama_decode fails
     "ContextOverflow": {ValueError, RuntimeError},  # either, depending on where
-    "SnapshotError": {ValueError},
+    "SnapshotError": {ValueError, RuntimeError},  # upstream's load_state: the latter
     "RecordError": {ValueError},
     "RecordGone": {ValueError, errors.RecordError},
     "UnknownArchitecture": {ValueError},

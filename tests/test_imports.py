@@ -87,6 +87,7 @@ ORDER = (
     "capi",
     "engine",
     "files",
+    "signatures",
     "upstream",  # the names of llama_cpp that all of these lean on
     "errors",
 )

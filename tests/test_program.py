@@ -57,6 +57,10 @@ def folder(tmp_path: Path) -> Path:
     for name in ("script.py", "module.py", "package/__main__.py"):
         (place / name).write_text(program)
     (place / "near.py").touch()
+    (place / "nothing").mkdir()
+    (place / "nothing" / "__init__.py").touch()
+    with zipfile.ZipFile(place / "nothing.zip", "w") as archive:
+        archive.writestr("other.py", "")
     (place / "wrong.py").write_text("def\n")
     with zipfile.ZipFile(place / "archive.pyz", "w") as archive:
         archive.writestr("__main__.py", program)
@@ -119,6 +123,9 @@ def test_modules_folders_and_archives(folder: Path, arguments: tuple[str, ...]) 
         (("--unknown", "script.py"), {}, 2, "usage"),
         (("nowhere.py",), {}, 2, "can't open file"),
         (("-m", "no.where"), {}, 1, "No module named no.where"),
+        (("-m", "nothing"), {}, 1, "nothing is a package without a __main__ module"),
+        (("nothing",), {}, 1, "can't find '__main__' module in"),
+        (("nothing.zip",), {}, 1, "can't find '__main__' module in"),
         (("script.py", "falls"), {"LLAMAHYBRID_RAM": "lots"}, 2, "LLAMAHYBRID_RAM=lots"),
     ],
 )
@@ -130,6 +137,7 @@ def test_what_cannot_be_run(
     assert words in done.stderr
     assert not done.stdout
     assert "Traceback" not in done.stderr
+    assert words == "usage" or len(done.stderr.splitlines()) == 1
 
 
 def test_without_the_scripts_folder_where_python_puts_none(folder: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import llama_cpp
 import numpy as np
 import pytest
+from llama_cpp.llama_cache import BaseLlamaCache
 
 from llamahybrid import Llama
 from llamahybrid.engine import content
@@ -229,6 +230,16 @@ def test_a_damaged_or_foreign_state_is_refused_and_nothing_lost(open_model):
     assert llm.last_request.cached == len(PROMPT)
 
 
+@pytest.mark.parametrize("cls", [Llama, llama_cpp.Llama])
+def test_a_state_cut_short_is_caught_as_with_upstream(open_model, cls):
+    llm = open_model(cls=cls)
+    llm.eval(PROMPT)
+    state = llm.save_state()
+    state.llama_state, state.llama_state_size = state.llama_state[:100], 100
+    with pytest.raises(RuntimeError):
+        llm.load_state(state)
+
+
 def test_a_state_that_the_library_does_not_take_leaves_nothing_wrong(open_model, fresh):
     stock = open_model("qwen35", llama_cpp.Llama)
     stock.eval(OTHER)
@@ -290,3 +301,83 @@ def test_an_upstream_cache_is_not_loaded_over_better_state(open_model, monkeypat
     llm.create_completion(PROMPT, max_tokens=8)
     assert llm.last_request.cached == len(PROMPT)
     assert loads == []
+
+
+class Duck:
+    """All that upstream asks of a cache."""
+
+    def __init__(self):
+        self.states, self.asked = {}, 0
+
+    def __getitem__(self, key):
+        self.asked += 1
+        common = llama_cpp.Llama.longest_token_prefix
+        return self.states[max(self.states, key=lambda known: common(known, key), default=None)]
+
+    def __setitem__(self, key, state):
+        self.states[tuple(key)] = state
+
+
+class Base(Duck, BaseLlamaCache):
+    """As the base class wants it, which finds no keys."""
+
+    cache_size = 0
+
+    def __contains__(self, key):
+        return bool(self.states)
+
+
+class Other(Duck, llama_cpp.LlamaRAMCache):
+    """Another index than the one that it derives from."""
+
+    def __init__(self):
+        llama_cpp.LlamaRAMCache.__init__(self)
+        Duck.__init__(self)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+@pytest.mark.parametrize("kind", [Duck, Base, Other])
+def test_a_cache_of_the_users_own_is_asked(open_model, fresh, arch, kind):
+    cache = kind()
+    asked = []
+    for cls in (llama_cpp.Llama, Llama):
+        writer, reader = open_model(arch, cls), open_model(arch, cls)
+        for llm in (writer, reader):
+            llm.set_cache(cache)
+        text(writer, PROMPT)
+        (key,) = cache.states
+        assert text(reader, [*key, 5]) == text(open_model(arch, llama_cpp.Llama), [*key, 5])
+        asked.append(cache.asked)
+        cache.states.clear()
+        cache.asked = 0
+    assert asked == [2, 2], "as stock asks it"
+    assert reader.last_request.cached == len(key) - 1
+    reader.set_cache(cache)
+    text(writer, PROMPT)
+    (state,) = cache.states.values()
+    text(reader, OTHER)
+    assert text(reader, PROMPT[:40]) == text(open_model(arch, llama_cpp.Llama), PROMPT[:40])
+    assert take(reader, [*OTHER, 4]) == fresh([*OTHER, 4], arch=arch)
+    assert state in cache.states.values()
+
+
+def test_an_empty_dictionary_is_no_cache_as_with_upstream(open_model):
+    llm = open_model()
+    llm.cache = nothing = {}
+    assert text(llm, PROMPT) == text(open_model(cls=llama_cpp.Llama), PROMPT)
+    assert llm.cache is nothing
+    assert not nothing
+
+
+@pytest.mark.parametrize("more", [{}, {"n_parallel": 2}, {"prompt_cache": False}])
+def test_the_cache_that_was_set_is_the_one_that_is_there(open_model, more):
+    llm = open_model(**more)
+    assert llm.cache is None
+    cache = llama_cpp.LlamaRAMCache()
+    llm.set_cache(cache)
+    text(llm, PROMPT)
+    assert llm.cache is cache
+    llm.cache = llm.cache
+    assert llm.cache is cache
+    llm.set_cache(None)
+    assert llm.cache is None

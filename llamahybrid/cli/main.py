@@ -28,8 +28,21 @@ app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_
 app.command()(replay)
 
 
+def _versions(asked: bool) -> None:
+    if asked:
+        from llamahybrid.engine import bindings
+
+        for package in ("llamahybrid", "llama-cpp-python"):
+            typer.echo(f"{package} {bindings.version(package) or 'is not installed'}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_versions, is_eager=True, help="show versions, and exit")
+    ] = False,
+) -> None:
     """Prefix reuse for hybrid, recurrent and sliding-window models in llama-cpp-python."""
 
 

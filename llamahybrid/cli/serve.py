@@ -11,7 +11,7 @@ from llama_cpp.server.cli import add_args_from_model, parse_model_from_args
 
 from llamahybrid.server.app import create_app
 from llamahybrid.server.serve import Server, server_of
-from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file
+from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file, in_one_line
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,13 +43,20 @@ def settings(arguments: Sequence[str]) -> tuple[ServerSettings, list[ModelSettin
     if given.path and given.model:
         raise ValueError("two models were given: MODEL and --model")
     given.model = given.path or given.model
-    return parse_model_from_args(ServerSettings, given), [parse_model_from_args(ModelSettings, given)]
+    with in_one_line():
+        return parse_model_from_args(ServerSettings, given), [parse_model_from_args(ModelSettings, given)]
 
 
 def server(arguments: Sequence[str]) -> Server:
-    """A server for these options. Raises as `settings`, and ValueError where no model was given."""
+    """A server for these options, its default model open: where that fails, uvicorn has not begun.
+
+    Raises as `settings`, ValueError where there is no model, and as `Models.open`.
+    """
     how, models = settings(arguments)
-    return server_of(create_app(server_settings=how, model_settings=models))
+    app = create_app(server_settings=how, model_settings=models)
+    made, service = server_of(app), app.state.service
+    service.models.open(service.models.default)
+    return made
 
 
 def _underscored(argument: str) -> str:

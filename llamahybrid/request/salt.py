@@ -28,6 +28,13 @@ def digest(salt: Any) -> bytes:
     return hashlib.blake2b(text, digest_size=SALT_BYTES, person=b"llamahybrid salt").digest()
 
 
+def text_of(salt: Any) -> str:
+    """A model's salt; empty for None. Raises TypeError for what is no text."""
+    if not isinstance(salt, str | None):
+        raise TypeError(f"cache_salt is a text, not {type(salt).__name__}")
+    return salt or ""
+
+
 def model_salt() -> Any:
     """`cache_salt` of `Llama`."""
 
@@ -40,7 +47,8 @@ def model_salt() -> Any:
         salt: str = llm._cache_salt
         return salt
 
-    def put(llm: Any, salt: str) -> None:
+    def put(llm: Any, salt: str | None) -> None:
+        salt = text_of(salt)
         if llm.evaluation is None or llm.requests.gate.closed:
             llm._cache_salt = salt
         else:

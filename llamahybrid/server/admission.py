@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from llamahybrid.errors import DeviceError
+from llamahybrid.errors import DeviceError, LlamaHybridError
 from llamahybrid.llama import Llama
 from llamahybrid.server.errors import later, refusal
 
@@ -186,7 +186,8 @@ class Admission:
             self._llm, self.slots = await self._open(alias)
             self._alias = alias
         except Exception as error:
-            logger.error("%s cannot be opened", alias, exc_info=error)
+            known = isinstance(error, (LlamaHybridError, OSError, ValueError))  # no fault of the program's
+            logger.error("%s cannot be opened: %s", alias, error, exc_info=None if known else error)
             told = later("the model cannot be opened", LONGEST_RETRY)
             if isinstance(error, DeviceError):  # it may be back any time
                 told = refusal(error)

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Optional
 
 from llama_cpp.server import settings as upstream
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 
 DEFAULT_SLOTS = 4
 """As llama-server's."""
@@ -157,6 +159,22 @@ class ConfigFileSettings(ServerSettings):
     models: list[ModelSettings] = Field(default=[], description="Model configs")
 
 
+@contextmanager
+def in_one_line(where: str = "") -> Iterator[None]:
+    """What pydantic says of settings over many lines, as a ValueError of one, which begins with `where`."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ValueError(where + "; ".join(map(_fault, error.errors()))) from error
+
+
+def _fault(found: Any) -> str:
+    if found["type"] == "missing" and found["loc"][-1:] == ("model",):
+        return "no model was given"
+    name = ".".join(map(str, found["loc"]))
+    return f"{name}: {found['msg']}" if name else str(found["msg"])
+
+
 def from_file(path: Path) -> tuple[ServerSettings, list[ModelSettings]]:
     """The settings of a config file, JSON or YAML as upstream reads it.
 
@@ -170,7 +188,8 @@ def from_file(path: Path) -> tuple[ServerSettings, list[ModelSettings]]:
             text = json.dumps(yaml.safe_load(text))
         except yaml.YAMLError as error:
             raise ValueError(f"{path} is no YAML: {error}") from error
-    config = ConfigFileSettings.model_validate_json(text)
+    with in_one_line(f"{path}: "):
+        config = ConfigFileSettings.model_validate_json(text)
     if not config.models:
         raise ValueError(f"{path} names no models")
     common: dict[str, Any] = {name: getattr(config, name) for name in ServerSettings.model_fields}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
 import pytest
 from typer.testing import CliRunner
 
@@ -374,7 +373,7 @@ def test_a_home_of_nobody_is_told() -> None:
 def test_chat_keeps_its_conversations_where_the_commands_look(
     tmp_path: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
     arguments = ["chat", str(tiny_model("qwen35")), "--keep", "--max-tokens", "4", "--threads", "1"]
     for _ in range(2):
         result = CliRunner().invoke(app, arguments, input="hello there, how are you today\n/exit\n")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid import llama, tiny
+from llamahybrid import __version__, llama, tiny
 from llamahybrid.cli.main import app
 from llamahybrid.devices import server as rpc_server
 from llamahybrid.engine.bindings import stock
@@ -23,6 +24,15 @@ TinyModel = Callable[..., Path]
 
 def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_the_versions_that_a_report_of_a_fault_needs() -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert (
+        result.output
+        == f"llamahybrid {__version__}\nllama-cpp-python {metadata.version('llama_cpp_python')}\n"
+    )
 
 
 def test_tiny_writes_the_model_that_make_writes(tmp_path: Path, tiny_model: TinyModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,30 @@ def test_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_is_one_line(tmp_path: Path) -> None:
-    absent = str(tmp_path / "absent.json")
-    for arguments in (["--config_file", absent], []):
+    """uvicorn has not begun then, which would add what it does, and tracebacks."""
+    absent, nothing, wrong = (tmp_path / name for name in ("absent.gguf", "nothing.gguf", "wrong.json"))
+    nothing.write_bytes(b"nothing")
+    wrong.write_text('{"models": [{"model": "a.gguf", "n_parallel": 0}]}')
+    for said, arguments in {
+        "absent.json": ["--config_file", str(tmp_path / "absent.json")],
+        "wrong.json: models.0.n_parallel: Input should be": ["--config_file", str(wrong)],
+        "no model was given": [],
+        "does not exist": [str(absent)],
+        "Failed to load model": [str(nothing)],
+        "n_parallel: Input should be": [str(absent), "--n_parallel", "0"],
+    }.items():
         result = CliRunner().invoke(app, ["serve", *arguments])
         assert result.exit_code == 1
-        assert "Traceback" not in result.output
+        (line,) = result.output.splitlines()
+        assert line.startswith("error: ")
+        assert said in line
+        assert "pydantic" not in line
+
+
+def test_the_default_model_is_open_before_anything_is_served(tiny_model: Callable[..., Path]) -> None:
+    model = str(tiny_model("llama"))
+    made = server([model, "--n_ctx", "256", "--n_threads", "1", "--ram-bytes", "100000"])
+    models = made.config.app.state.service.models  # type: ignore[union-attr]
+    assert models.llm is not None
+    assert not made.started
+    models.close()

@@ -19,6 +19,10 @@ from types import ModuleType
 from typing import Any
 
 import llamahybrid
+
+# isort: split
+import llama_cpp
+
 from llamahybrid import errors
 from llamahybrid.prompt_cache import CacheStats
 from llamahybrid.request.handle import RequestHandle
@@ -172,12 +176,28 @@ def _fields(owner: type) -> list[str]:
 def _call(name: str, thing: Any) -> str:
     """A signature without what only type checkers read."""
     signature = inspect.signature(thing)
+    function = thing.__init__ if inspect.isclass(thing) else thing
     shown = [
         p.replace(annotation=inspect.Parameter.empty)
-        for p in signature.parameters.values()
+        for p in (_short(function) if hasattr(function, "__signature__") else signature.parameters.values())
         if p.name != "self"
     ]
     return f"{name}{signature.replace(parameters=shown, return_annotation=inspect.Signature.empty)}"
+
+
+def _short(method: Any) -> list[inspect.Parameter]:
+    """Parameters of a method of `Llama`; those of upstream's that may be left out are `args` and `kwargs`."""
+    made = inspect.Parameter
+    theirs = inspect.signature(getattr(llama_cpp.Llama, method.__name__)).parameters.values()
+    required = [p for p in theirs if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    left_out = any(p.kind is p.POSITIONAL_OR_KEYWORD for p in theirs if p not in required)
+    known = {p.name for p in theirs}
+    return [
+        *required,
+        *([made("args", made.VAR_POSITIONAL)] if left_out else []),
+        *(p for p in inspect.signature(method).parameters.values() if p.name not in known),
+        made("kwargs", made.VAR_KEYWORD),
+    ]
 
 
 def _class(owner: type, name: str) -> type:

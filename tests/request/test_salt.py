@@ -90,6 +90,20 @@ def test_a_salt_is_a_text(salt: Any) -> None:
         digest(salt)
 
 
+def test_a_models_salt_is_a_text_or_not_given(opened: Callable[..., Any]) -> None:
+    """`request` takes None, too."""
+    llm = opened(cache_salt=None)
+    assert llm.cache_salt == ""
+    llm.cache_salt = "mine"
+    llm.cache_salt = None
+    assert llm.cache_salt == ""
+    for wrong in (5, b"bytes"):
+        with pytest.raises(TypeError, match="cache_salt"):
+            opened(cache_salt=wrong)
+        with pytest.raises(TypeError, match="cache_salt"):
+            llm.cache_salt = wrong
+
+
 # -- across salts ------------------------------------------------------------------------------------
 
 

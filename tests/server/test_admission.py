@@ -304,3 +304,22 @@ def test_what_takes_no_slot_is_sent_away_on_shutdown_too() -> None:
             await admission.enter("a", 0)
 
     play(scenario)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_log_says_why_and_shows_code_only_where_that_is_at_fault(
+    caplog: pytest.LogCaptureFixture, known: bool
+) -> None:
+    """A file that is not there is one line."""
+
+    async def opened(_: str) -> tuple[Any, int]:
+        raise ValueError("there is no such file") if known else ZeroDivisionError("there is no such file")
+
+    async def run() -> None:
+        with pytest.raises(Refusal):
+            await Admission(opened, 8).enter("a")
+
+    asyncio.run(run())
+    (record,) = caplog.records
+    assert record.getMessage() == "a cannot be opened: there is no such file"
+    assert (record.exc_info is None) == known
