@@ -145,7 +145,8 @@ class PromptCache(BasePromptCache):
     def buffer(self, n_bytes: int) -> Bytes:
         """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
 
-        It counts toward the budget until it is admitted or collected.
+        It counts toward the budget until it is admitted or collected; one that pins leave no room for does
+        not, and `admit` refuses it.
         """
         return self.ram.buffer(n_bytes)
 
