@@ -217,6 +217,8 @@ class PromptCache(BasePromptCache):
         It goes from the disk as well, and from what is queued for it.
         """
         tokens = np.array(prefix, dtype=np.int32)
+        if not len(tokens):
+            return 0
         freed = self.ram.forget(tokens)  # first, so that nothing can be queued again
         for tier in self.outside:
             if not tier.forget(tokens):
