@@ -352,7 +352,8 @@ class BasePromptCache(ABC):
         """Forget this token path and all that goes on from it; bytes freed. What others share of it stays.
 
         What a context that is followed has live, or decodes just now, is forgotten where it lies on this
-        path: nothing of it is stored any more, and its next request begins without it.
+        path: nothing of it is stored any more, and its next request begins without it. No tokens are no path:
+        nothing is forgotten then.
         """
 
     @abstractmethod

@@ -159,7 +159,8 @@ class PromptCache(BasePromptCache):
     def buffer(self, n_bytes: int) -> Bytes:
         """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
 
-        It counts toward the budget until it is admitted or collected.
+        It counts toward the budget until it is admitted or collected; one that pins leave no room for does
+        not, and `admit` refuses it.
         """
         return self.ram.buffer(n_bytes)
 
@@ -230,6 +231,8 @@ class PromptCache(BasePromptCache):
         It goes from the disk as well, and from what is queued for it.
         """
         tokens = np.array(prefix, dtype=np.int32)
+        if not len(tokens):
+            return 0
         freed = self.ram.forget(tokens)  # first, so that nothing can be queued again
         for tier in self.outside:
             if not tier.forget(tokens):

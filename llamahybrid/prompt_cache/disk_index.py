@@ -260,10 +260,11 @@ class DiskIndex:
         place = _place(self._tree.match(namespace, tokens), len(tokens))
         return [] if place is None else [r.key for r in place.records if r.is_checkpoint]
 
-    def on_path(self, tokens: Tokens) -> list[str]:
+    def on_path(self, tokens: Tokens, stays: int = 0) -> list[str]:
         """Keys of what belongs to a path, of any model: all that goes on from it, and what leads only there.
 
-        What other paths share of it is not among them, but for attention that reaches into the path.
+        What other paths share of it is not among them, but for attention that reaches into the path; nor is
+        what ends within its first `stays` tokens.
         """
         keys = []
         for namespace in self._tree.namespaces():
@@ -271,7 +272,7 @@ class DiskIndex:
             nodes = [match.path[-1]] if match.path and match.length == len(tokens) else []
             while nodes:
                 node = nodes.pop()
-                keys += [r.key for place in on_disk(node).places for r in place.records]
+                keys += [r.key for p in on_disk(node).places for r in p.records if p.position > stays]
                 nodes.extend(node.children.values())
         return keys
 

@@ -218,10 +218,13 @@ class DiskStore:
         self._erase_all(keys)
 
     @guarded(no, later=True)
-    def remove_path(self, tokens: Tokens) -> bool:
-        """Remove every record of a path and of all that goes on from it; False if not all could be."""
+    def remove_path(self, tokens: Tokens, stays: int = 0) -> bool:
+        """Remove every record of a path and of all that goes on from it; False if not all could be.
+
+        What ends within its first `stays` tokens stays.
+        """
         fresh = self._refresh(anyway=True)
-        erased = self._erase_all(self._index.on_path(tokens))
+        erased = self._erase_all(self._index.on_path(tokens, stays))
         return self._retry() and erased and fresh and not self._refused.any_unreadable()
 
     @guarded(no, later=True)

@@ -32,6 +32,7 @@ from llamahybrid.prompt_cache.disk_index import Offer
 from llamahybrid.prompt_cache.disk_store import READ, TINY, WRITE, DiskStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
 from llamahybrid.prompt_cache.lateness import ENOUGH_SECONDS, Lateness, ReadLate
+from llamahybrid.prompt_cache.pins import pinned_before
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
@@ -208,7 +209,8 @@ class DiskTier:
         """Remove every record of a path and of all that goes on from it, and what of it waits to be written.
 
         What is just being written of it never becomes a record. False if that still runs after so many
-        seconds, or if the disk refused to remove something; it may be called again.
+        seconds, or if the disk refused to remove something; it may be called again. Records that end within
+        a beginning which the user pinned stay.
         """
         return self._remove(tokens, seconds)
 
@@ -224,7 +226,10 @@ class DiskTier:
 
         stopped = self.writer.cancel(tokens, seconds)
         caught_up = store.records.catch_up(left())
-        removed = store.clear() if tokens is None else store.remove_path(tokens)
+        if tokens is None:
+            removed = store.clear()
+        else:
+            removed = store.remove_path(tokens, pinned_before(self.writer.source.pinned, tokens))
         return store.records.settle(left()) and removed and caught_up and stopped
 
     # -- what is told ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens, clipped
+from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens, clipped, same_start
 from llamahybrid.prompt_cache.disk_store import WRITE, DiskStore
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_tier import RamTier
@@ -100,7 +100,7 @@ class DiskWriter:
         def concerned(job: Job) -> bool:
             if tokens is None:
                 return True
-            return common_prefix(job.path, tokens) == min(len(job.path), len(tokens))
+            return same_start(job.path, tokens)
 
         return self.queue.cancel(concerned, seconds)
 

@@ -2,17 +2,17 @@
 
 Segments go with the last checkpoint that needs them. Where only the live path is left, its spare segments go
 before its checkpoints, and of these the one whose loss costs least on the ladder of gaps that grow with the
-distance from the tip. Pinned entries never go.
+distance from the tip. Pinned entries never go, nor does the attention before what the user pinned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Protocol, TypeAlias
 
-from llamahybrid.prompt_cache.nodes import Entry, Match, Node
+from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Match, Node
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.value import ReuseValue
 
@@ -46,6 +46,8 @@ class Spare:
     """A node of the live path whose deepest segment only this path needs: its attention is live anyway."""
 
     node: Node
+    keep: int = 0
+    """What of the segment lies before this position stays: the user pinned it."""
 
 
 Victim: TypeAlias = Entry | Tail | Spare
@@ -86,8 +88,7 @@ class ValueEviction:
             return bare_tail(tree, path, entry) or entry
         if (tail := bare_tail(tree, path, None)) or not thin:
             return tail
-        node = spare_segments(live)
-        return Spare(node) if node is not None else ladder_victim(live, incoming)
+        return spare_segments(tree, live) or ladder_victim(live, incoming)
 
     def going_next(self, tree: Tree, count: int) -> list[Entry]:
         """The checkpoints worth least of those that are looked at next, which changes nothing."""
@@ -118,19 +119,51 @@ def bare_tail(tree: Tree, path: Match | None, entry: Entry | None) -> Tail | Non
     return None if leaf is None else Tail(leaf)
 
 
-def spare_segments(live: Sequence[Entry]) -> Node | None:
-    """The deepest node of the live path with segments that no checkpoint off the path needs.
+def spare_segments(tree: Tree, live: Sequence[Entry]) -> Spare | None:
+    """The deepest segment of the live path that no checkpoint off the path needs, nor one the user pinned.
 
     `live`: the path's checkpoints, shallowest first.
     """
     if not live or live[-1].node is None:
         return None
+    pinned = max((e.position for e in live if e.user_pinned), default=0)
     for node in live[-1].node.path():
         if node.weight > sum(e.position > node.start for e in live):
             return None
         if node.segments:
-            return node
+            last = node.segments[-1]
+            if last.start >= pinned:
+                return Spare(node)
+            cuttable = live[-1].checkpoint.namespace in tree.splitters
+            return Spare(node, pinned) if last.end > pinned and cuttable else None
     return None
+
+
+def bytes_to_stay(entries: Iterable[Entry], path: Match | None, loose: Container[Entry]) -> int:
+    """What stays when all has gone that may: these checkpoints with what leads to them, and a path's tokens.
+
+    `loose`: those whose segments may go, up to what the user pinned.
+    """
+    tokens: dict[Node, int] = {} if path is None else {n: min(n.end, path.length) for n in path.path}
+    attention: dict[Node, tuple[int, bool]] = {}  # up to where, and whether a segment that goes on is whole
+    n_bytes, nowhere = 0, (0, False)
+    for entry in entries:
+        n_bytes += entry.nbytes
+        for node in () if entry.node is None else entry.node.path():
+            end = min(node.end, entry.position)
+            needed = (end, end == node.end or entry not in loose)
+            attends = entry.user_pinned or entry not in loose
+            if tokens.get(node, 0) >= end and (not attends or attention.get(node, nowhere) >= needed):
+                break  # whoever needs this needs all above
+            tokens[node] = max(tokens.get(node, 0), end)
+            if attends:
+                attention[node] = max(attention.get(node, nowhere), needed)
+    for node, (end, whole) in attention.items():
+        for segment in (s for s in node.segments if s.start < end):
+            stop = segment.end if whole else min(segment.end, end)
+            n_bytes += segment.nbytes * (stop - segment.start) // (segment.end - segment.start)
+            tokens[node] = max(tokens[node], stop)
+    return n_bytes + ID_BYTES * sum(end - node.start for node, end in tokens.items())
 
 
 def ladder_victim(live: Sequence[Entry], incoming: int | None) -> Entry | None:

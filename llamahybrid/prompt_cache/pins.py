@@ -1,11 +1,19 @@
-"""Who uses which checkpoint: what is used keeps its bytes."""
+"""What stays: checkpoints that somebody uses keep their bytes, prefixes that the user pinned their place."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterable, Sequence
 
-from llamahybrid.prompt_cache.nodes import Entry
+import numpy as np
+
+from llamahybrid.prompt_cache.base import Tokens, same_start
+from llamahybrid.prompt_cache.nodes import IDS, Entry, ids_of
+
+
+class User:
+    """Somebody who needs the bytes of a checkpoint."""
 
 
 class Pins:
@@ -41,3 +49,46 @@ class Pins:
         _, entry = self._used.pop(number)
         entry.pins -= 1
         return entry
+
+
+class Prefixes:
+    """Token paths that the user pinned, each once."""
+
+    def __init__(self, ids: Iterable[bytes] = ()) -> None:
+        self._set(ids)
+
+    def _set(self, ids: Iterable[bytes]) -> None:
+        self._ids = dict.fromkeys(ids)
+        self.nbytes = sum(map(len, self._ids))
+        """What the tokens take."""
+        self.tokens = [np.frombuffer(each, IDS).astype(np.int32, copy=False) for each in self._ids]
+        """Always set anew, so that any thread may read it."""
+
+    def copy(self) -> Prefixes:
+        """The same ones."""
+        return Prefixes(self._ids)
+
+    def add(self, tokens: Tokens) -> None:
+        """One more, unless it is there; none of no tokens."""
+        if len(tokens):
+            self._set([*self._ids, ids_of(tokens)])
+
+    def remove(self, tokens: Tokens) -> None:
+        """Exactly this one goes, if it is there."""
+        gone = ids_of(tokens)
+        self._set([ids for ids in self._ids if ids != gone])
+
+    def forget(self, tokens: Tokens) -> None:
+        """Those go that begin with these tokens."""
+        gone = ids_of(tokens)
+        self._set([ids for ids in self._ids if not ids.startswith(gone)])
+
+    def cover(self, path: Tokens) -> bool:
+        """A path lies on one of them."""
+        ids = ids_of(path)
+        return any(each.startswith(ids) for each in self._ids)
+
+
+def pinned_before(pinned: Sequence[Tokens], tokens: Tokens) -> int:
+    """Length of the longest of the pinned prefixes that these tokens go on from; 0 if there is none."""
+    return max((len(p) for p in pinned if len(p) < len(tokens) and same_start(p, tokens)), default=0)

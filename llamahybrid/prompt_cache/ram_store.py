@@ -6,6 +6,7 @@ so a store is then given up for a new one (`renewed`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,10 @@ from llamahybrid.prompt_cache.base import (
     Costs,
     Logits,
     Tokens,
-    same_start,
 )
-from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail
+from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail, bytes_to_stay
 from llamahybrid.prompt_cache.nodes import Entry, Match
-from llamahybrid.prompt_cache.pins import Pins
+from llamahybrid.prompt_cache.pins import Pins, Prefixes, User, pinned_before
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.tree import Tree
 
@@ -61,8 +61,15 @@ class RamStore:
         """See `Outline.tail`; by namespace."""
         self.boundaries: dict[str, frozenset[int]] = {}
         """Of the last prompt, by namespace."""
-        self.pinned: list[Tokens] = []
-        """Prefixes that the user pinned; always set anew, so that any thread may read it."""
+        self.prefixes = Prefixes()
+        """What the user pinned."""
+        self.kept: set[Entry] = set()
+        """Checkpoints in the tree that lie there."""
+
+    @property
+    def pinned(self) -> Sequence[Tokens]:
+        """Prefixes that the user pinned; from any thread."""
+        return self.prefixes.tokens
 
     def renewed(self) -> RamStore:
         """An empty one with the same account, eviction, and prefixes that the user pinned.
@@ -72,7 +79,7 @@ class RamStore:
         store = RamStore(self.account, self.eviction, self.counts)
         store.account.free_all()
         store.tree.requests = self.tree.requests
-        store.pinned = list(self.pinned)
+        store.prefixes = self.prefixes.copy()
         for entry in self.pins.entries():
             store.account.reserve(entry.checkpoint.snapshot)
         return store
@@ -81,11 +88,12 @@ class RamStore:
         """Bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self.doomed)
         stored = self.tree.token_bytes + self.tree.entry_bytes + self.tree.segment_bytes
-        return stored + doomed + self.account.nbytes
+        return stored + doomed + self.account.nbytes + self.prefixes.nbytes
 
-    def pinned_bytes(self) -> int:
-        """Bytes of the checkpoints in use."""
-        return sum(e.nbytes for e in self.pins.entries())
+    def staying(self, path: Match | None = None, *, ladder: bool = True) -> int:
+        """Bytes that no eviction frees: in use, handed out, or pinned by the user; see `make_room`."""
+        held = bytes_to_stay(self.pins.entries() | self.kept, path, set(self.live) if ladder else ())
+        return held + self.account.reserved_bytes() + self.prefixes.nbytes
 
     def let_names_go(self, namespace: str) -> None:
         """Forget what is known of namespaces without a path, but this one, where those are many."""
@@ -101,7 +109,7 @@ class RamStore:
 
     def is_pinned(self, path: Tokens) -> bool:
         """A path lies on a prefix that the user pinned."""
-        return any(np.array_equal(p[: len(path)], path) for p in self.pinned)
+        return self.prefixes.cover(path)
 
     def put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
         """Index a checkpoint at the end of `path`, which lies on this match of an inserted path.
@@ -109,7 +117,7 @@ class RamStore:
         `marked`: a message, or a marked part of one, starts there.
         """
         entry = self.tree.attach(match, checkpoint, marked)
-        entry.user_pinned = self.is_pinned(path)
+        self._keep(entry, self.is_pinned(path))
         return entry
 
     def anchor(self, namespace: str, match: Match, path: Tokens) -> Entry:
@@ -129,6 +137,7 @@ class RamStore:
             self.tree.prune(node)
             if above is not None:
                 above.deeper_gone = True
+        self.kept.discard(entry)
         if entry in self.live:
             self.live.remove(entry)
         if entry.pins:
@@ -138,19 +147,31 @@ class RamStore:
 
     def pin(self, tokens: Tokens) -> int:
         """Keep the checkpoints on this path, now and later; how many there are."""
-        self.pinned = [*self.pinned, tokens]
-        entries = [e for n in self.tree.namespaces() for e in self.tree.match(n, tokens).entries()]
+        self.prefixes.add(tokens)
+        entries = self._on(tokens)
         for entry in entries:
-            entry.user_pinned = True
+            self._keep(entry, True)
+        self.make_room(0)
         return len(entries)
 
     def unpin(self, tokens: Tokens) -> None:
         """Let what was kept for this path go again."""
-        self.pinned = [p for p in self.pinned if not np.array_equal(p, tokens)]
-        for name in self.tree.namespaces():
-            for entry in self.tree.match(name, tokens).entries():
-                entry.user_pinned = self.is_pinned(tokens[: entry.position])
+        self.prefixes.remove(tokens)
+        self._keep_pinned(tokens)
         self.make_room(0)
+
+    def _keep_pinned(self, tokens: Tokens) -> None:
+        """Prefixes went: keep the checkpoints on this path that lie on others, and no more."""
+        for entry in self._on(tokens):
+            self._keep(entry, self.is_pinned(tokens[: entry.position]))
+
+    def _on(self, tokens: Tokens) -> list[Entry]:
+        """The checkpoints on a path, of any model."""
+        return [e for name in self.tree.namespaces() for e in self.tree.match(name, tokens).entries()]
+
+    def _keep(self, entry: Entry, pinned: bool) -> None:
+        entry.user_pinned = pinned
+        (self.kept.add if pinned else self.kept.discard)(entry)
 
     def clear(self) -> None:
         """Take out everything; what is in use goes with its last user."""
@@ -159,13 +180,17 @@ class RamStore:
         self.counts.damaged += self.tree.damaged
         self.tree = Tree()
         self.account.free_all()
-        self.pinned = []
+        self.prefixes = Prefixes()
 
     def forget(self, tokens: Tokens) -> int:
-        """Take out a path and all that goes on from it, but for what others share; bytes freed."""
+        """Take out a path and all that goes on from it, but for what others share; bytes freed.
+
+        Pins of it go. One of its beginning holds that. A path of no tokens is none.
+        """
+        if not len(tokens):
+            return 0
         before = self.used() - self.account.idle_bytes
-        pinned = (len(p) for p in self.pinned if len(p) < len(tokens) and same_start(p, tokens))
-        stays = max(pinned, default=0)
+        stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
             while (match := self.tree.match(name, tokens)).path and match.length == len(tokens):
                 self.tree.divide(name, match, stays)
@@ -177,9 +202,12 @@ class RamStore:
                 self.tree.trim(leaf)
         for entry in self.doomed:  # still in use: their bytes go back to the system afterwards
             entry.recycled = False
-        self.pinned = [p for p in self.pinned if not np.array_equal(p[: len(tokens)], tokens)]
+        self.prefixes.forget(tokens)
+        self._keep_pinned(tokens)
         self.account.free_all()  # their bytes are not to lie about
-        return before - self.used()
+        freed = before - self.used()
+        self.make_room(0)
+        return freed
 
     def release(self, user: object) -> None:
         """`user` no longer needs its checkpoint: one that is out of the tree goes with its last user."""
@@ -209,10 +237,13 @@ class RamStore:
     ) -> bool:
         """Free `need` bytes: idle buffers, then by `eviction`'s order; False if pins or `ladder` forbid it.
 
-        `path`: tokens that must stay, with the nodes they lie on. `ladder`: checkpoints of the live path
-        may go. `reuse`: an idle buffer of this size is as good as room for one.
+        Nothing goes for what pins leave no room for. `path`: tokens that must stay, with the nodes they lie
+        on. `ladder`: checkpoints of the live path may go. `reuse`: an idle buffer of this size is as good as
+        room for one.
         """
         self.release_collected()
+        if need > 0 and self.cannot_hold(need, path, ladder=ladder):
+            return False
         while (over := self.used() + need - self.account.limit) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True
@@ -229,12 +260,27 @@ class RamStore:
                 case Tail():
                     self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
                 case Spare():
-                    self.tree.shorten(victim.node)
+                    self.tree.shorten(victim.node, self.live[-1].checkpoint.namespace, victim.keep)
         return True
 
-    def cannot_hold(self, n_bytes: int) -> bool:
-        """More than pins leave room for, whatever else went."""
-        return n_bytes > self.account.limit - self.pinned_bytes()
+    def room_for(self, need: int, path: Match, position: int, old: Entry | None) -> bool:
+        """`make_room` for a checkpoint on a path. `old`: the one at its place, to be replaced afterwards.
+
+        Until then that one stays, and what the user pinned with it.
+        """
+        self.release_collected()
+        user = User()
+        if old is not None:
+            need -= 0 if old.pins else old.nbytes
+            self.pins.use(user, old)
+        fits = not self.cannot_hold(need, path) and self.make_room(need, path, position)
+        self.release(user)
+        return fits
+
+    def cannot_hold(self, need: int, path: Match | None = None, *, ladder: bool = True) -> bool:
+        """More than pins leave room for, whatever else went; see `make_room`."""
+        limit = self.account.limit
+        return self.used() + need > limit and self.staying(path, ladder=ladder) + need > limit
 
     def stats(self, restarts: int) -> CacheStats:
         """See `RamTier.stats`."""

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 from llamahybrid.prompt_cache.base import (
     Bytes,
     CacheStats,
@@ -31,6 +29,7 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.nodes import common_prefix
+from llamahybrid.prompt_cache.pins import User
 from llamahybrid.prompt_cache.planning import plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer, owned
 from llamahybrid.prompt_cache.ram_store import RamStore, row
@@ -150,20 +149,16 @@ class RamTier:
         if logits is None and old is not None:
             logits = old.checkpoint.logits
         new_bytes = snapshot.nbytes + (0 if logits is None else logits.nbytes)
-        if store.cannot_hold(new_bytes + path.nbytes):
-            store.counts.refused += 1
-            return False
         self.guard.changing = True
-        if old is not None:
-            store.remove(old, replaced=True)
         whole = match if len(path) == len(view.tokens) else tree.match(view.namespace, view.tokens)
         store.live = whole.entries()
         growth = 4 * (position - match.length)
         counted = store.account.reserved(snapshot)
-        if not store.make_room(new_bytes - counted + growth, match, position):
-            tree.prune_path(tree.match(view.namespace, path))
+        if not store.room_for(new_bytes - counted + growth, match, position, old):
             store.counts.refused += 1
             return False
+        if old is not None:
+            store.remove(old, replaced=True)
         store.account.unreserve(snapshot)
         checkpoint = Checkpoint(view.namespace, position, owned(snapshot), logits)
         checkpoint.snapshot.flags.writeable = False
@@ -200,7 +195,7 @@ class RamTier:
         match = self.tree.match(view.namespace, view.tokens)
         self.guard.changing = True
         store.live = match.entries()
-        fits = n_bytes <= store.account.limit and store.make_room(n_bytes, match, ladder=False)
+        fits = store.make_room(n_bytes, match, ladder=False)
         store.counts.refused += not fits
         self.guard.changing = False  # running out of memory costs nothing
         return store.account.reserve(new_buffer(n_bytes)) if fits else None
@@ -242,18 +237,15 @@ class RamTier:
 
     # -- buffers -----------------------------------------------------------------------------------
 
+    @guarded(lambda _, n_bytes: new_buffer(n_bytes))
     def buffer(self, n_bytes: int) -> Bytes:
         """See `PromptCache.buffer`."""
-        if n_bytes > self.store.account.limit:
-            return np.empty(n_bytes, np.uint8)  # to be refused by `admit`: nothing should go for it
-        return self._buffer(n_bytes)
-
-    @guarded(lambda _, n_bytes: new_buffer(n_bytes))
-    def _buffer(self, n_bytes: int) -> Bytes:
         store = self.store
-        store.make_room(n_bytes, reuse=n_bytes)
-        buffer = store.account.reuse(n_bytes)
+        fits = store.make_room(n_bytes, reuse=n_bytes)
+        buffer = store.account.reuse(n_bytes) if fits else None
         self.guard.changing = False  # running out of memory costs nothing
+        if not fits:
+            return new_buffer(n_bytes)  # to be refused by `admit`: were it counted, others would go for it
         return store.account.reserve(new_buffer(n_bytes) if buffer is None else buffer)
 
     # -- the user's own say ------------------------------------------------------------------------
@@ -271,6 +263,8 @@ class RamTier:
     @guarded(zero, later=True)
     def forget(self, tokens: Tokens) -> int:
         """See `PromptCache.forget`."""
+        if not len(tokens):
+            return 0
         self._forgets += 1
         for ref in self.followed:
             if (state := ref()) is not None:
@@ -394,7 +388,3 @@ class RamTier:
     def pinned(self) -> Sequence[Tokens]:
         """Prefixes that the user pinned."""
         return self.store.pinned
-
-
-class User:
-    """Somebody who reads the bytes of a checkpoint."""

@@ -194,9 +194,12 @@ class Tree:
             if above.weight:
                 break
 
-    def shorten(self, node: Node) -> None:
-        """Drop the deepest segment of a node."""
-        self.segment_bytes -= node.segments.pop().nbytes
+    def shorten(self, node: Node, namespace: str = "", keep: int = 0) -> None:
+        """Drop the deepest segment of a node, but for what lies before `keep`, if it can be cut there."""
+        if node.segments[-1].start < keep:
+            self._divide(namespace, node, node.segments[-1], keep)
+        if node.segments and node.segments[-1].start >= keep:
+            self.segment_bytes -= node.segments.pop().nbytes
 
     def remove_segment(self, segment: Segment) -> bool:
         """Drop exactly this segment object; False if it is not there."""
@@ -206,11 +209,6 @@ class Tree:
         node.segments = [s for s in node.segments if s is not segment]
         self.segment_bytes -= segment.nbytes
         return True
-
-    def prune_path(self, match: Match) -> None:
-        """`prune` from where a match ends."""
-        if match.path:
-            self.prune(match.path[-1])
 
     def find(self, checkpoint: Checkpoint) -> Entry | None:
         """The entry that holds exactly this checkpoint object."""

@@ -102,7 +102,10 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
             assert index.remove(key)
             del naive.records[key]
         elif step == "forget":
-            gone = index.on_path(np.array(tokens, np.int32))
+            stays = data.draw(st.integers(0, len(tokens) - 1))
+            everything = index.on_path(np.array(tokens, np.int32))
+            gone = index.on_path(np.array(tokens, np.int32), stays)
+            assert set(gone) == {k for k in everything if naive.records[k][0].end > stays}
             beyond = {k for k, (_, t) in naive.records.items() if t[: len(tokens)] == tokens}
             assert beyond <= set(gone)
             for key in gone:

@@ -303,6 +303,15 @@ def test_what_is_forgotten_leaves_the_queue_too(folder: Path) -> None:
     assert not any(TEXT in (raw or b"") for raw in everything(folder).values())
 
 
+def test_no_tokens_are_no_path_to_forget(folder: Path) -> None:
+    cache = PromptCache(1 << 24, folder)
+    ask(cache, A)
+    waiting = len(writer_of(cache))
+    assert writer_of(cache).cancel(np.array([], np.int32), 0.0)
+    assert len(writer_of(cache)) == waiting > 0
+    assert cache.close()
+
+
 def test_what_is_forgotten_while_it_is_written_never_becomes_a_record(folder: Path, gate: Gate) -> None:
     cache = PromptCache(1 << 24, folder)
     ask(cache, A)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import PromptCache, eviction
+from llamahybrid.prompt_cache import Checkpoint, Costs, PromptCache, eviction
 from llamahybrid.prompt_cache.base import Segment
-from llamahybrid.prompt_cache.eviction import Tail, ValueEviction
+from llamahybrid.prompt_cache.eviction import Spare, Tail, ValueEviction, bytes_to_stay, spare_segments
 from llamahybrid.prompt_cache.nodes import Entry
+from llamahybrid.prompt_cache.ram import Account
+from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab import offline
 from tests.lab.contest import Cell, SmallTree
+from tests.lab.fake_engine import FakeAttention, FakeEngine
 from tests.lab.integrity import check_integrity
 from tests.lab.policies import Lru
 from tests.lab.replay import LARGE, RECURRENT, SCALE, SMALL, Player, Sizes
 from tests.lab.traces import FAMILIES, Ask
 
+from .asking import SLOW
 from .test_budget import SIZE, fill, kept, view
-from .test_value import ids, put
+from .test_value import STATE, ids, put
 
 
 def test_a_poor_checkpoint_of_the_live_path_goes_before_another_chats_only_one() -> None:
@@ -188,3 +193,98 @@ def test_the_optimum_is_what_brute_force_finds(seed: int, sizes: Sizes) -> None:
         assert found[-1] == offline.brute_force(trace, sizes, budget)
     assert found == sorted(found)
     assert found[-1] > 0
+
+
+# -- what stays ------------------------------------------------------------------------------------
+
+ATTENTION = FakeAttention(8)
+
+
+def attend(tree: Tree, path: list[int], start: int, end: int) -> None:
+    assert tree.store(tree.match("m", ids(*path)), ATTENTION.of(path[:start], path[start:end]))
+
+
+def test_attention_before_what_the_user_pinned_is_not_spare() -> None:
+    tree, path = Tree(), list(range(1, 101))
+    live = [put(tree, path, n) for n in (40, 100)]
+    attend(tree, path, 0, 40), attend(tree, path, 40, 100)
+    live[0].user_pinned = True
+    spare = spare_segments(tree, live)
+    assert spare is not None
+    assert spare.keep == 0
+    tree.shorten(spare.node)
+    assert [(s.start, s.end) for s in spare.node.segments] == [(0, 40)]
+    assert spare_segments(tree, live) is None
+    live[0].user_pinned = False
+    assert spare_segments(tree, live) == Spare(spare.node)
+
+
+def test_attention_that_goes_on_behind_what_the_user_pinned_is_spare_from_there() -> None:
+    tree, path = Tree(), list(range(1, 101))
+    live = [put(tree, path, n) for n in (40, 100)]
+    attend(tree, path, 0, 100)
+    live[0].user_pinned = True
+    assert spare_segments(tree, live) is None, "nobody knows how it is cut"
+    tree.splitters["m"] = ATTENTION.split
+    spare = spare_segments(tree, live)
+    assert spare is not None
+    assert spare.keep == 40
+
+
+def test_a_pinned_beginning_serves_whatever_became_of_its_own_chat() -> None:
+    """The attention of a live path goes first where it is the only one; not what was promised to stay."""
+    cache = PromptCache(20_000)
+    system, chat = list(range(100, 400)), FakeEngine(cache, "hybrid", costs=SLOW)
+    chat.request(system, answer=[1, 2, 3])
+    assert cache.pin(system) > 0
+    for turn in range(12):
+        chat.request([*chat.state, *range(5000 + 100 * turn, 5090 + 100 * turn)], answer=range(7000, 7040))
+        check_integrity(cache)
+    new = FakeEngine(cache, "hybrid", costs=SLOW)
+    assert new.prefill([*system, 9]).cached == len(system)
+    assert cache.stats().bytes_ram <= cache.ram_bytes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_was_said_to_stay_is_what_is_left(seed: int) -> None:
+    """Some paths with checkpoints and attention, some of it pinned or in use; all goes that may."""
+    chance, store = random.Random(seed), RamStore(Account(1 << 20), ValueEviction())
+    store.tree.splitters["m"] = ATTENTION.split
+    paths = [[chance.randrange(2) for _ in range(chance.randrange(1, 40))] for _ in range(5)]
+    users = []
+    for path in paths:
+        match = store.tree.insert("m", ids(*path))
+        for position in chance.sample(range(1, len(path) + 1), min(3, len(path))):
+            if any(e.position == position for e in match.entries()):
+                continue
+            snapshot = np.zeros(100, np.uint8)
+            snapshot.flags.writeable = False
+            entry = store.put(match, Checkpoint("m", position, snapshot), ids(*path[:position]))
+            if chance.random() < 0.15:
+                users.append(Costs())
+                store.pins.use(users[-1], entry)
+    for path in paths:
+        match = store.tree.match("m", ids(*path))
+        for start, end in match.missing(max((e.position for e in match.entries()), default=0)):
+            attend(store.tree, path, start, end)
+    for path in chance.sample(paths, chance.randrange(3)):
+        store.pin(ids(*path[: chance.randrange(1, len(path) + 1)]))
+    live = store.tree.match("m", ids(*chance.choice(paths)))
+    store.live = live.entries()
+    needed = None if chance.random() < 0.5 else store.tree.match("m", ids(*paths[0]))
+    stays = store.staying(needed)
+    store.account.limit = 0
+    assert store.make_room(0, needed) == (not stays)
+    check_integrity(store.tree)
+    rounded = 8 * len(store.kept)  # what a cut leaves is not exactly its tokens' share
+    assert stays <= store.used() <= stays + rounded
+
+
+def test_what_a_path_and_its_checkpoints_share_is_counted_once() -> None:
+    tree = Tree()
+    entries = [put(tree, [1] * 50, n) for n in (20, 50)]
+    other = put(tree, [*[1] * 20, 2, 2], 22)
+    match = tree.match("m", ids(*[1] * 30))
+    assert bytes_to_stay(entries[:1], None, ()) == STATE + 4 * 20
+    assert bytes_to_stay([*entries, other], match, ()) == 3 * STATE + 4 * 52
+    assert bytes_to_stay([], match, ()) == 4 * 30

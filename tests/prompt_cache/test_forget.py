@@ -17,6 +17,8 @@ from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.integrity import check_integrity
 from tests.lab.naive import NaivePromptCache
 
+from .asking import SLOW
+
 AMPLE = 1 << 22
 SECRET = list(range(1000, 1200))
 OTHER = list(range(50, 150))
@@ -223,6 +225,42 @@ def test_what_is_queued_for_the_disk_is_forgotten_too(tmp_path: Path) -> None:
     later = PromptCache(AMPLE, tmp_path)
     assert FakeEngine(later, "hybrid").prefill([*SECRET, 5]).matched == 0
     assert FakeEngine(later, "hybrid").prefill([*OTHER, 5]).source == "disk"
+    later.close()
+
+
+def test_to_forget_nothing_changes_nothing_and_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    FakeEngine(cache, "hybrid").prefill(SECRET)
+    assert cache.pin(SECRET) > 0
+    before = cache.stats()
+    assert before.extra["disk_waiting"] > 0
+    monkeypatch.setattr(cache.disk, "forget", pytest.fail)  # a server that is away is waited for there
+    assert cache.forget([]) == 0
+    assert (cache.stats(), len(cache.ram.pinned)) == (before, 1)
+    cache.close()
+    assert on_disk(tmp_path) > 0
+
+
+def test_a_pinned_beginning_stays_on_disk(tmp_path: Path) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    engine = FakeEngine(cache, "hybrid")
+    engine.prefill(SECRET[:60])
+    cache.pin(SECRET[:60])
+    cache.pin(SECRET[:150])
+    cache.flush()
+    engine.prefill(SECRET)
+    cache.flush()
+    cache.forget(SECRET[:120])
+    store = RecordStore(tmp_path)
+    assert {len(store.load(key).tokens) for key in store.keys()} == {60}  # noqa: SIM118
+    cache.close()
+    later = PromptCache(AMPLE, tmp_path)
+    plan = FakeEngine(later, "hybrid", costs=SLOW).prefill(SECRET)
+    assert (plan.source, plan.cached, plan.matched) == ("disk", 60, 60)
+    later.forget(SECRET[:60])
+    assert on_disk(tmp_path) == 0, "it is not pinned there"
     later.close()
 
 

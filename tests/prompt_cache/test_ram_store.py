@@ -60,11 +60,11 @@ def test_what_is_in_use_counts_until_its_last_user_is_gone(store: RamStore) -> N
         store.pins.use(user, entry)
     before = store.used()
     store.remove(entry)
-    assert (store.used(), store.pinned_bytes(), entry.node) == (before, SIZE, None)
+    assert (store.used(), store.staying(), entry.node) == (before, SIZE, None)
     store.release(users[0])
     assert store.account.reuse(SIZE) is None
     store.release(users[1])
-    assert (store.doomed, store.pinned_bytes()) == (set(), 0)
+    assert (store.doomed, store.staying()) == (set(), 0)
     assert store.account.reuse(SIZE) is entry.checkpoint.snapshot
 
 
@@ -115,8 +115,13 @@ def test_an_idle_buffer_of_the_size_is_room_enough(store: RamStore) -> None:
 def test_nothing_goes_for_what_pins_leave_no_room_for(store: RamStore) -> None:
     user = Costs()
     store.pins.use(user, put(store, path(10)))
-    store.account.limit = SIZE + 500
+    put(store, path(10, 1))
+    store.account.limit = SIZE + 4 * 10 + 500
     assert [store.cannot_hold(n) for n in (500, 501)] == [False, True]
+    assert not store.make_room(501)
+    assert len(store.tree) == 2
+    assert store.make_room(500)
+    assert len(store.tree) == 1
 
 
 def test_cuts_of_one_prompt_fill_half_the_budget(store: RamStore) -> None:
@@ -133,6 +138,93 @@ def test_a_pinned_prefix_covers_what_comes_later_on_it(store: RamStore) -> None:
     store.pin(path(10))
     store.unpin(path(20))
     assert [e.user_pinned for e in (early, late)] == [True, False]
+
+
+def test_nothing_goes_for_what_the_users_pins_leave_no_room_for(store: RamStore) -> None:
+    put(store, path(10))
+    segment(store, path(10), 0, 10)
+    store.pin(path(10))
+    put(store, path(10, 1))
+    held = 2 * SIZE + 4 * 10 + 4 * 10
+    assert store.staying() == held, "what is pinned, its attention, its tokens, and the pin's own"
+    store.account.limit = store.used() + 100
+    assert not store.make_room(store.account.limit - held + 1)
+    assert len(store.tree) == 2
+    assert store.make_room(store.account.limit - held)
+    assert (len(store.tree), store.tree.segment_bytes) == (1, SIZE)
+
+
+def test_what_was_handed_out_stays_too(store: RamStore) -> None:
+    put(store, path(10))
+    taken = store.account.reserve(np.zeros(SIZE, np.uint8))
+    store.account.limit = 2 * SIZE + 4 * 10
+    assert store.cannot_hold(SIZE + 4 * 10 + 1)
+    assert not store.cannot_hold(SIZE + 4 * 10)
+    del taken
+    assert not store.cannot_hold(SIZE + 4 * 10 + 1)
+
+
+@pytest.mark.parametrize("pinned", [path(10), path(3)], ids=["pinned", "not pinned"])
+def test_a_checkpoint_stays_until_there_is_room_for_the_one_in_its_place(
+    store: RamStore, pinned: Tokens
+) -> None:
+    whole = path(10)
+    entry = put(store, whole)
+    segment(store, whole, 0, 10)
+    store.pin(pinned)
+    match = store.tree.match("m", whole)
+    store.live, store.account.limit = match.entries(), store.used()
+    assert store.room_for(SIZE, match, 10, entry)
+    assert store.tree.segment_bytes == SIZE
+    more = SIZE if entry.user_pinned else 2 * SIZE  # as attention of a live path may go that nobody pinned
+    assert not store.room_for(more + 1, match, 10, entry)
+    assert entry.node is not None
+    assert (entry.pins, store.tree.segment_bytes, store.counts.evictions) == (0, SIZE, 0)
+    user = Costs()
+    store.pins.use(user, entry)
+    assert not store.room_for(more, match, 10, entry), "its bytes stay with who uses them"
+    assert entry.pins == 1
+
+
+def test_a_prefix_pinned_again_is_kept_once_and_counts(store: RamStore) -> None:
+    put(store, path(10))
+    before = store.used()
+    assert [store.pin(path(20)) for _ in range(3)] == [1, 1, 1]
+    assert store.used() == before + 4 * 20
+    store.unpin(path(20))
+    assert (store.used(), store.kept) == (before, set())
+
+
+def test_what_a_pin_takes_is_made_room_for(store: RamStore) -> None:
+    put(store, path(10))
+    store.account.limit = store.used()
+    store.pin(path(20, 1))
+    assert store.used() <= store.account.limit
+
+
+def test_forgetting_a_part_of_what_is_pinned_lets_what_others_share_go(store: RamStore) -> None:
+    shared, other = put(store, path(10)), put(store, path(20, 1, at=10))
+    put(store, path(20))
+    store.pin(path(20))
+    store.pin(path(20, 1, at=10)[:15])
+    store.forget(path(15))
+    assert (shared.user_pinned, other.user_pinned) == (True, False), "another pin covers it"
+    store.unpin(path(20, 1, at=10)[:15])
+    put(store, path(30, 2, at=10))
+    store.pin(path(30, 2, at=10))
+    store.forget(path(12, 2, at=10))
+    assert (shared.user_pinned, shared.node is not None, store.kept) == (False, True, set())
+    store.account.limit = 0
+    store.make_room(0)
+    assert store.used() == 0
+
+
+def test_no_tokens_are_no_path_to_forget(store: RamStore) -> None:
+    put(store, path(10))
+    store.pin(path(10))
+    store.account.keep(np.zeros(50, np.uint8))
+    assert store.forget(path(0)) == 0
+    assert (len(store.pinned), len(store.tree), store.account.idle_bytes) == (1, 1, 50)
 
 
 def test_what_is_forgotten_goes_and_what_others_share_stays(store: RamStore) -> None:
@@ -170,7 +262,7 @@ def test_a_new_one_has_what_the_user_said_and_what_is_in_use(store: RamStore) ->
     new = store.renewed()
     assert (len(new.tree), new.tree.requests, new.counts.evictions) == (0, 7, 3)
     assert [p.tolist() for p in new.pinned] == [path(10).tolist()]
-    assert new.used() == SIZE, "the plan's bytes count until it is gone"
+    assert new.used() == SIZE + 4 * 10, "the plan's bytes count until it is gone"
 
 
 def test_clear_takes_all_but_what_is_in_use(store: RamStore) -> None:

@@ -12,6 +12,7 @@ from llamahybrid.prompt_cache.base import LiveState, Loaded, Segment, Tokens
 from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from tests.lab.fake_engine import FakeAttention
+from tests.lab.integrity import check_integrity
 
 SIZE = 1000
 PATH = np.arange(1, 101, dtype=np.int32)
@@ -57,6 +58,42 @@ def test_a_buffer_beyond_the_budget_costs_nothing_that_is_kept(ram: RamTier) -> 
     huge = ram.buffer((1 << 20) + 1)
     assert not ram.admit(view(OTHER), 50, huge, None)
     assert (ram.stats().entries, ram.stats().refused) == (1, 1)
+
+
+@pytest.mark.parametrize("pinned", ["by the user", "in use"])
+def test_nothing_goes_for_what_can_never_fit(ram: RamTier, pinned: str) -> None:
+    """Not for a checkpoint, a buffer, attention, what is about to be read, nor tokens."""
+    ram.admit(view(), 50, ram.buffer(10 * SIZE), None)
+    for token in range(2000, 2003):
+        live = view(np.full(10, token, np.int32))
+        assert ram.admit(live, 10, ram.buffer(SIZE), None)
+    with ram.checkpoint_at("m", PATH[:50] if pinned == "in use" else PATH[:1]):
+        if pinned == "by the user":
+            ram.pin(PATH[:50])
+        ram.resize(14 * SIZE)
+        assert not ram.admit(view(OTHER), 50, np.zeros(5 * SIZE, np.uint8), None)
+        buffer = ram.buffer(5 * SIZE)
+        assert not ram.admit(view(OTHER), 50, buffer, None)
+        assert ram.segment_buffer(view(OTHER), 5 * SIZE) is None
+        assert not ram.store_segment(view(OTHER), Segment(0, 50, np.zeros(5 * SIZE, np.uint8)))
+        assert ram.expect("m", OTHER[:50], 5 * SIZE) is None
+        ram.remember("m", np.arange(2 * SIZE, dtype=np.int32), None)
+        assert (ram.stats().entries, ram.stats().evictions, ram.stats().refused) == (4, 0, 5)
+        assert ram.expect("m", OTHER[:50], 3 * SIZE) is not None
+    assert ram.stats().evictions > 0
+
+
+def test_one_that_is_pinned_stays_when_another_in_its_place_is_refused(ram: RamTier) -> None:
+    admit(ram, 50)
+    assert ram.store_segment(view(), attention(0, 50))
+    ram.pin(PATH[:50])
+    ram.resize(ram.stats().bytes_ram)
+    assert not ram.admit(view(), 50, np.zeros(SIZE + 1, np.uint8), None)
+    assert ram.peek(PATH, view(OTHER), Costs()) == 50
+    assert ram.admit(view(), 50, np.ones(SIZE, np.uint8), None)
+    assert ram.peek(PATH, view(OTHER), Costs()) == 50
+    assert ram.stats().bytes_ram == ram.store.account.limit
+    check_integrity(ram.store)
 
 
 @pytest.mark.parametrize("position", [0, 101])
@@ -187,6 +224,17 @@ def test_what_was_read_before_anything_was_forgotten_is_not_taken_in(ram: RamTie
         ram.take_in(view(), PATH[:50], loaded, expected, forgets, "disk")
         assert (ram.stats().entries, ram.stats().segments) == (entries, entries)
         assert ram.store.account.reserved_bytes() == 0
+
+
+def test_no_tokens_are_no_path_to_forget(ram: RamTier) -> None:
+    state = LiveState(lambda: PATH)
+    ram.follow(state, PATH)
+    admit(ram, 50)
+    ram.pin(PATH)
+    forgets = ram.known(PATH, view(), Costs()).forgets
+    assert ram.forget(PATH[:0]) == 0
+    assert (ram.stats().entries, len(ram.pinned), state.forgotten) == (1, 1, False)
+    assert ram.known(PATH, view(), Costs()).forgets == forgets, "what is being read may come"
 
 
 def test_what_is_not_remembered_since_something_was_forgotten(ram: RamTier) -> None:

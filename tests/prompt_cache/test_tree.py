@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamahybrid.prompt_cache import Checkpoint
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Segment, Tokens
 from llamahybrid.prompt_cache.nodes import Entry, common_prefix, ids_of
 from llamahybrid.prompt_cache.tree import Tree
+from tests.lab.fake_engine import FakeAttention
 from tests.lab.integrity import check_integrity
 
 
@@ -217,3 +218,25 @@ def test_the_integrity_check_notices(damage: Callable[[Tree], None]) -> None:
     damage(tree)
     with pytest.raises(AssertionError):
         check_integrity(tree)
+
+
+def damaged(segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+    raise ValueError("damaged")
+
+
+def test_of_the_deepest_segment_what_lies_before_a_place_can_stay() -> None:
+    tree, attention = Tree(), FakeAttention(8)
+    tree.splitters["m"] = attention.split
+    match = tree.insert("m", ids(*range(1, 11)))
+    (node,) = match.path
+    put(tree, ids(*range(1, 11)), 10)
+    tree.store(match, attention.of([], list(range(1, 5))))
+    tree.store(match, attention.of(list(range(1, 5)), list(range(5, 11))))
+    tree.shorten(node, "m", 7)
+    assert [(s.start, s.end) for s in node.segments] == [(0, 4), (4, 7)]
+    assert tree.segment_bytes == sum(s.nbytes for s in node.segments)
+    tree.shorten(node)
+    assert [(s.start, s.end) for s in node.segments] == [(0, 4)]
+    tree.splitters["m"] = damaged
+    tree.shorten(node, "m", 2)
+    assert (node.segments, tree.segment_bytes, tree.damaged) == ([], 0, 1)
