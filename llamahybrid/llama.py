@@ -25,7 +25,7 @@ from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
-from llamahybrid.request.assembly import ContextShape, Wish, assemble, shaped, slots_for
+from llamahybrid.request.assembly import ContextShape, Wish, assemble, require_adapter, shaped, slots_for
 from llamahybrid.request.completion import arguments, completion, decode_ahead, generation, keeps_rows
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
@@ -131,6 +131,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         super().__init__(model_path, **options)
         GuardedModel.guard(self._model, self._calls)
         self.offload.opened(self._model)
+        require_adapter(self)
 
     n_ctx = held(llama_cpp.Llama.n_ctx)
     pooling_type = held(llama_cpp.Llama.pooling_type)
