@@ -173,10 +173,10 @@ class Evaluation:
     def with_logits(self, work: Callable[[], T]) -> T:
         """`work()` with the logits of the last token, whatever others decoded meanwhile.
 
-        Raises LlamaHybridError where there is none.
+        Raises LlamaHybridError where there is none, AssertionError where there is no token.
         """
         if not self.arrays.n_tokens:
-            return work()  # upstream asserts that there are some
+            raise AssertionError("there are no tokens to sample behind: eval some first")  # as upstream
         self._bring_logits()
         if self._live.row.logits() is None:  # the row there is another request's
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
