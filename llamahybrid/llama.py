@@ -16,7 +16,7 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from llamahybrid.capi.sampling import CheckedSampler, RowSampler, require_grammar, sampled
+from llamahybrid.capi.sampling import sampled, sampler_for
 from llamahybrid.configuration import cache_for, current, patience
 from llamahybrid.devices.offload import Offload, offered
 from llamahybrid.memory.model_files import ModelFiles
@@ -25,10 +25,11 @@ from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
-from llamahybrid.request.assembly import ContextShape, Wish, assemble, shaped, slots_for
+from llamahybrid.request.assembly import ContextShape, Wish, assemble, require_adapter, shaped, slots_for
 from llamahybrid.request.completion import arguments, completion, decode_ahead, generation, keeps_rows
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
+from llamahybrid.request.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import Requests
 from llamahybrid.request.runner import RequestRunner
@@ -36,7 +37,7 @@ from llamahybrid.request.salt import digest, model_salt, text_of
 from llamahybrid.request.slots import Slots
 from llamahybrid.saved_state import load, save, user_cache
 from llamahybrid.signatures import as_of
-from llamahybrid.speculation.drafts import Drafts
+from llamahybrid.speculation.drafts import Drafts, asked_model
 
 _GENERATE = arguments(llama_cpp.Llama.generate)
 _COMPLETE = arguments(llama_cpp.Llama._create_completion)
@@ -94,6 +95,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._cache_salt, wait = text_of(cache_salt), patience(wait)
         self.requests = Requests(self, wait)
         self._gate = self.requests.gate
+        self._calls = NativeCalls()
         self.slots = Slots(self._gate)
         self._explain = explain
         reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
@@ -112,14 +114,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._answer_text: AnswerText | None = None
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
-            super().__init__(model_path, **kwargs)
-            self.offload.opened(self._model)
+            self._open(model_path, kwargs)
             return
         self._prompt_cache = cache
         files = ModelFiles(model_path, by_content=cache.leaves_process)
         try:
-            super().__init__(model_path, **kwargs)
-            self.offload.opened(self._model)
+            self._open(model_path, kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
             assemble(self, self.slots, n_parallel, cache, files)
@@ -128,6 +128,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         except BaseException:
             files.abandon()
             raise
+
+    def _open(self, model_path: str, options: dict[str, Any]) -> None:
+        super().__init__(model_path, **options)
+        GuardedModel.guard(self._model, self._calls)
+        self.offload.opened(self._model)
+        require_adapter(self)
+
+    n_ctx = held(llama_cpp.Llama.n_ctx)
+    pooling_type = held(llama_cpp.Llama.pooling_type)
+    embed = held(llama_cpp.Llama.embed)
 
     _spells_control = False
     """Control tokens are spelt in answers, too."""
@@ -144,6 +154,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     context_params = shaped()
     cache_salt = model_salt()
     cache = user_cache()
+    draft_model = asked_model()
 
     @property
     def arrays(self) -> UpstreamArrays:
@@ -165,19 +176,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def drafts(self) -> Drafts | None:
         """What stands between `generate` and the draft model; None as `runner`."""
         return None if self.evaluation is None else self.evaluation.drafts
-
-    @property
-    def draft_model(self) -> LlamaDraftModel | None:
-        """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
-        if self._draft_model is None or self.evaluation is None or not self._gate.inside:
-            return self._draft_model
-        return None if self._parallel > 1 else self.drafts  # rollback planes hold the rows of others, too
-
-    @draft_model.setter
-    def draft_model(self, model: LlamaDraftModel | None) -> None:
-        self._draft_model = model
-        if self.evaluation is not None:
-            self.evaluation.drafts.model = model
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -302,7 +300,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         evaluation = self.slots.here().evaluation
         if evaluation is None:
-            super().eval(tokens)
+            self._calls.run(super().eval, tokens)
             return
         gate = self._gate
         if gate.held() and not gate.telling and evaluation.append(tokens):
@@ -311,7 +309,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @as_of(llama_cpp.Llama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """As `llama_cpp.Llama.sample`. Raises LlamaHybridError where there are no logits to sample from."""
+        """As `llama_cpp.Llama.sample`. Raises LlamaHybridError where what was evaluated has no logits."""
         work = partial(sampled, self, super().sample, *args, **kwargs)
         if (self._parallel == 1 and not self.requests.salted) or self._gate.held() or self.evaluation is None:
             return work()
@@ -327,12 +325,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return self._answer_text.spell(tokens, spell)
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        if (grammar := kwargs.get("grammar")) is not None:
-            require_grammar(self._model.vocab, grammar)
-        sampler = super()._init_sampler(*args, **kwargs)
-        if grammar is None and self._parallel == 1:
-            return CheckedSampler.checking(sampler)
-        return RowSampler.over(sampler, self, None if grammar is None else self.n_vocab())
+        return sampler_for(self, super()._init_sampler, *args, **kwargs)
 
     def last_row(self) -> int | Logits:
         """Where the sampler finds the last token's logits (see `HasRow.last_row`)."""
@@ -349,35 +342,41 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def close(self) -> None:
         """Free the model and its context; what waits to be written to disk is written first.
 
-        A request that runs is cancelled, and its step waited for; later ones raise ModelClosed.
+        A request that runs is cancelled, and its step waited for, as are calls that read the vocabulary;
+        later ones raise ModelClosed. Raises RuntimeError inside a request or call of this very thread.
         """
-        if self.evaluation is None:
-            super().close()
-            return
-        self._gate.close(partial(self.slots.end, super().close))
+        self._calls.require_outside()
+        self._gate.close(partial(self.slots.end, self._free))
         self.slots.close()
-        self.evaluation.runner.cache.flush()
+        if self.evaluation is not None:
+            self.evaluation.runner.cache.flush()
+
+    def _free(self) -> None:
+        self._calls.end()
+        super().close()
+        self._ctx.memory = None  # upstream asserts that it is there
 
     def __del__(self) -> None:
         # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
-        if hasattr(self, "_stack"):  # else it was refused before upstream had a look at it
+        # Without `_stack` upstream never saw it. What is being read goes with who reads it, a tokenizer say.
+        if hasattr(self, "_stack") and self._calls.end_unless_running():
             super().close()
 
     # -- state -----------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget the current sequence; what the prompt cache knows stays."""
-        if self.evaluation is None:
-            super().reset()
-        elif self._gate.closed:
+        if self._gate.closed:
             self.n_tokens = 0
+        elif self.evaluation is None:
+            self._calls.run(super().reset)
         else:
             self.requests.alone(Evaluation.reset)
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
         if self.evaluation is None:
-            return super().save_state()
+            return self._calls.run(super().save_state)
         return self.requests.whole(partial(save, self, super().save_state))
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
@@ -387,7 +386,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         `n_ctx`, which some models compute by (long-rope factors); RuntimeError when the library refuses it.
         """
         if self.evaluation is None:
-            super().load_state(state)
+            self._calls.run(super().load_state, state)
         else:
             self.requests.whole(partial(load, self, state, super().load_state))
 

@@ -145,6 +145,20 @@ class RowSampler(CheckedSampler):
         return token
 
 
+def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwargs: Any) -> CheckedSampler:
+    """What `make(*args, **kwargs)`, upstream's `_init_sampler`, gives, checked.
+
+    Raises ValueError for a grammar that cannot be read, ModelClosed.
+    """
+    llm._calls.require_open()
+    if (grammar := kwargs.get("grammar")) is not None:
+        llm._calls.run(require_grammar, llm._model.vocab, grammar)
+    sampler = make(*args, **kwargs)
+    if grammar is None and llm._parallel == 1:
+        return CheckedSampler.checking(sampler)
+    return RowSampler.over(sampler, llm, None if grammar is None else llm.n_vocab())
+
+
 def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
     """What `llm.sample` gives; a sampler that it has made for a call that failed goes."""
     try:

@@ -67,14 +67,18 @@ class ContextShape:
         """That of so many slots; `options`: upstream's arguments.
 
         The library dies where a batch has no room for one token of each sequence, or for planes and two
-        tokens. Raises ValueError where it has none for the slots.
+        tokens, and never comes back from a negative `n_ctx` with several sequences. Raises ValueError where
+        there is none for the slots, and for that.
         """
+        if (n_ctx := options.get("n_ctx", 512)) < 0:
+            raise ValueError("n_ctx counts tokens: 1 or more, or 0 for as many as the model was trained with")
         room = min(options.get("n_batch", 512), options.get("n_ubatch", 512))
+        room = min(room, n_ctx or room)  # upstream's batches are no longer than that
         if slots < 1:
             raise ValueError("n_parallel counts requests that run at once: 1 or more")
         if slots > 1:
             if room <= slots:
-                raise ValueError(f"n_parallel={slots} needs batches (n_batch, n_ubatch) of more tokens")
+                raise ValueError(f"n_parallel={slots} needs more tokens a batch (n_batch, n_ubatch, n_ctx)")
             return cls(slots + paging, 0)
         if draft_planes is None:
             draft_planes = 0
@@ -103,6 +107,15 @@ def shaped() -> Any:
         llm._context_params = params
 
     return property(get, put)
+
+
+def require_adapter(llm: Any) -> None:
+    """Raise RuntimeError where the LoRA adapter that a model was to be opened with could not be read.
+
+    Upstream compares the pointer with None, which it never is; the library dies when it decodes with it.
+    """
+    if llm.lora_path and not llm._lora_adapter:
+        raise RuntimeError(f"Failed to initialize LoRA adapter from lora path: {llm.lora_path}")
 
 
 class Wish(int):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import TypeVar
 
 import numpy as np
@@ -172,11 +173,12 @@ class Evaluation:
     def with_logits(self, work: Callable[[], T]) -> T:
         """`work()` with the logits of the last token, whatever others decoded meanwhile.
 
-        Raises LlamaHybridError where there is none.
+        Raises LlamaHybridError where there is none, AssertionError where there is no token.
         """
-        if self.arrays.n_tokens:
-            self._bring_logits()
-        if not self.arrays.n_tokens or self._live.row.logits() is None:  # the row there is another request's
+        if not self.arrays.n_tokens:
+            raise AssertionError("there are no tokens to sample behind: eval some first")  # as upstream
+        self._bring_logits()
+        if self._live.row.logits() is None:  # the row there is another request's
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
         return work()
 
@@ -294,8 +296,17 @@ class Evaluation:
             self.arrays.true_rows = 0
 
     def checked(self, tokens: Sequence[int]) -> Tokens:
-        """The ids as an array. Raises DecodeError, as the library would, for one outside the vocabulary."""
-        ids = np.asarray(tokens, dtype=np.int64).reshape(-1)
+        """The ids as an array.
+
+        Raises DecodeError, as the library would, for one outside the vocabulary, and TypeError for what is
+        none: a text, a number with a fraction.
+        """
+        ids = np.asarray(tokens)  # whatever its kind: asked for integers, numpy makes them of texts
+        if ids.ndim == 0:
+            raise TypeError(f"token ids are a sequence of integers, not {type(tokens).__name__}")
+        if ids.dtype.kind not in "iu":
+            ids = np.asarray([index(token) for token in tokens], dtype=np.int64)
+        ids = ids.astype(np.int64, copy=False).reshape(-1)
         if ids.size and (ids.min() < 0 or ids.max() >= self._n_vocab):
             raise DecodeError(-1, f"token ids must lie in [0, {self._n_vocab}); llama_decode would return -1")
         return ids.astype(np.int32)

@@ -21,6 +21,7 @@ from llamahybrid.request.arrays import SetAside
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.handle import RequestHandle, advanced_for, handle_here
+from llamahybrid.request.native_calls import piece
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.request import Request
 from llamahybrid.request.salt import SHARED
@@ -252,10 +253,7 @@ class Requests:
     def spell(self, token: int) -> str:
         """The text of one token; its id where it has none (what was decoded natively, a closed model)."""
         llm = self._llm
-        if not 0 <= token < llm._n_vocab or self.gate.closed:
-            return str(token)
-        text: bytes = llm._model.detokenize([token], special=True)
-        return text.decode("utf-8", errors="replace")
+        return str(token) if not 0 <= token < llm._n_vocab else piece(llm._model, token)
 
     def _tell(self, request: Request | None) -> None:
         """Report a request that is over."""

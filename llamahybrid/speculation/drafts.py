@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -295,3 +295,21 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         """The request is over."""
         self.counts = DraftCounts()
         self._live.release_planes()
+
+
+def asked_model() -> Any:
+    """`draft_model` of `Llama`."""
+
+    def get(llm: Any) -> LlamaDraftModel | None:
+        """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
+        model: LlamaDraftModel | None = llm._draft_model
+        if model is None or llm.evaluation is None or not llm._gate.inside:
+            return model
+        return None if llm._parallel > 1 else llm.drafts  # rollback planes hold the rows of others, too
+
+    def put(llm: Any, model: LlamaDraftModel | None) -> None:
+        llm._draft_model = model
+        if llm.evaluation is not None:
+            llm.evaluation.drafts.model = model
+
+    return property(get, put)

@@ -87,7 +87,7 @@ def test_several_slots_sample_from_no_row_where_nothing_was_decoded(tiny_model):
     path = str(tiny_model("llama"))
     with (
         closing(Llama(path, n_parallel=2, n_ctx=256, n_threads=1, verbose=False)) as llm,
-        pytest.raises(LlamaHybridError, match="no logits"),
+        pytest.raises(AssertionError, match="no tokens"),  # upstream's own, with one slot
     ):
         llm.sample(temp=0.0)
 

@@ -71,11 +71,19 @@ def public_classes() -> list[type]:
 
 
 def members(owner: type) -> dict[str, Any]:
-    """Public methods and properties that our own code defines on a class, by name."""
+    """Public methods and properties that our own code defines on a class, by name.
+
+    Not those of upstream that it only wraps (`held`).
+    """
     ours = [c for c in reversed(owner.__mro__) if c.__module__.startswith("llamahybrid.")]
     found = {name: thing for c in ours for name, thing in vars(c).items() if not name.startswith("_")}
     found |= {name: thing for c in ours for name, thing in vars(c).items() if name == "__call__"}
+    found = {name: thing for name, thing in found.items() if not _is_upstreams(thing)}
     return {name: thing for name, thing in found.items() if inspect.isroutine(thing) or is_property(thing)}
+
+
+def _is_upstreams(thing: Any) -> bool:
+    return (getattr(thing, "__module__", None) or "").startswith("llama_cpp.")
 
 
 def described_fields(owner: type) -> dict[str, str]:

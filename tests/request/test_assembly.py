@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import llama_cpp
 import pytest
 
 from llamahybrid import Llama
@@ -17,6 +18,9 @@ from tests.conftest import SETTINGS
         (True, True, {"n_batch": 2}, 2),
         (True, True, {"n_batch": 1}, 1),
         (True, True, {"n_ubatch": 1}, 1),
+        (True, True, {"n_ctx": 1}, 1),
+        (True, True, {"n_ctx": 2}, 2),
+        (True, True, {"n_ctx": 0}, 2),
         (True, False, {}, 1),
         (False, True, {}, 1),
     ],
@@ -60,9 +64,31 @@ def test_a_draft_on_a_device_gets_planes_where_they_cannot_be_had_later(
 def test_each_slot_is_a_sequence_and_has_no_planes():
     assert ContextShape.of(True, True, 8, 4, {}) == ContextShape(5, 0)
     assert ContextShape.of(True, False, None, 4, {}) == ContextShape(4, 0)
-    for slots, options in ((0, {}), (4, {"n_batch": 4}), (4, {"n_ubatch": 2})):
+    for slots, options in ((0, {}), (4, {"n_batch": 4}), (4, {"n_ubatch": 2}), (4, {"n_ctx": 4})):
         with pytest.raises(ValueError, match="n_parallel"):
             ContextShape.of(True, True, 0, slots, options)
+    assert ContextShape.of(True, True, 0, 4, {"n_ctx": 0}).sequences == 5, "as many as the model has"
+
+
+def test_the_smallest_contexts_open_as_upstreams(open_model):
+    assert open_model("llama", n_ctx=1).n_ctx() == open_model("llama", llama_cpp.Llama, n_ctx=1).n_ctx()
+    assert open_model("llama", n_ctx=3, n_parallel=2).create_completion([5], max_tokens=1)
+    with pytest.raises(ValueError, match="n_parallel=2 needs"):
+        open_model("llama", n_ctx=2, n_parallel=2)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_context_of_less_than_nothing_is_refused(slots):
+    with pytest.raises(ValueError, match="n_ctx counts tokens"):
+        ContextShape.of(True, True, 0, slots, {"n_ctx": -1})
+
+
+@pytest.mark.parametrize("prompt_cache", [None, False])
+def test_an_adapter_that_cannot_be_read_is_refused(open_model, tmp_path, prompt_cache):
+    (tmp_path / "no.gguf").write_bytes(b"GGUF" + bytes(100))
+    for name in ("no.gguf", "missing.gguf"):
+        with pytest.raises(RuntimeError, match=f"Failed to initialize LoRA adapter from lora path: .*{name}"):
+            open_model("llama", lora_path=str(tmp_path / name), prompt_cache=prompt_cache)
 
 
 def test_the_context_has_the_shape(open_model):

@@ -1,6 +1,10 @@
 """What upstream's `eval` and `generate` ask for: what does not fit is refused, what others did is noticed."""
 
+from array import array
+from collections import deque
+
 import llama_cpp
+import numpy as np
 import pytest
 
 from llamahybrid.errors import ContextOverflow, DecodeError
@@ -129,3 +133,39 @@ def test_upstreams_reset_of_the_counters_is_no_change_of_memory(open_model, capf
     llm.create_completion(PROMPT, max_tokens=2)
     llm.create_completion(PROMPT, max_tokens=2)
     assert llm.last_request.cached == len(PROMPT)
+
+
+# -- what is no token --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    ["12", b"12", 5, [5.0, 6.9], ["5"], [5, None], np.array([5.7]), np.array([True]), [[5.5]]],
+    ids=repr,
+)
+def test_what_is_no_sequence_of_integers_is_refused(open_model, tokens):
+    llm = open_model("llama")
+    with pytest.raises(TypeError):
+        llm.evaluation.checked(tokens)
+    with pytest.raises(TypeError):
+        llm.eval(tokens)
+    with pytest.raises(TypeError):
+        next(llm.generate(tokens))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[5, 6], (5, 6), np.array([5, 6], np.uint8), array("i", [5, 6]), deque([5, 6]), [np.int32(5), 6]],
+    ids=repr,
+)
+def test_integers_of_any_kind_are_tokens(open_model, tokens):
+    evaluation = open_model("llama").evaluation
+    assert evaluation.checked(tokens).tolist() == [5, 6]
+    assert evaluation.checked([True]).tolist() == [1], "an integer, to upstream"
+    assert evaluation.checked([]).dtype == np.int32
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_without_tokens_there_is_nothing_to_sample_as_upstream_says(open_model, n_parallel):
+    with pytest.raises(AssertionError):
+        open_model("llama", n_parallel=n_parallel).sample()

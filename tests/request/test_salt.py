@@ -301,7 +301,7 @@ def test_what_was_evaluated_under_one_salt_is_not_there_under_another(
     llm = opened(n_parallel=n_parallel)
     with llm.request(A):
         llm.eval(SECRET)
-    with llm.request(B), pytest.raises(LlamaHybridError, match="no logits"):
+    with llm.request(B), pytest.raises(AssertionError):  # upstream's, where nothing was evaluated
         llm.sample(temp=0.0)
     with llm.request(A):
         llm.eval(SECRET)
