@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 
+import cells
 import numpy as np
 import pytest
 from capi import Context, difference, lib
@@ -83,6 +84,61 @@ def test_a_sequence_of_more_than_half_the_cache_has_room_behind_it(run, tiny_mod
     assert run(behind_a_long_one, tiny_model(arch)) == [True, 0.0]
 
 
+def of_two_sequences(path):
+    """How many cells a token of two sequences attends to, beside two others, and how far it is off."""
+    attended = cells.Attended()
+    context, alone = Context(path, **SHARED, **attended.params), Context(path, **{**SHARED, "n_seq_max": 1})
+    for seq in range(2):
+        assert context.feed(0, LENGTH, seq, chunk=100) == 0
+    for start in range(0, LENGTH, 100):
+        rows = [(context.bench.token(p, 2), p, (2, 3)) for p in range(start, start + 100)]
+        assert context.decode(rows) == 0
+    count = attended.by(context, [(context.bench.token(LENGTH, 2), LENGTH, (2, 3))])
+    assert alone.feed(0, LENGTH, text=2, chunk=100) == 0
+    assert alone.feed(LENGTH, LENGTH + 1, text=2) == 0
+    return [count, float(np.abs(context.logits() - alone.logits()).max())]
+
+
+def test_a_token_of_several_sequences_is_computed_as_without_the_others(run, tiny_model):
+    """With the cells of the first of them, and not with all up to the last one taken."""
+    assert run(of_two_sequences, tiny_model("llama")) == [512, 0.0]
+
+
+def as_many(path):
+    """16 and 17 sequences: is each computed by itself, and by how many cells are the first two apart."""
+    if not cells.told():
+        return None
+    found = []
+    for slots in (16, 17):
+        context = Context(path, **{**SHARED, "n_seq_max": slots})
+        for seq in range(2):
+            assert context.feed(0, 20, seq) == 0
+        first, second = (cells.of(context, seq, 20) for seq in range(2))
+        found.append([_by_seq(context), (second.begin - first.begin) // first.row])
+    return found
+
+
+@pytest.mark.needs("0018")
+def test_more_sequences_than_spans_lie_together_as_before(run, tiny_model):
+    """A step of all of them attends to all cells up to the last one taken: the nearer that is the better."""
+    assert run(as_many, tiny_model("llama")) == [[True, 2048], [False, 20]]
+
+
+def in_one_batch(path):
+    """In how many pieces a prompt lies that fills more than half of the gap, and is computed in parts."""
+    if not cells.told():
+        return None
+    context = Context(path, **{**SHARED, "n_seq_max": 2, "n_batch": 4096, "n_ubatch": 256})
+    assert context.feed(0, 100) == 0
+    assert context.feed(0, 3000, 1, chunk=3000) == 0
+    return [_by_seq(context), len(cells.of(context, 1, 3000).runs)]
+
+
+@pytest.mark.needs("0018")
+def test_room_is_found_for_a_batch_and_not_for_its_first_part(run, tiny_model):
+    assert run(in_one_batch, tiny_model("llama")) == [True, 1]
+
+
 def _campaign(path: str, seed: int, params: dict[str, object]) -> float:
     """Random decodes of one and of several sequences, cuts, copies, saves and loads; each token compared."""
     chance = random.Random(seed)
@@ -138,18 +194,22 @@ def _campaign(path: str, seed: int, params: dict[str, object]) -> float:
 
 
 def in_turn(path, **params):
-    """Tokens of two sequences in turn in one batch: as many spans as tokens."""
-    context = Context(path, **{**SHARED, **params, "n_seq_max": 2})
+    """Tokens of two sequences in turn in one batch: how many cells they attend to, how far they are off."""
+    attended = cells.Attended()
+    context = Context(path, **{**SHARED, **params, **attended.params, "n_seq_max": 2})
     alone = [Context(path, **{**SHARED, **params, "n_seq_max": 1}) for _ in range(2)]
     for seq in range(2):
         assert context.feed(0, LENGTH, seq) == alone[seq].feed(0, LENGTH, text=seq) == 0
     rows = [(context.bench.token(p, s), p, (s,)) for p in range(LENGTH, LENGTH + 8) for s in range(2)]
-    assert context.decode(rows) == 0
+    count = attended.by(context, rows)
+    apart = []
     for seq in range(2):
-        assert alone[seq].feed(LENGTH, LENGTH + 8, text=seq) == 0
-    if not _by_seq(context):
-        return float("inf")
-    return difference(context.logits(), alone[1].logits())
+        for position in range(LENGTH, LENGTH + 8):
+            assert alone[seq].feed(position, position + 1, text=seq) == 0
+            row = lib.llama_get_logits_ith(context.ctx, 2 * (position - LENGTH) + seq)
+            wanted = alone[seq].logits()
+            apart.append(difference(np.ctypeslib.as_array(row, wanted.shape), wanted))
+    return [_by_seq(context), count, max(apart)]
 
 
 def in_turn_flash(path):
@@ -157,11 +217,38 @@ def in_turn_flash(path):
 
 
 @pytest.mark.parametrize("probe", [in_turn, in_turn_flash])
-def test_sequences_that_take_turns_in_a_batch(run, tmp_path, monkeypatch, probe):
+def test_sequences_that_take_turns_in_a_batch(run, tiny_model, probe):
+    """Each attends to the cells of its own, not to all up to the last one taken, and has its own row."""
+    by_seq, count, apart = run(probe, tiny_model("llama"))
+    assert by_seq
+    assert count == (0 if probe is in_turn_flash else 16 * 512)  # flash attention has no such tensor
+    assert apart < MERGED
+
+
+def of_sixteen(path, **params):
+    """A step of as many sequences as a graph has room for."""
+    context = Context(path, **{**SHARED, **params, "n_seq_max": 16, "n_ctx": 16 * 512})
+    alone = Context(path, **{**SHARED, **params, "n_seq_max": 1})
+    for seq in range(16):
+        assert context.feed(0, 20, seq) == 0
+    assert context.decode([(context.bench.token(20, s), 20, (s,)) for s in range(16)]) == 0
+    assert alone.feed(0, 20, text=15) == 0
+    assert alone.feed(20, 21, text=15) == 0
+    return [_by_seq(context), difference(context.logits(), alone.logits())]
+
+
+def of_sixteen_flash(path):
+    return of_sixteen(path, flash_attn_type=FLASH)
+
+
+@pytest.mark.parametrize("probe", [of_sixteen, of_sixteen_flash])
+def test_a_graph_has_room_for_all_spans(run, tmp_path, monkeypatch, probe):
     """A model with no more tensors than most have: its graph may have eight nodes for each of them."""
     monkeypatch.setitem(specs.ABSENT, "llama", (*specs.ABSENT.get("llama", ()), "scale", ".bias"))
     model = make("llama", tmp_path / "plain.gguf", layers=32)
-    assert run(probe, model) < MERGED
+    by_seq, apart = run(probe, model)
+    assert by_seq
+    assert apart < MERGED
 
 
 def roomy(path):

@@ -1,0 +1,77 @@
+"""Where the cells of a sequence lie in host memory, and how many of them tokens are computed with."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from capi import FULL, Context, lib
+
+_TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_EVALUATE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+_NE = 16
+"""Where the shape is in a `ggml_tensor`: behind the type and the buffer."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The keys of a sequence in the first layer, in the order of their cells."""
+
+    row: int
+    """Bytes of a cell."""
+    runs: list[tuple[int, int]]
+    """Address and bytes of each run of cells."""
+
+    @property
+    def begin(self) -> int:
+        """The address of the first cell."""
+        return self.runs[0][0]
+
+
+def told() -> bool:
+    """The library hands out states in pieces (0018)."""
+    return hasattr(lib._lib, "llama_state_seq_write_ext")
+
+
+def of(context: Context, seq: int, count: int) -> Runs:
+    """Where the `count` cells of a sequence lie: tensor data is handed out where it is."""
+    write = lib._lib.llama_state_seq_write_ext
+    write.restype = ctypes.c_size_t
+    row, runs = 0, []
+
+    def take(data: int, size: int, _: object) -> bool:
+        nonlocal row
+        if not row and size == ctypes.sizeof(ctypes.c_uint64):  # the first number of this size
+            row = ctypes.c_uint64.from_address(data).value
+        elif row and sum(length for _, length in runs) < count * row:
+            runs.append((data, size))
+        return True
+
+    arguments = ctypes.c_int32(seq), ctypes.c_uint32(FULL), _TAKE(take), None
+    assert write(ctypes.c_void_p(context.ctx), *arguments)
+    assert sum(size for _, size in runs) == count * row
+    return Runs(row, runs)
+
+
+class Attended:
+    """Counts the cells that tokens attend to in the first layer, masked ones too; without flash attention."""
+
+    def __init__(self) -> None:
+        self.cells = 0
+        self._native = _EVALUATE(self._look)
+        self.params = {"cb_eval": ctypes.cast(self._native, lib.ggml_backend_sched_eval_callback)}
+        """For the context."""
+        self._name = lib._lib.ggml_get_name
+        self._name.restype, self._name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+
+    def by(self, context: Context, rows: list[tuple[int, int, tuple[int, ...]]]) -> int:
+        """The cells that a decode attends to."""
+        before = self.cells
+        assert context.decode(rows) == 0
+        return self.cells - before
+
+    def _look(self, tensor: int, ask: bool, _: object) -> bool:
+        if ask and self._name(tensor) == b"kq-0":
+            cells, tokens = (ctypes.c_int64 * 2).from_address(tensor + _NE)
+            self.cells += cells * tokens
+        return False
