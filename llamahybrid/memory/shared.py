@@ -69,6 +69,8 @@ class SharedContext:
         for live in members:
             if live is not without:
                 held += live.n
+                if live.state.extra_bytes:
+                    held += live.profile.extra_cells(live.state.extra_bytes)
                 sharing = sharing or bool(live.cells.ranges)
         return held - held_twice(m for m in members if m is not without) if sharing else held
 

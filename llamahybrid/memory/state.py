@@ -38,7 +38,7 @@ class SequenceState:
     """The last output row was computed from the tip's state, or from one that went on from it: if the row is
     finite, so is that state (NaN that gets into a state stays there)."""
     extra_bytes: int = 0
-    """What native content takes beyond the size rule."""
+    """What native content takes beyond the size rule (an M-RoPE image: more cells than positions)."""
     needs_zeroing: bool = False
     """Buffers hold NaN, or text that is to be forgotten: removing cells is not enough."""
     grown: bool = True
@@ -91,6 +91,12 @@ class SequenceState:
         self.row_covers_tip = False
         self.ids[: len(ids)] = ids
         self.n = len(ids)
+
+    def cut(self, n: int) -> None:
+        """Only tokens [0, n) are left."""
+        self.n, self.lag = n, 0
+        if self.extra_bytes and not self.opaque:
+            self.extra_bytes = 0
 
     def take_over(self, other: SequenceState) -> None:
         """The sequence is what another one is, but for its output row."""
