@@ -70,15 +70,17 @@ class SequenceState:
         return bool((self.tokens < 0).any())
 
     def holds(self, ids: npt.NDArray[np.integer]) -> bool:
-        """The sequence is valid and is exactly `ids`, opaque positions aside."""
+        """The sequence is valid and is exactly `ids` (see `starts_with`)."""
         return self.n == len(ids) and self.starts_with(ids)
 
     def starts_with(self, ids: npt.NDArray[np.integer]) -> bool:
-        """The sequence is valid and begins with `ids`, opaque positions aside."""
+        """The sequence is valid and begins with `ids`, native content with its own; it may be disowned."""
         if self.n < len(ids) or self.is_invalid:
             return False
         own = self.ids[: len(ids)]
-        return bool(np.array_equal(own, ids) or np.all((own == ids) | (own < 0)))
+        if np.array_equal(own, ids):
+            return True
+        return len(ids) > 0 and bool(own[0] < 0) and np.array_equal(own[1:], ids[1:])
 
     # -- changes; an interrupt between two lines must leave too little said, never too much ----------
 
