@@ -172,6 +172,7 @@ def load_into(
     arrays.true_rows = rows if arrays.keeps_rows else 0
     seal: StateSeal | None = getattr(state, SEAL, None)
     ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
+    arrays.note_native(ids)
     if adopt_tokens(live, ids) is None and live.n:
         if seal is not None and seal.logits is not None:
             live.row.put(seal.logits)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from llamahybrid.memory import verification
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.state import unknown_ids
+from llamahybrid.prompt_cache.base import Tokens
 
 
 def adopt_native(live: LiveSequence, n: int) -> bool:
@@ -48,16 +49,23 @@ def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer]) -> str | None
     live.planes.invalidate()
     state.grown = False
     state.extra_bytes = 0
+    state.lag = 0
     if state.opaque:
+        state.lag = _lag(state.tokens, live.native.positions()[1])
         state.extra_bytes = verification.extra_bytes(live.native, live.profile, state.n)
-    else:
-        state.lag = 0
     state.tip_logits = False
     live.recount()
     fault = live.fault()
     if fault:
         live.empty()
     return fault
+
+
+def _lag(tokens: Tokens, last: int) -> int:
+    """See `SequenceState.lag`, where `last` is the last position: it may lie in native content at the end."""
+    known = np.flatnonzero(tokens >= 0)
+    start = int(known[-1]) + 1 if len(known) else 0
+    return len(tokens) - 1 - last if start <= last < len(tokens) else 0
 
 
 def take_over(live: LiveSequence, other: LiveSequence) -> None:

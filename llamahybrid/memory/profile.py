@@ -87,6 +87,10 @@ class MemoryProfile:
         """Bytes of attention state that n >= 1 tokens must have (see the size rule)."""
         return self.attention_base + self.attention_per_token * n
 
+    def extra_cells(self, extra_bytes: int) -> int:
+        """Cells that so many bytes beyond the size rule take; below 0 where there are fewer than tokens."""
+        return -(-extra_bytes // self.attention_per_token) if self.linear and self.attention_per_token else 0
+
     def position_fault(self, n: int, pos_min: int, pos_max: int) -> str | None:
         """Why these positions cannot be those of a sound sequence of n tokens; None if they can."""
         if pos_max != n - 1:

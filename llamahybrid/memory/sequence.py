@@ -164,7 +164,7 @@ class LiveSequence:
     def invalidate(self) -> None:
         """Nothing that the context holds is known any more; the next alignment starts from zero."""
         self.cells.cut(0)
-        self.state.n = 0
+        self.state.n = self.state.extra_bytes = 0
         self.invalidate_tip()
 
     def lose(self) -> None:
@@ -286,8 +286,7 @@ class LiveSequence:
             state.tip_logits = had_logits
             return False
         self.cells.cut(position)
-        state.n = position
-        state.lag = 0
+        state.cut(position)
         return True
 
     def _roll_back(self, position: int) -> bool:
@@ -301,7 +300,7 @@ class LiveSequence:
             self.planes.invalidate()
             return False
         self.cells.cut(position)
-        state.n = position
+        state.cut(position)
         if self.fault(deep=False) is not None:
             self.invalidate_tip()
             return False

@@ -15,6 +15,8 @@ from llamahybrid.capi.calls import LAST_ROW, TokenBatch
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.sharing import held_twice
+from llamahybrid.prompt_cache.base import Bytes
+from llamahybrid.prompt_cache.ram import new_buffer
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -44,6 +46,7 @@ class SharedContext:
         """Where there are several, what decodes for all of them."""
         self.uncounted: LiveSequence | None = None
         """What decodes in its own thread: an interrupt may come before that is counted."""
+        self._undo: Bytes = new_buffer(0)
         self._rested = False
         """The compute thread has done nothing since it was told to rest."""
         self._ctx = ctx
@@ -66,8 +69,20 @@ class SharedContext:
         for live in members:
             if live is not without:
                 held += live.n
+                if live.state.extra_bytes:
+                    held += live.profile.extra_cells(live.state.extra_bytes)
                 sharing = sharing or bool(live.cells.ranges)
         return held - held_twice(m for m in members if m is not without) if sharing else held
+
+    def undo_buffer(self, n_bytes: int) -> Bytes:
+        """Where the state before a batch is kept while that is decoded: one at a time, so one is enough."""
+        if self._undo.nbytes < n_bytes:
+            self._undo = new_buffer(n_bytes)
+        return self._undo[:n_bytes]
+
+    def forget_undo(self) -> None:
+        """Leave no copy of a state behind."""
+        self._undo = new_buffer(0)
 
     def compute(self, work: Callable[[], None]) -> None:
         """Do what must not be left half done: here, or where no interrupt comes if others depend on it."""

@@ -38,7 +38,7 @@ class SequenceState:
     """The last output row was computed from the tip's state, or from one that went on from it: if the row is
     finite, so is that state (NaN that gets into a state stays there)."""
     extra_bytes: int = 0
-    """What native content takes beyond the size rule."""
+    """What native content takes beyond the size rule (an M-RoPE image: more cells than positions)."""
     needs_zeroing: bool = False
     """Buffers hold NaN, or text that is to be forgotten: removing cells is not enough."""
     grown: bool = True
@@ -70,15 +70,17 @@ class SequenceState:
         return bool((self.tokens < 0).any())
 
     def holds(self, ids: npt.NDArray[np.integer]) -> bool:
-        """The sequence is valid and is exactly `ids`, opaque positions aside."""
+        """The sequence is valid and is exactly `ids` (see `starts_with`)."""
         return self.n == len(ids) and self.starts_with(ids)
 
     def starts_with(self, ids: npt.NDArray[np.integer]) -> bool:
-        """The sequence is valid and begins with `ids`, opaque positions aside."""
+        """The sequence is valid and begins with `ids`, native content with its own; it may be disowned."""
         if self.n < len(ids) or self.is_invalid:
             return False
         own = self.ids[: len(ids)]
-        return bool(np.array_equal(own, ids) or np.all((own == ids) | (own < 0)))
+        if np.array_equal(own, ids):
+            return True
+        return len(ids) > 0 and bool(own[0] < 0) and np.array_equal(own[1:], ids[1:])
 
     # -- changes; an interrupt between two lines must leave too little said, never too much ----------
 
@@ -91,6 +93,12 @@ class SequenceState:
         self.row_covers_tip = False
         self.ids[: len(ids)] = ids
         self.n = len(ids)
+
+    def cut(self, n: int) -> None:
+        """Only tokens [0, n) are left."""
+        self.n, self.lag = n, 0
+        if self.extra_bytes and not self.opaque:
+            self.extra_bytes = 0
 
     def take_over(self, other: SequenceState) -> None:
         """The sequence is what another one is, but for its output row."""

@@ -30,6 +30,8 @@ class SetAside:
     rows: npt.NDArray[np.single] | None
     """Logits of the tokens, shape (n, n_vocab), where they are kept."""
     true_rows: int
+    native: Tokens
+    """See `UpstreamArrays.native`."""
     salt: bytes = b""
     """See `UpstreamArrays.salt`."""
 
@@ -52,6 +54,9 @@ class UpstreamArrays:
         """Rows of `scores` that are those of the live tokens."""
         self.salt = b""
         """Digest of the salt of the requests whose tokens these are."""
+        self.native = _no_tokens()
+        """The tokens up to the last that was decoded natively. Such content has ids of its own, below zero,
+        which `input_ids` does not show."""
         self._n_ctx = 0
         self._n_vocab = 0
 
@@ -89,8 +94,24 @@ class UpstreamArrays:
         return self.n_tokens
 
     def ids(self) -> Tokens:
-        """Their ids, shape (n,), copied."""
-        return np.array(self.input_ids[: self.n_tokens], dtype=np.int32)
+        """Their ids, shape (n,), copied; below zero where they were decoded natively."""
+        ids = np.array(self.input_ids[: self.n_tokens], dtype=np.int32)
+        native = self.native[: len(ids)]
+        np.copyto(ids[: len(native)], native, where=native < 0)
+        return ids
+
+    def with_native(self, prompt: Tokens) -> Tokens:
+        """A prompt that was read from `input_ids`, with the ids of what was decoded natively."""
+        native = self.native
+        begin = prompt[: len(native)]
+        if len(begin) < len(native) or not bool(np.all((begin == native) | (native < 0))):
+            return prompt
+        return np.concatenate([native, prompt[len(native) :]])
+
+    def note_native(self, tokens: Tokens) -> None:
+        """These are there, some of them decoded natively."""
+        unknown = np.flatnonzero(tokens < 0)
+        self.native = tokens[: unknown[-1] + 1].copy() if len(unknown) else _no_tokens()
 
     def mirror(self, ids: Tokens, start: int, tip_logits: bool) -> None:
         """[start, ...) is `ids` from here on, opaque ones left as they are, and nothing follows.
@@ -99,6 +120,9 @@ class UpstreamArrays:
         """
         end = start + len(ids)
         np.copyto(self.input_ids[start:end], ids, where=ids >= 0)
+        if len(self.native) > start or bool((ids < 0).any()):
+            before = self.ids()[:start]
+            self.note_native(np.concatenate([before, ids]))
         self.n_tokens = end
         self.true_rows = min(self.true_rows, end)
         self.requires_eval = not tip_logits
@@ -124,6 +148,7 @@ class UpstreamArrays:
     def reset(self) -> None:
         """There are no tokens."""
         self.n_tokens = 0
+        self.native = _no_tokens()
         self.requires_eval = True
 
     def serve(self, salt: bytes) -> bool:
@@ -176,12 +201,13 @@ class UpstreamArrays:
     def set_aside(self) -> SetAside:
         """What the request that runs needs of upstream's attributes, copied."""
         return SetAside(
-            ids=self.ids(),
+            ids=np.array(self.input_ids[: self.n_tokens], dtype=np.int32),
             sampler=self.sampler,
             mirostat=self.mirostat_mu,
             requires_eval=self.requires_eval,
             rows=self.scores[: self.n_tokens].copy() if self.keeps_rows else None,
             true_rows=self.true_rows,
+            native=self.native,
             salt=self.salt,
         )
 
@@ -189,7 +215,7 @@ class UpstreamArrays:
         """Upstream's attributes are again what they were; the rows follow once memory is (`bring_rows`)."""
         n = len(saved.ids)
         self.input_ids[:n] = saved.ids
-        self.n_tokens = n
+        self.n_tokens, self.native = n, saved.native
         self.sampler, self.mirostat_mu = saved.sampler, saved.mirostat
         self.requires_eval = saved.requires_eval
         self.true_rows = 0
@@ -200,6 +226,10 @@ class UpstreamArrays:
         if saved.rows is not None:
             self.scores[: len(saved.ids)] = saved.rows
             self.true_rows = saved.true_rows
+
+
+def _no_tokens() -> Tokens:
+    return np.zeros(0, dtype=np.int32)
 
 
 def upstream_attribute(name: str) -> Any:

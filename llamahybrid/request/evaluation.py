@@ -38,8 +38,6 @@ class Evaluation:
         """The request that is open."""
         self.handoff = False
         """A chat handler decoded content natively, and generates from it next."""
-        self.native_from: int | None = None
-        """Where natively decoded content starts."""
         self._live = runner.live
         self._n_vocab = runner.live.n_vocab
         self._n_ctx = runner.live.capacity
@@ -52,7 +50,7 @@ class Evaluation:
     def serve(self, salt: bytes) -> None:
         """Requests of this salt come next: upstream no longer believes in tokens of another one."""
         if self.arrays.serve(salt):
-            self.native_from, self.handoff = None, False
+            self.handoff = False
 
     def claim(self) -> None:
         """What is live is of the salt that upstream's tokens are of, or nothing is; before it is used."""
@@ -66,49 +64,52 @@ class Evaluation:
         saved = other.arrays.set_aside()
         self.arrays.bring_back(saved)
         self.arrays.bring_rows(saved)
-        self.native_from, self.handoff = other.native_from, other.handoff
+        self.handoff = other.handoff
         other.reset()
 
     # -- a request -------------------------------------------------------------------------------
 
     def go_on_from(self, tokens: Tokens) -> None:
-        """The next request answers content that was decoded natively, as `tokens`, which must still be live.
+        """The next request answers content that was decoded natively, the end of `tokens`: it must be live.
 
         Raises RequestSuperseded where it is not.
         """
-        if not np.array_equal(self._live.tokens, tokens):  # image for image
+        if common_prefix(self._live.tokens, tokens) < len(tokens):  # image for image
             raise RequestSuperseded("another request came between the image and the answer to it")
+        self.arrays.note_native(tokens)
         self.handoff = True
 
     def begin(self, prompt: Tokens, reset: bool) -> tuple[Request, Tokens]:
         """Open a request: plan the prompt and bring context memory to the restore point; what is left of it.
 
         `reset` False: the prompt continues the `n_tokens` that are there.
+
+        Raises DecodeError where some of it was decoded natively and is live no more.
         """
         live, arrays = self._live, self.arrays
         self._notice_native()
+        goes_on = self.handoff or not reset
         if not reset:
             prompt = np.concatenate([arrays.ids(), prompt])
-        if (
-            live.n
-            and live.state.opaque
-            and (self.handoff or not reset)
-            and live.state.holds(prompt[: live.n])
-        ):
+        elif self.handoff:
+            prompt = arrays.with_native(prompt)
+        believed = prompt
+        if goes_on and live.state.holds(prompt[: live.n]):  # what is disowned goes on all the same
             prompt = np.concatenate([live.tokens, prompt[live.n :]])
         self.handoff = False
         if len(prompt) == 0:
             raise ContextOverflow("the prompt is empty: there is nothing to sample from")
         self.require_fit(len(prompt))
+        self._require_native(prompt)
         rows = min(arrays.true_rows, common_prefix(live.tokens, prompt))
         arrays.true_rows = 0
-        self.active = request = self.runner.begin(prompt, rows if arrays.keeps_rows else None)
+        request = self.runner.begin(prompt, rows if arrays.keeps_rows else None)
+        rest = _text(prompt[live.n :])
+        self.active = request
         arrays.true_rows = min(rows, live.n)
-        if not live.state.opaque:
-            self.native_from = None
-        self.mirror(prompt[: live.n])
+        self.mirror(believed[: live.n])
         request.drafts = self.drafts.begin(len(prompt))
-        return request, prompt[live.n :]
+        return request, rest
 
     def end(self) -> Request | None:
         """End the request that is open, keeping its progress; it."""
@@ -202,7 +203,7 @@ class Evaluation:
         self.claim()
         live.shared.lose_all()
         live.empty()
-        self.native_from, self.handoff, self.arrays.true_rows = None, False, 0
+        self.handoff, self.arrays.true_rows = False, 0
         if len(tokens):  # as for a prompt of one token more: nobody samples behind these
             self.runner.begin(np.append(tokens, tokens[-1:]), len(tokens))
         self.mirror(live.tokens)
@@ -240,18 +241,19 @@ class Evaluation:
         self.drafts.policy.decoded(len(work), time.perf_counter() - clock)
 
     def decode(self, work: Tokens, request: Request | None) -> None:
-        """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch."""
+        """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch.
+
+        Raises DecodeError where it, or what it follows on, was decoded natively and is live no more.
+        """
         while len(work):
             first = self._live.n
             try:
-                self._decode(work, request)
+                self._decode(_text(work), request)
                 return
             except BatchLost:  # others had the buffers of all zeroed, or its cells, while this one waited
-                whole = np.concatenate([self.arrays.input_ids[:first], work])
-                self.runner.wait_for_room(len(whole))
-                self.runner.begin(whole, self.arrays.true_rows if self.arrays.keeps_rows else None)
-                self.mirror(self._live.tokens)
-                work = whole[self._live.n :]
+                whole = np.concatenate([self.arrays.ids()[:first], work])
+                work = self._begin_again(whole, self.arrays.true_rows if self.arrays.keeps_rows else None)
+                self.mirror(whole[: self._live.n])
 
     def _decode(self, work: Tokens, request: Request | None) -> None:
         first, arrays = self._live.n, self.arrays
@@ -277,21 +279,29 @@ class Evaluation:
         elif not live.state.holds(target):
             ahead = live.n > n and live.state.starts_with(target)
             if not (ahead and self.drafts.go_back(n)):
-                if self.native_from is not None and n > self.native_from:
-                    raise DecodeError(
-                        0, "natively decoded content is gone from context memory; decode it again"
-                    )
-                self.runner.wait_for_room(n)
-                self.runner.begin(target)
+                self._begin_again(target)
         self.arrays.true_rows = min(self.arrays.true_rows, live.n)
         return target[live.n :]
+
+    def _begin_again(self, target: Tokens, reuse_limit: int | None = None) -> Tokens:
+        """Make context memory a prefix of `target`, whatever it holds; what of that is still to be decoded.
+
+        Raises DecodeError where some of `target` was decoded natively and is live no more.
+        """
+        self._require_native(target)
+        self.runner.wait_for_room(len(target))
+        self.runner.begin(target, reuse_limit)
+        return _text(target[self._live.n :])
+
+    def _require_native(self, target: Tokens) -> None:
+        """Raise DecodeError where some of `target` was decoded natively and is live no more."""
+        _text(target[common_prefix(self._live.tokens, target) :])
 
     def _notice_native(self) -> None:
         """Take note of content that a chat handler decoded natively and counted in `n_tokens`."""
         live, n = self._live, self.arrays.n
-        start = live.n
-        if n > start and live.touched_outside() and adopt_native(live, n):
-            self.native_from = start if self.native_from is None else min(start, self.native_from)
+        if n > live.n and live.touched_outside() and adopt_native(live, n):
+            self.arrays.note_native(live.tokens)
             self.handoff = True
             self.arrays.true_rows = 0
 
@@ -320,6 +330,12 @@ class Evaluation:
         """Forget the live sequence."""
         self.arrays.reset()
         self.handoff = False
-        self.native_from = None
         self.runner.store_attention()
         self._live.empty()
+
+
+def _text(tokens: Tokens) -> Tokens:
+    """Tokens to be decoded. Raises DecodeError where they were decoded natively, which has no ids."""
+    if bool((tokens < 0).any()):
+        raise DecodeError(0, "natively decoded content is gone from context memory; decode it again")
+    return tokens

@@ -40,7 +40,6 @@ class Parked:
     """What a suspended request needs to go on; `known`: whether its tokens are forgotten meanwhile."""
 
     arrays: SetAside
-    native_from: int | None
     memory: Tokens
     """What was live: every image has ids of its own there."""
     active: Request | None
@@ -334,7 +333,7 @@ class Requests:
         known = LiveState(lambda: saved.ids)
         runner.cache.follow(known, saved.ids)
         memory = runner.live.tokens[: len(saved.ids)].copy()
-        ticket.parked = Parked(saved, evaluation.native_from, memory, request, known)
+        ticket.parked = Parked(saved, memory, request, known)
         evaluation.active = None
         self._leave(ticket)
 
@@ -351,7 +350,6 @@ class Requests:
         arrays = evaluation.arrays
         arrays.keep_rows(ticket.rows)
         arrays.bring_back(parked.arrays)
-        evaluation.native_from = parked.native_from
         evaluation.handoff = False
         evaluation.active = None
         if ticket.request is not None:
@@ -369,7 +367,7 @@ class Requests:
         if parked.active.sent:
             raise RequestSuperseded("tokens were sent to this generator before another took its place")
         there = evaluation.runner.live.tokens[: len(parked.memory)]
-        if parked.native_from is not None and not np.array_equal(there, parked.memory):
+        if len(parked.arrays.native) and not np.array_equal(there, parked.memory):
             raise RequestSuperseded("another request took the place of this one: its image is gone")
         try:
             evaluation.runner.wait_for_room(len(parked.arrays.ids) + 1)
@@ -377,7 +375,7 @@ class Requests:
         except RequestCancelled:
             pass  # for its next step to tell: a completion ends, `generate` raises
         except DecodeError as error:
-            if parked.native_from is None:
+            if not len(parked.arrays.native):
                 raise
             raise RequestSuperseded(f"another request took the place of this one: {error}") from error
 

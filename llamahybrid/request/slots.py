@@ -40,25 +40,22 @@ class Slot:
     """What the context had computed when the last request left it (`Cells.computed`)."""
     owner: ThreadMark | None = None
     """The thread that used it last."""
-    native_from: int | None = None
-    """See `Evaluation.native_from`, of what lies in no slot."""
     rests_on: Tokens | None = None
     """What a chat handler has decoded natively for what it asks next, where it lies in no slot any more."""
 
-    def lend(self, arrays: UpstreamArrays, native_from: int | None) -> None:
+    def lend(self, arrays: UpstreamArrays) -> None:
         """Upstream believes something else here now."""
         self.arrays = arrays
         if self.evaluation is not None:
             self.evaluation.arrays = arrays
-            self.evaluation.native_from, self.evaluation.handoff = native_from, False
+            self.evaluation.handoff = False
 
     def put_down(self) -> Slot:
         """What upstream believes here, to lie in no slot."""
         evaluation = self.evaluation
         assert evaluation is not None, "else there is one slot, and nobody else to take it"
         self.arrays.true_rows = 0  # they are those of what is live no more
-        rests_on = evaluation.runner.live.tokens.copy() if evaluation.handoff else None
-        return Slot(self.arrays, native_from=evaluation.native_from, rests_on=rests_on)
+        return Slot(self.arrays, rests_on=self.arrays.native if evaluation.handoff else None)
 
     def resumable(self, prompt: Tokens, salt: bytes = b"") -> int:
         """Tokens of a prompt of a request of this salt that would not have to be decoded here."""
@@ -123,7 +120,7 @@ class Slots:
             return None
         if home is None or home.evaluation is None:
             return None if home is None else home.rests_on
-        return home.evaluation.runner.live.tokens.copy() if home.evaluation.handoff else None
+        return home.arrays.native if home.evaluation.handoff else None
 
     @property
     def _certain(self) -> bool:
@@ -254,14 +251,14 @@ class Slots:
             return
         if slot.owner is not None and self._homes.get(slot.owner) is slot:
             self._homes[slot.owner] = slot.put_down()
-        arrays, native_from = slot.arrays.blank(), None
+        arrays = slot.arrays.blank()
         if home is not None and not anew and ticket.parked is None:
             if home not in self.all:
-                arrays, native_from = home.arrays, home.native_from
+                arrays = home.arrays
             elif not ticket.whole:  # in use by another request of this thread
                 arrays.bring_back(home.arrays.set_aside())
         arrays.sampler = None
-        slot.lend(arrays, native_from)
+        slot.lend(arrays)
 
     def _enter(self, ticket: Ticket) -> Slot:
         assert ticket.slot is not None, "it is seated"

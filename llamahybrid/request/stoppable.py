@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from llamahybrid.capi.calls import Outputs
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.restore import recover
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Tokens
-from llamahybrid.prompt_cache.ram import new_buffer
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.request import Request
 
@@ -24,7 +21,6 @@ class StoppableBatches:
         self._live = live
         self._gate = gate
         self._stop = gate.seats.stop
-        self._bytes: Bytes = np.empty(0, dtype=np.uint8)
         live.native.set_stop(self._stop)
 
     def decode(self, request: Request | None, tokens: Tokens, outputs: Outputs) -> None:
@@ -52,7 +48,7 @@ class StoppableBatches:
 
     def forget(self) -> None:
         """Leave no copy of a state behind."""
-        self._bytes = np.empty(0, dtype=np.uint8)
+        self._live.shared.forget_undo()
 
     def _state(self, request: Request | None) -> Bytes | None:
         """The state before a batch, where memory cannot be cut back to it."""
@@ -61,9 +57,4 @@ class StoppableBatches:
             return None
         if request is not None and request.staged and request.staged[-1][0] == live.n:
             return request.staged[-1][1]
-        return live.snapshot(self._buffer, deep=False)
-
-    def _buffer(self, n_bytes: int) -> Bytes:
-        if self._bytes.nbytes != n_bytes:
-            self._bytes = new_buffer(n_bytes)
-        return self._bytes
+        return live.snapshot(live.shared.undo_buffer, deep=False)

@@ -1,6 +1,7 @@
 """Images decoded natively, as the multimodal chat handlers do: what has no token ids is never mixed up."""
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import llama_cpp
@@ -139,18 +140,76 @@ def test_an_image_that_was_reset_is_forgotten(opened, reference, model):
     assert answer == expected.logits(prompt, answer)[:-1].argmax(axis=1).tolist()
 
 
-def test_an_image_that_was_lost_is_an_error_and_no_text(opened, model):
+def decode_with_image(llm, seed=1):
+    """A text with an image in it, for which no answer is asked."""
+    llm.reset()
+    llm.eval([10, 11, 12, 13])
+    decode_image(llm, seed)
+    llm.eval([20, 21, 22])
+
+
+WAYS_ON = {
+    "eval": lambda llm: llm.eval([23]),
+    "generate": lambda llm: next(llm.generate([23], temp=0.0, reset=False)),
+    "complete": lambda llm: llm.create_completion(llm.input_ids[: llm.n_tokens].tolist(), max_tokens=2),
+}
+"""How a request goes on behind an image."""
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("way", WAYS_ON)
+def test_an_image_that_was_lost_is_an_error_and_no_text(opened, model, way, loaded):
     llm = opened(model)
     fill_ids(llm)
-    llm.reset()
-    llm.eval([10, 11, 12, 13])
-    decode_image(llm, 1)
-    llm.eval([20, 21, 22])
+    decode_with_image(llm)
+    if loaded:
+        state = llm.save_state()
+        llm.reset()
+        llm.load_state(state)
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+    if way == "complete" and loaded:
+        return  # no chat handler has left that image: the ids are text
     with pytest.raises(DecodeError, match="decode it again"):
-        llm.eval([23])
+        WAYS_ON[way](llm)
     llm.reset()
     llm.eval([10, 11, 12, 13])
+
+
+@pytest.mark.parametrize("way", ["eval", "generate"])
+def test_an_image_is_not_mixed_up_with_that_of_another_thread(opened, model, way):
+    """The texts around both are the same; the slot in which the first one lay has the second one now."""
+    llm = opened(model, n_parallel=2)
+    with ThreadPoolExecutor(1) as other, ThreadPoolExecutor(1) as third:
+        llm.requests.whole(lambda: decode_with_image(llm, 1))
+        other.submit(llm.requests.whole, lambda: decode_with_image(llm, 2)).result()
+        stream = llm.slots.all[1], third.submit(lambda: llm.generate([1, 2, 3], temp=0.0)).result()
+        third.submit(next, stream[1]).result()
+        with pytest.raises(DecodeError, match="decode it again"):
+            WAYS_ON[way](llm)
+        third.submit(stream[1].close).result()
+        assert other.submit(WAYS_ON[way], llm).exception() is None
+
+
+def test_an_images_cells_are_counted_and_nobody_elses_request_fails(opened, tiny_model):
+    """With M-RoPE an image takes more cells than positions."""
+    llm = opened(tiny_model("qwen35"), n_parallel=2, n_ctx=512)
+
+    def images():
+        llm.eval([10, 11, 12, 13])
+        for seed in range(10):
+            decode_image(llm, seed)
+            llm.eval([20])
+
+    llm.requests.whole(images)
+    shared, cells = llm.runner.live.shared, 4 + 10 * (SIDE * SIDE + 1)
+    assert shared.cells_held() == cells
+    assert llm.n_tokens < cells
+    with ThreadPoolExecutor(1) as other:
+        prompt = np.random.default_rng(1).integers(1, 200, 390).tolist()
+        answer = other.submit(lambda: list(islice(llm.generate(prompt, temp=0.0), 50)))
+        assert len(answer.result()) == 50
+    llm.reset()
+    assert shared.cells_held() == sum(slot.evaluation.runner.live.n for slot in llm.slots.all)
 
 
 def test_an_image_is_seen_whatever_is_forgotten_meanwhile(opened, model, stock, monkeypatch):

@@ -30,6 +30,17 @@ def filled(lives):
     return lives
 
 
+def test_the_memory_for_undoing_a_batch_grows_and_is_kept(lives):
+    shared = lives[0].shared
+    first = shared.undo_buffer(20)
+    assert first.nbytes == 20
+    assert shared.undo_buffer(10).nbytes == 10
+    assert shared.undo_buffer(20).ctypes.data == first.ctypes.data
+    assert shared.undo_buffer(30).nbytes == 30
+    shared.forget_undo()
+    assert shared._undo.nbytes == 0
+
+
 def row(live):
     return live.row.logits().copy()
 

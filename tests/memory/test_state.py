@@ -31,12 +31,28 @@ def test_it_is_these_tokens_or_begins_with_them(state, tokens, starts, holds):
     assert state.holds(ids(tokens)) is holds
 
 
-def test_an_opaque_position_may_stand_for_any_token(state):
+def test_native_content_is_itself_and_stands_for_no_token(state):
     assert not state.opaque
     state.ids[1] = -3
     assert state.opaque
-    assert state.holds(ids([5, 99, 7]))
-    assert not state.holds(ids([9, 99, 7]))
+    assert state.holds(ids([5, -3, 7]))
+    assert not state.holds(ids([5, -4, 7])), "another image in the same place"
+    assert not state.holds(ids([5, 99, 7]))
+
+
+def test_what_is_disowned_goes_on_all_the_same(state):
+    state.disown()
+    assert state.holds(ids([5, 6, 7]))
+    assert not state.holds(ids([5, 6, 8]))
+    assert state.starts_with(ids([]))
+
+
+def test_what_an_image_takes_beyond_its_positions_goes_with_it(state):
+    state.ids[1], state.extra_bytes, state.lag = -3, 40, 1
+    state.cut(2)
+    assert (state.n, state.extra_bytes, state.lag) == (2, 40, 0)
+    state.cut(1)
+    assert (state.n, state.extra_bytes) == (1, 0)
 
 
 def test_an_invalid_tip_matches_nothing_and_spares_what_lies_before_it(state):

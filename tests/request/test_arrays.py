@@ -30,6 +30,33 @@ def arrays():
     return with_three()
 
 
+def test_native_content_keeps_its_ids_until_something_else_is_in_its_place(arrays):
+    arrays.note_native(np.array([5, -3, 7], np.int32))
+    assert arrays.ids().tolist() == [5, -3, 7]
+    assert arrays.native.tolist() == [5, -3]
+    arrays.mirror(np.array([9], np.int32), 3, True)
+    assert arrays.ids().tolist() == [5, -3, 7, 9]
+    arrays.mirror(np.array([-4, 1], np.int32), 2, True)
+    assert arrays.ids().tolist() == [5, -3, -4, 1]
+    saved = arrays.set_aside()
+    assert saved.ids.tolist() == [5, 6, 7, 1]
+    arrays.mirror(np.array([2], np.int32), 1, True)
+    assert arrays.ids().tolist() == [5, 2]
+    arrays.bring_back(saved)
+    assert arrays.ids().tolist() == [5, -3, -4, 1]
+    arrays.n_tokens = 2
+    assert arrays.ids().tolist() == [5, -3]
+    arrays.reset()
+    assert not len(arrays.native)
+
+
+def test_a_prompt_that_was_read_from_input_ids_begins_with_native_content(arrays):
+    arrays.note_native(np.array([5, -3], np.int32))
+    assert arrays.with_native(np.array([5, 6, 9], np.int32)).tolist() == [5, -3, 9]
+    for other in ([4, 6, 9], [5]):
+        assert arrays.with_native(np.array(other, np.int32)).tolist() == other
+
+
 def test_opaque_ids_are_left_as_they_are(arrays):
     arrays.mirror(np.array([1, -3, 2], np.int32), 1, True)
     assert arrays.input_ids.tolist()[:5] == [5, 1, 7, 2, 0]

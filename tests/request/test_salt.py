@@ -26,6 +26,7 @@ from llamahybrid.request.ticket import Ticket
 from llamahybrid.speculation.draft_length import Chance
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.integrity import check_integrity
+from tests.request.test_slots import as_if_native
 
 ARCHS = ("qwen35", "mamba", "gemma3", "llama")
 A, B = "tenant-a, whose salt is long", "tenant-b"
@@ -471,14 +472,17 @@ def test_an_image_is_answered_to_who_sent_it(opened: Callable[..., Any], n_paral
     with llm.request(A):
         llm.eval(OTHER)
         evaluation = llm.slots.here().evaluation
-        evaluation.handoff, evaluation.native_from = True, 5
+        as_if_native(llm)
+        evaluation.handoff = True
     with llm.request(B):
         assert llm.slots.rests_on(digest(B)) is None
         assert llm.create_completion(OTHER, max_tokens=2)
         assert told(llm) == UNKNOWN
     with llm.request(A):
+        llm.reset()
         llm.eval(OTHER)
         evaluation = llm.slots.here().evaluation
+        as_if_native(llm)
         evaluation.handoff = True
         stream = llm.create_completion(OTHER, max_tokens=2, stream=True)
         ask(llm, B, OTHER)

@@ -11,6 +11,8 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.errors import DecodeError, RequestSuperseded
+from llamahybrid.memory.state import unknown_ids
+from llamahybrid.request.job import BatchLost
 
 ROWS = {"n_ctx": 1024, "n_threads": 1, "verbose": False, "logits_all": True}
 WORDS = np.random.default_rng(1).integers(1, 200, 300).tolist()
@@ -300,24 +302,76 @@ def fill(llm, prompt=WORDS[100:120]):
         list(pool.map(one, range(3)))
 
 
+def as_if_native(llm):
+    """The sixth token was decoded natively; the tokens up to it."""
+    slot = llm.slots.here()
+    live = slot.evaluation.runner.live
+    live.state.ids[5] = next(unknown_ids)
+    slot.arrays.note_native(live.tokens)
+    return live.tokens[:6].tolist()
+
+
 def test_what_a_chat_handler_decoded_is_told_when_its_slot_was_given_away(llm):
     llm.eval(WORDS[:20])
     evaluation = llm.slots.here().evaluation
     assert llm.slots.rests_on() is None
-    evaluation.handoff, evaluation.native_from = True, 5
-    assert llm.slots.rests_on().tolist() == WORDS[:20]
+    image = as_if_native(llm)
+    evaluation.handoff = True
+    assert llm.slots.rests_on().tolist() == image
     fill(llm)
-    assert not any(slot.evaluation.handoff or slot.evaluation.native_from for slot in llm.slots.all)
-    assert llm.slots.rests_on().tolist() == WORDS[:20]
+    assert not any(slot.evaluation.handoff or len(slot.arrays.native) for slot in llm.slots.all)
+    assert llm.slots.rests_on().tolist() == image
     with pytest.raises(RequestSuperseded):
         llm.create_completion(WORDS[:20], max_tokens=2)
     assert llm.create_completion(WORDS[:20], max_tokens=2)
 
 
-def test_natively_decoded_content_that_was_given_away_is_not_decoded_as_text(llm):
+def test_what_a_chat_handler_decoded_and_lost_to_want_of_cells_is_not_answered_as_text(llm):
     llm.eval(WORDS[:20])
-    llm.slots.here().evaluation.native_from = 5
+    as_if_native(llm)
+    slot = llm.slots.here()
+    slot.evaluation.handoff = True
+    slot.evaluation.runner.live.empty()
+    with pytest.raises(RequestSuperseded):
+        llm.create_completion(WORDS[:20], max_tokens=2)
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_natively_decoded_content_that_was_given_away_is_not_decoded_as_text(llm, generates):
+    llm.eval(WORDS[:20])
+    as_if_native(llm)
     fill(llm)
+    stream = llm.generate([7], temp=0.0, reset=False)
+    with pytest.raises(DecodeError, match="natively decoded content is gone"):
+        next(stream) if generates else llm.eval([7])
+
+
+def test_natively_decoded_content_that_was_lost_while_a_batch_waited_is_not_decoded_as_text(llm, monkeypatch):
+    llm.eval(WORDS[:20])
+    as_if_native(llm)
+    runner = llm.slots.here().evaluation.runner
+
+    def lost(*_):
+        monkeypatch.undo()
+        runner.live.lose()
+        raise BatchLost("others had its cells")
+
+    monkeypatch.setattr(runner, "decode", lost)
+    with pytest.raises(DecodeError, match="natively decoded content is gone"):
+        llm.eval(WORDS[20:30])
+    assert llm.slots.here().arrays.n == 20
+
+
+def test_native_content_of_another_request_is_not_taken_for_the_own(llm):
+    """The texts around it are the same, and so is what `input_ids` shows in its place."""
+    llm.eval(WORDS[:20])
+    as_if_native(llm)
+    fill(llm)
+    for slot in llm.slots.all:
+        live = slot.evaluation.runner.live
+        live.empty()
+        live.decode(np.array(WORDS[:20], np.int32), "last")
+        live.state.ids[5] = next(unknown_ids)
     with pytest.raises(DecodeError, match="natively decoded content is gone"):
         llm.eval([7])
 

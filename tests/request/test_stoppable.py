@@ -9,11 +9,16 @@ ONE = [(7 * i + 1) % 200 for i in range(120)]
 TWO = [(11 * i + 5) % 200 for i in range(160)]
 
 
-def test_the_copy_before_a_batch_always_goes_into_the_same_memory(open_unmeasured):
-    buffer = open_unmeasured().runner._batches._buffer
-    first = buffer(10)
-    assert buffer(10) is first
-    assert buffer(20).nbytes == 20
+def test_the_copy_before_a_batch_goes_into_the_same_memory_for_all_slots(open_slots):
+    llm = open_slots("qwen35", 3)
+    for prompt in (ONE, TWO, ONE[::-1]):
+        take(llm, prompt, 1)
+    runners = [slot.evaluation.runner for slot in llm.slots.all]
+    copies = [runner._batches._state(None) for runner in runners]
+    assert [copy.nbytes for copy in copies] == [runners[0].live.snapshot_bytes()] * 3
+    assert len({copy.ctypes.data for copy in copies}) == 1
+    runners[1]._batches.forget()
+    assert runners[0].live.shared._undo.nbytes == 0
 
 
 def test_memory_that_can_be_cut_is_not_copied_before_each_batch(open_unmeasured, monkeypatch):
