@@ -315,7 +315,8 @@ class Batcher:
         """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
         self._answering.pop(self._gate.running, None)
         self._ring()
-        self.cells.wait(live, min(tokens + ROOM_TOKENS, self.cells.cells or 0))
+        room = min(tokens + ROOM_TOKENS, self.cells.cells or 0)
+        self.cells.wait(live, lambda: room)
 
     # -- who is here -----------------------------------------------------------------------------
 

@@ -77,20 +77,27 @@ class Cells:
         """Cells that are free, or would be `without` one of the sequences."""
         return 1 << 30 if self.cells is None else self.cells - self._shared.cells_held(without)
 
-    def needed(self, runner: RequestRunner, prompt: Tokens) -> int:
-        """How many a prompt and a token need of their own; idle slots that it need not meet lose theirs."""
-        live, tokens = runner.live, len(prompt) + 1
+    def make_room(self, runner: RequestRunner, prompt: Tokens) -> None:
+        """Wait until there are cells for a prompt and a token; idle ones that it need not meet go."""
         if self.any_idle:
-            self.release_idle(runner.meter.costs(), len(prompt) - runner.depth(prompt))
+            self.release_idle(runner.meter.costs(), len(prompt) - runner.checkpoints.depth(prompt))
+        self.wait(runner.live, partial(self._needed, runner, prompt))
+
+    def _needed(self, runner: RequestRunner, prompt: Tokens) -> int:
+        """How many a prompt and a token need of their own, by who could lend them some just now."""
+        live, tokens = runner.live, len(prompt) + 1
         if self.free(without=live) >= tokens:
             return tokens
-        return tokens - lendable(live, prompt, runner.depth(prompt))
+        return tokens - lendable(live, prompt, runner.checkpoints.depth(prompt))
 
-    def wait(self, live: LiveSequence, tokens: int) -> None:
-        """Wait until a sequence may hold so many tokens: idle slots are emptied, the others waited for."""
+    def wait(self, live: LiveSequence, needed: Callable[[], int]) -> None:
+        """Wait until a sequence may hold `needed()` tokens: idle slots are emptied, the others waited for.
+
+        That is asked on every look: who could have lent it some may be gone by then.
+        """
         ticket = self._gate.running
         with self._waiting(ticket, live):
-            while self.free(without=live) < tokens and self._others_hold(live):
+            while self.free(without=live) < needed() and self._others_hold(live):
                 if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
                     continue
                 self._gate.check()

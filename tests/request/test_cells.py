@@ -11,6 +11,7 @@ from llamahybrid.capi.calls import NativeContext
 from llamahybrid.capi.shim import library
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import cells
+from llamahybrid.request import runner as runner_module
 from llamahybrid.request.cells import LEAST_LOADING, MASKED_SHARE, keep_seconds
 from llamahybrid.request.job import Job, NoRoom
 from tests.lab.real_costs import decide_by
@@ -128,3 +129,75 @@ def test_how_long_cells_are_kept_follows_from_costs():
     assert keep_seconds(costs, 10_000) == pytest.approx(0.102 / (10_000 * MASKED_SHARE))
     unmeasured = Costs(snapshot_seconds=4e-3)
     assert keep_seconds(unmeasured, 1000) == pytest.approx(4e-3 / (1000 * MASKED_SHARE))
+
+
+def elsewhere(work):
+    """`work()` in another thread, to its end."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+
+
+@pytest.fixture
+def when_it_waits(monkeypatch):
+    """`when_it_waits(llm, deed)`: that is done in another thread as soon as somebody waits for cells."""
+
+    def prepare(llm, deed):
+        gate, done = llm.requests.gate, []
+        step_aside = gate.step_aside
+
+        def first(wait):
+            elsewhere(deed)
+            wait()
+
+        def aside(ticket, wait):
+            if done or not llm.slots.batcher.cells.waited_for:
+                return step_aside(ticket, wait)
+            done.append(ticket)
+            return step_aside(ticket, lambda: first(wait))
+
+        monkeypatch.setattr(gate, "step_aside", aside)
+        return done
+
+    return prepare
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    """What loading said each time that it failed."""
+    seen, load = [], runner_module.apply_plan
+
+    def note(*args):
+        fault = load(*args)
+        seen.extend(() if fault is None else (fault,))
+        return fault
+
+    monkeypatch.setattr(runner_module, "apply_plan", note)
+    return seen
+
+
+def test_who_counts_on_cells_of_another_sees_it_go(open_slots, when_it_waits, faults):
+    llm = open_slots("qwen35", 4, n_ctx=512)
+    llm.requests.gate.seats.patience = 600.0
+    for end in (9, 8):
+        ask(llm, [*WORDS[:300], end])
+    lender, holds = (llm.generate(p, temp=0.0) for p in ([*WORDS[:300], 6], WORDS[220:400]))
+    for stream in (holds, lender):
+        elsewhere(lambda s=stream: list(itertools.islice(s, 2)))
+
+    def end_and_take():
+        lender.close()
+        llm.eval(WORDS[100:300])
+
+    waited = when_it_waits(llm, end_and_take)
+    said = []
+    thread = threading.Thread(target=lambda: said.extend(ask(llm, [*WORDS[:300], *WORDS[300:360]])))
+    thread.start()
+    while not waited and thread.is_alive():
+        thread.join(0.01)
+    thread.join(0.5)
+    holds.close()
+    thread.join(60)
+    assert waited
+    assert len(said) == 3
+    assert faults == []
