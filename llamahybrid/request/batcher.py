@@ -181,11 +181,15 @@ class Batcher:
 
     def _lead(self) -> None:
         """Decode what waits, for all."""
-        jobs = list(self._jobs.values())[: self._largest_step]
+        jobs = self._open_jobs()[: self._largest_step]
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
         jobs = self.cells.that_fit([j for j in jobs if not j.done])
         self._shared.compute(partial(self._step, jobs))
+
+    def _open_jobs(self) -> list[Job]:
+        """Tokens that wait; one that was given up stays until its owner wakes."""
+        return [job for job in self._jobs.values() if not job.done]
 
     def _step(self, jobs: list[Job]) -> None:
         """Decode one token each, and say so to who waits; no interrupt comes to the compute thread."""
@@ -270,7 +274,7 @@ class Batcher:
         bell = threading.Lock()
         bell.acquire()
         self._bells[ticket] = bell
-        self._piece_waits = ticket
+        self._piece_waits, self.cells.pausing[ticket] = ticket, live
         try:
             while not self._may_follow(tokens) and (self._jobs or self._expects_more()):
                 self._gate.check()
@@ -282,8 +286,9 @@ class Batcher:
                     self._wait(ticket, bell, self._patience())
         finally:
             self._piece_waits = None
+            self.cells.pausing.pop(ticket, None)
             self._bells.pop(ticket, None)
-        self.cells.wait_for_batch(live, position, tokens, lambda: list(self._jobs.values()))
+        self.cells.wait_for_batch(live, position, tokens, self._open_jobs)
         if live.n != position or live.state.is_invalid:
             raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
         began = time.perf_counter()

@@ -72,6 +72,8 @@ class Cells:
         self._prompts = prompts
         self._short: dict[Ticket, LiveSequence] = {}
         """Requests that wait for cells, and where theirs are."""
+        self.pausing: dict[Ticket, LiveSequence] = {}
+        """Those whose next piece of a prompt waits for a step of the answers."""
 
     def free(self, without: LiveSequence | None = None) -> int:
         """Cells that are free, or would be `without` one of the sequences."""
@@ -106,16 +108,19 @@ class Cells:
     def wait_for_batch(
         self, live: LiveSequence, position: int, tokens: int, jobs: Callable[[], list[Job]]
     ) -> None:
-        """Have cells for so many at `position`, unless the sequence is changed; `jobs()`: who else waits."""
+        """Have cells for so many at `position`, unless the sequence is changed; `jobs()`: who else waits.
+
+        Those younger than this one lose theirs for it; until older ones are through, it waits itself.
+        """
         ticket = self._gate.running
-        self.have(tokens, jobs(), live)
         with self._waiting(ticket, live):
-            while self.free() < tokens and self._others_hold(live) and live.n == position:
+            while live.n == position and not self.have(tokens, jobs(), ticket, live):
+                if not self._others_hold(live):
+                    return
                 if self._give_way():
                     continue
                 self._gate.check()  # the others' next tokens come, and then their cells can be had
                 self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
-                self.have(tokens, jobs(), live)
 
     @contextmanager
     def _waiting(self, ticket: Ticket, live: LiveSequence) -> Iterator[None]:
@@ -131,41 +136,54 @@ class Cells:
 
         The oldest never does: it goes on first.
         """
-        short = {t: live for t, live in self._short.items() if t.inside and not t.over}
+        short = _inside(self._short)
         waiting = list(short.values())
         if any(live.n and live not in waiting for live in self._shared.members):
             return False
         for ticket in sorted(short, key=lambda ticket: -ticket.born)[:-1]:
-            live = short[ticket]
-            if live.n:
-                runner = self._slots.runner_of(live)
-                if ticket in self._answering:
-                    runner.save_tip()
-                else:  # what a prompt's end has not proven is not stored; what lies below it may be wanted
-                    runner.store_attention()
-                live.empty()
+            if short[ticket].n:
+                self._take(ticket, short[ticket])
                 return True
         return False
+
+    def _take(self, ticket: Ticket, live: LiveSequence) -> None:
+        """A request that waits loses its cells."""
+        runner = self._slots.runner_of(live)
+        if ticket in self._answering:
+            runner.save_tip()
+        else:  # what a prompt's end has not proven is not stored; what lies below it may be wanted
+            runner.store_attention()
+        live.empty()
 
     def that_fit(self, jobs: list[Job]) -> list[Job]:
         """Those of them that there are cells for; the youngest lose theirs."""
         if jobs and self.free() < len(jobs):
             oldest = min(jobs, key=lambda job: job.ticket.born)
-            self.have(len(jobs), [job for job in jobs if job is not oldest], oldest.live)
+            self.have(len(jobs), jobs, oldest.ticket, oldest.live)
         return [job for job in jobs if not job.done]
 
-    def have(self, tokens: int, jobs: list[Job], live: LiveSequence) -> None:
-        """Have cells for so many tokens, if that can be: idle slots lose theirs first, young jobs last.
+    def have(self, tokens: int, jobs: list[Job], ticket: Ticket, live: LiveSequence) -> bool:
+        """Have cells for so many tokens, if that can be; for `ticket`, whose sequence is not to lose any.
 
-        `live`: who is not to lose any.
+        Idle slots lose theirs first, then the youngest of those that wait, for a step or for cells, if they
+        are younger than this one.
         """
         while self.free() < tokens and (self._empty_idle(live) or self._gate.make_way(self._gate.running)):
             continue
-        for job in sorted(jobs, key=lambda job: -job.ticket.born):
-            if self.free() >= tokens:
-                return
-            self._empty(self._slots.runner_of(job.live))
-            job.end(NoRoom("cells have run out"))
+        if self.free() >= tokens:
+            return True
+        tokens_of = {job.ticket: job for job in jobs}
+        waiting = _inside({**self.pausing, **self._short})
+        held = [t for t, live in waiting.items() if live.n and t.rests_on is None and t not in tokens_of]
+        for other in sorted((*held, *tokens_of), key=lambda other: -other.born):
+            if self.free() >= tokens or other.born <= ticket.born:
+                break
+            if other in tokens_of:
+                self._empty(self._slots.runner_of(tokens_of[other].live))
+                tokens_of[other].end(NoRoom("cells have run out"))
+            else:
+                self._take(other, waiting[other])
+        return self.free() >= tokens
 
     def _empty(self, runner: RequestRunner) -> None:
         runner.save_tip()
@@ -227,3 +245,8 @@ def keep_seconds(costs: Costs, cells: int) -> float:
     """How long others compute beside an idle slot before it is to lose so many cells."""
     snapshot = costs.restore_seconds or costs.snapshot_seconds
     return max(LEAST_LOADING, snapshot + cells * costs.segment_seconds) / (MASKED_SHARE * cells)
+
+
+def _inside(waiting: dict[Ticket, LiveSequence]) -> dict[Ticket, LiveSequence]:
+    """Those of them that do wait: an interrupt may have left others."""
+    return {ticket: live for ticket, live in waiting.items() if ticket.inside and not ticket.over}

@@ -14,7 +14,7 @@ from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import assembly
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request.batcher import SMALLEST_PIECE
-from llamahybrid.request.job import Job
+from llamahybrid.request.job import Job, NoRoom
 from llamahybrid.request.ticket import Ticket
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
@@ -238,3 +238,14 @@ def test_a_step_waits_since_the_last_one_came(open_slots, clock, monkeypatch):
     with pytest.raises(RequestCancelled):
         batcher.append(live, 1)
     assert not batcher._ready()
+
+
+def test_a_token_that_lost_its_cells_is_not_taken_for_one_whose_memory_was_changed(open_slots):
+    """It stays until its owner wakes, who is to wait for room."""
+    slots = open_slots(n_parallel=2).slots
+    batcher, live, ticket = slots.batcher, slots.all[0].evaluation.runner.live, Ticket()
+    batcher._jobs[ticket] = job = Job(ticket, live, 1)
+    job.end(NoRoom("none"))
+    assert not job.stands
+    batcher._lead()
+    assert isinstance(job.error, NoRoom)

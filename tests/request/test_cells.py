@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from llamahybrid.request import cells
 from llamahybrid.request import runner as runner_module
 from llamahybrid.request.cells import LEAST_LOADING, MASKED_SHARE, keep_seconds
 from llamahybrid.request.job import Job, NoRoom
+from llamahybrid.request.step_frames import Step
 from tests.lab.real_costs import decide_by
 
 
@@ -201,3 +203,58 @@ def test_who_counts_on_cells_of_another_sees_it_go(open_slots, when_it_waits, fa
     assert waited
     assert len(said) == 3
     assert faults == []
+
+
+@pytest.fixture
+def three(open_slots):
+    """Three requests, oldest first, with a token each that waits; no cell is free."""
+    llm = open_slots("llama", 3)
+    streams = [llm.generate(WORDS[i : i + 100], temp=0.0) for i in (0, 100, 200)]
+    for stream in streams:
+        next(stream)
+    jobs = [Job(llm.slots.user(slot), slot.evaluation.runner.live, 5) for slot in llm.slots.all]
+    jobs.sort(key=lambda job: job.ticket.born)
+    llm.slots.batcher.cells.cells = sum(job.live.n for job in jobs)
+    llm.requests.gate.seats.patience = 600.0
+    yield llm, jobs
+    for job in jobs:
+        job.ticket.step = None
+    for stream in streams:
+        stream.close()
+
+
+class Waits(Exception):
+    """It would wait."""
+
+
+def test_a_prompt_takes_cells_from_younger_answers_alone(three, monkeypatch):
+    llm, (oldest, middle, youngest) = three
+    batcher, gate = llm.slots.batcher, llm.requests.gate
+
+    def aside(*_):
+        raise Waits
+
+    monkeypatch.setattr(gate, "step_aside", aside)
+    monkeypatch.setattr(gate.seats, "current", middle.ticket)
+    for jobs, lost in (([oldest, youngest], youngest), ([oldest], None)):
+        batcher.cells.cells = sum(live.n for live in batcher._shared.members)
+        wait = partial(batcher.cells.wait_for_batch, middle.live, middle.live.n, 1, lambda jobs=jobs: jobs)
+        if lost is None:
+            with pytest.raises(Waits):
+                wait()
+        else:
+            wait()
+            assert isinstance(lost.error, NoRoom)
+    assert not oldest.done
+    assert oldest.live.n == middle.live.n == 100
+
+
+@pytest.mark.parametrize("where", ["pausing", "_short"])
+def test_a_younger_prompt_that_waits_loses_its_cells_to_a_step(three, where):
+    llm, (oldest, middle, youngest) = three
+    cells = llm.slots.batcher.cells
+    youngest.ticket.step = Step()
+    getattr(cells, where)[youngest.ticket] = youngest.live
+    assert cells.that_fit([oldest, middle]) == [oldest, middle]
+    getattr(cells, where).clear()
+    assert (oldest.live.n, middle.live.n, youngest.live.n) == (100, 100, 0)
