@@ -1,6 +1,7 @@
 """Cells: room in a cache that several live sequences share, and who gives way when it is full.
 
-Idle slots lose theirs first, then the youngest request, which comes back when there is room again.
+Idle slots lose theirs first, then the youngest request, which comes back when there is room again. Of those
+that wait for room the oldest has it first.
 
 Without flash attention, and without patch 0032, each token is computed with every cell up to the last that is
 taken, those of others masked (src/llama-kv-cache.cpp, get_n_kv). So idle slots lose theirs, too, where that
@@ -95,15 +96,26 @@ class Cells:
     def wait(self, live: LiveSequence, needed: Callable[[], int]) -> None:
         """Wait until a sequence may hold `needed()` tokens: idle slots are emptied, the others waited for.
 
+        Older requests that wait come first, however few cells this one needs.
         That is asked on every look: who could have lent it some may be gone by then.
         """
         ticket = self._gate.running
         with self._waiting(ticket, live):
-            while self.free(without=live) < needed() and self._others_hold(live):
-                if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
-                    continue
+            while True:
+                if not self._older_waits(ticket):
+                    if self.free(without=live) >= needed() or not self._others_hold(live):
+                        return
+                    if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
+                        continue
                 self._gate.check()
                 self._gate.step_aside(ticket, partial(time.sleep, POLL / 10))
+
+    def _older_waits(self, ticket: Ticket) -> bool:
+        """An older request waits for cells, and has them first: others might come for ever.
+
+        What was decoded natively cannot be decoded again: its owner waits for nobody.
+        """
+        return ticket.rests_on is None and any(other.born < ticket.born for other in _inside(self._short))
 
     def wait_for_batch(
         self, live: LiveSequence, position: int, tokens: int, jobs: Callable[[], list[Job]]
@@ -114,11 +126,12 @@ class Cells:
         """
         ticket = self._gate.running
         with self._waiting(ticket, live):
-            while live.n == position and not self.have(tokens, jobs(), ticket, live):
-                if not self._others_hold(live):
-                    return
-                if self._give_way():
-                    continue
+            while live.n == position:
+                if live.n or not self._older_waits(ticket):
+                    if self.have(tokens, jobs(), ticket, live) or not self._others_hold(live):
+                        return
+                    if self._give_way():
+                        continue
                 self._gate.check()  # the others' next tokens come, and then their cells can be had
                 self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
 
@@ -194,10 +207,16 @@ class Cells:
 
     def _empty_idle(self, live: LiveSequence) -> bool:
         """Empty the slot that nobody has for longest; False if there is none."""
-        idle = self._slots.idle(live, list(self._prompts)[1:])
+        idle = self._slots.idle(live, self._unbegun(self._gate.running))
         if idle is not None:
             self._empty(idle)
         return idle is not None
+
+    def _unbegun(self, ticket: Ticket) -> list[Ticket]:
+        """Requests that have not begun in their slots: they wait for another prompt, or behind `ticket`."""
+        first, *others = self._prompts or (ticket,)
+        behind = first in self._short and first.request is None and first.born > ticket.born
+        return [first, *others] if behind and first.rests_on is None else others
 
     @property
     def any_idle(self) -> bool:

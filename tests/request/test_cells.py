@@ -165,20 +165,14 @@ def when_it_waits(monkeypatch):
 
 
 @pytest.fixture
-def faults(monkeypatch):
-    """What loading said each time that it failed."""
+def loads(monkeypatch):
+    """The plans that are carried out."""
     seen, load = [], runner_module.apply_plan
-
-    def note(*args):
-        fault = load(*args)
-        seen.extend(() if fault is None else (fault,))
-        return fault
-
-    monkeypatch.setattr(runner_module, "apply_plan", note)
+    monkeypatch.setattr(runner_module, "apply_plan", lambda *args: (seen.append(args[1]), load(*args))[1])
     return seen
 
 
-def test_who_counts_on_cells_of_another_sees_it_go(open_slots, when_it_waits, faults):
+def test_who_counts_on_cells_of_another_sees_it_go(open_slots, when_it_waits, loads):
     llm = open_slots("qwen35", 4, n_ctx=512)
     llm.requests.gate.seats.patience = 600.0
     for end in (9, 8):
@@ -186,10 +180,12 @@ def test_who_counts_on_cells_of_another_sees_it_go(open_slots, when_it_waits, fa
     lender, holds = (llm.generate(p, temp=0.0) for p in ([*WORDS[:300], 6], WORDS[220:400]))
     for stream in (holds, lender):
         elsewhere(lambda s=stream: list(itertools.islice(s, 2)))
+    cells = llm.slots.batcher.cells
+    loads.clear()
 
     def end_and_take():
         lender.close()
-        llm.eval(WORDS[100:300])
+        cells.cells -= 200
 
     waited = when_it_waits(llm, end_and_take)
     said = []
@@ -198,11 +194,12 @@ def test_who_counts_on_cells_of_another_sees_it_go(open_slots, when_it_waits, fa
     while not waited and thread.is_alive():
         thread.join(0.01)
     thread.join(0.5)
+    assert waited
+    assert loads == [], "there is no room for it"
+    cells.cells += 200
     holds.close()
     thread.join(60)
-    assert waited
     assert len(said) == 3
-    assert faults == []
 
 
 @pytest.fixture
@@ -258,3 +255,62 @@ def test_a_younger_prompt_that_waits_loses_its_cells_to_a_step(three, where):
     assert cells.that_fit([oldest, middle]) == [oldest, middle]
     getattr(cells, where).clear()
     assert (oldest.live.n, middle.live.n, youngest.live.n) == (100, 100, 0)
+
+
+@pytest.fixture
+def asked(three, monkeypatch):
+    """`asked(job, first)`: a job's request asks for one of many free cells while `first`'s waits."""
+    llm, _ = three
+    cells, gate = llm.slots.batcher.cells, llm.requests.gate
+    cells.cells += 100
+
+    def aside(*_):
+        raise Waits
+
+    def ask_for_one(job, first, batch=False):
+        monkeypatch.setattr(gate, "step_aside", aside)
+        monkeypatch.setattr(gate.seats, "current", job.ticket)
+        first.ticket.step = Step()
+        cells._short[first.ticket] = first.live
+        try:
+            if batch:
+                cells.wait_for_batch(job.live, job.live.n, 1, list)
+            else:
+                cells.wait(job.live, lambda: 1)
+        finally:
+            cells._short.clear()
+            monkeypatch.undo()
+
+    return ask_for_one
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_who_has_nothing_yet_waits_behind_older_ones_alone(three, asked, batch):
+    """Else those that come later have what is free, each time, and the one that waits never comes back."""
+    _, (oldest, middle, youngest) = three
+    middle.live.empty()
+    with pytest.raises(Waits):
+        asked(middle, oldest, batch)
+    asked(middle, youngest, batch)
+
+
+def test_who_holds_cells_goes_on_with_its_prompt_and_so_does_what_was_decoded_natively(three, asked):
+    _, (oldest, middle, _) = three
+    asked(middle, oldest, batch=True)
+    middle.ticket.rests_on = middle.live.tokens
+    asked(middle, oldest)
+    middle.ticket.rests_on = None
+
+
+def test_what_lies_where_a_younger_one_waits_to_begin_is_idle(three, monkeypatch):
+    llm, (oldest, _, youngest) = three
+    cells = llm.slots.batcher.cells
+    monkeypatch.setattr(llm.requests.gate.seats, "current", oldest.ticket)
+    cells._prompts[youngest.ticket] = youngest.live.tokens
+    youngest.ticket.request = None
+    assert not cells._empty_idle(oldest.live), "it decodes its prompt"
+    cells._short[youngest.ticket] = youngest.live
+    assert cells._empty_idle(oldest.live)
+    cells._short.clear()
+    cells._prompts.clear()
+    assert youngest.live.n == 0
