@@ -126,9 +126,7 @@ class Batcher:
                 if self._ready():
                     self._lead()
                 else:
-                    # One of them watches the clock: who wakes takes time from those that decode.
-                    first = next(iter(self._jobs.values())) is job
-                    self._wait(ticket, job.bell, self._patience() if first else 0.0)
+                    self._wait(ticket, job.bell, self._clock(job))
         finally:
             if self._jobs.get(ticket) is job:
                 del self._jobs[ticket]
@@ -154,11 +152,23 @@ class Batcher:
 
     def _ready(self) -> bool:
         """A step can be made now."""
-        if not self._jobs or (self._piece_waits and self._waits_for_piece() and not self._piece_seconds):
+        if not self._jobs or self._piece_is_next():
             return False
         if len(self._jobs) == len(self._answering):
             return True  # all are there
         return not self._patience() or not self._expects_more()
+
+    def _clock(self, job: Job) -> float | None:
+        """Seconds until a step is due that nobody rings for; None where another one does that or watches.
+
+        One of them watches: who wakes takes time from those that decode.
+        """
+        first = next(iter(self._jobs.values()), None) is job
+        return None if not first or self._piece_is_next() else self._patience()
+
+    def _piece_is_next(self) -> bool:
+        """A piece of a prompt comes before the next step."""
+        return bool(self._piece_waits and self._waits_for_piece() and not self._piece_seconds)
 
     def _waits_for_piece(self) -> bool:
         """A piece of a prompt is about to be decoded."""
@@ -318,10 +328,13 @@ class Batcher:
 
     def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
         """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
-        self._answering.pop(self._gate.running, None)
-        self._ring()
-        room = min(tokens + ROOM_TOKENS, self.cells.cells or 0)
-        self.cells.wait(live, lambda: room)
+        self.wait_for_room(live, min(tokens + ROOM_TOKENS, self.cells.cells or 0))
+
+    def wait_for_room(self, live: LiveSequence, tokens: int) -> None:
+        """Wait until there are cells for so many, which are then decoded again: no token is due before."""
+        if self._answering.pop(self._gate.running, None) is not None:
+            self._ring()
+        self.cells.wait(live, lambda: tokens)
 
     # -- who is here -----------------------------------------------------------------------------
 
@@ -355,8 +368,9 @@ class Batcher:
         """Nothing more is decoded."""
         self._shared.thread.close()
 
-    def _wait(self, ticket: Ticket, bell: threading.Lock, seconds: float) -> None:
-        timeout = min(POLL, seconds) if seconds > 0 else POLL
+    def _wait(self, ticket: Ticket, bell: threading.Lock, seconds: float | None) -> None:
+        """Until somebody rings, or for so many seconds, 0 being none; None: nothing is due by the clock."""
+        timeout = POLL if seconds is None else min(POLL, seconds)
         self._gate.step_aside(ticket, partial(bell.acquire, timeout=timeout))
 
     def _ring(self) -> None:

@@ -180,7 +180,7 @@ class RequestRunner:
     def wait_for_room(self, tokens: int) -> None:
         """Wait until the live sequence may hold so many tokens."""
         if self._batcher is not None:
-            self._batcher.cells.wait(self.live, lambda: tokens)
+            self._batcher.wait_for_room(self.live, tokens)
 
     def make_room(self, prompt: Tokens) -> None:
         """Wait until there are cells for a prompt and a token; idle ones that it need not meet go."""
