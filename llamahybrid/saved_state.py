@@ -201,7 +201,7 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
     @classmethod
     def of(cls, inner: Any, runner: RequestRunner) -> UsefulStates:
         """Those of a cache that save a context's decoding."""
-        return cls(inner, runner.depth, not runner.live.profile.needs_checkpoints)
+        return cls(inner, runner.checkpoints.depth, not runner.live.profile.needs_checkpoints)
 
     @property
     def cache_size(self) -> int:

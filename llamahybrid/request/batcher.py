@@ -126,9 +126,7 @@ class Batcher:
                 if self._ready():
                     self._lead()
                 else:
-                    # One of them watches the clock: who wakes takes time from those that decode.
-                    first = next(iter(self._jobs.values())) is job
-                    self._wait(ticket, job.bell, self._patience() if first else 0.0)
+                    self._wait(ticket, job.bell, self._clock(job))
         finally:
             if self._jobs.get(ticket) is job:
                 del self._jobs[ticket]
@@ -154,11 +152,23 @@ class Batcher:
 
     def _ready(self) -> bool:
         """A step can be made now."""
-        if not self._jobs or (self._piece_waits and self._waits_for_piece() and not self._piece_seconds):
+        if not self._jobs or self._piece_is_next():
             return False
         if len(self._jobs) == len(self._answering):
             return True  # all are there
         return not self._patience() or not self._expects_more()
+
+    def _clock(self, job: Job) -> float | None:
+        """Seconds until a step is due that nobody rings for; None where another one does that or watches.
+
+        One of them watches: who wakes takes time from those that decode.
+        """
+        first = next(iter(self._jobs.values()), None) is job
+        return None if not first or self._piece_is_next() else self._patience()
+
+    def _piece_is_next(self) -> bool:
+        """A piece of a prompt comes before the next step."""
+        return bool(self._piece_waits and self._waits_for_piece() and not self._piece_seconds)
 
     def _waits_for_piece(self) -> bool:
         """A piece of a prompt is about to be decoded."""
@@ -181,11 +191,15 @@ class Batcher:
 
     def _lead(self) -> None:
         """Decode what waits, for all."""
-        jobs = list(self._jobs.values())[: self._largest_step]
+        jobs = self._open_jobs()[: self._largest_step]
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
         jobs = self.cells.that_fit([j for j in jobs if not j.done])
         self._shared.compute(partial(self._step, jobs))
+
+    def _open_jobs(self) -> list[Job]:
+        """Tokens that wait; one that was given up stays until its owner wakes."""
+        return [job for job in self._jobs.values() if not job.done]
 
     def _step(self, jobs: list[Job]) -> None:
         """Decode one token each, and say so to who waits; no interrupt comes to the compute thread."""
@@ -270,7 +284,7 @@ class Batcher:
         bell = threading.Lock()
         bell.acquire()
         self._bells[ticket] = bell
-        self._piece_waits = ticket
+        self._piece_waits, self.cells.pausing[ticket] = ticket, live
         try:
             while not self._may_follow(tokens) and (self._jobs or self._expects_more()):
                 self._gate.check()
@@ -282,8 +296,9 @@ class Batcher:
                     self._wait(ticket, bell, self._patience())
         finally:
             self._piece_waits = None
+            self.cells.pausing.pop(ticket, None)
             self._bells.pop(ticket, None)
-        self.cells.wait_for_batch(live, position, tokens, lambda: list(self._jobs.values()))
+        self.cells.wait_for_batch(live, position, tokens, self._open_jobs)
         if live.n != position or live.state.is_invalid:
             raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
         began = time.perf_counter()
@@ -313,9 +328,13 @@ class Batcher:
 
     def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
         """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
-        self._answering.pop(self._gate.running, None)
-        self._ring()
-        self.cells.wait(live, min(tokens + ROOM_TOKENS, self.cells.cells or 0))
+        self.wait_for_room(live, min(tokens + ROOM_TOKENS, self.cells.cells or 0))
+
+    def wait_for_room(self, live: LiveSequence, tokens: int) -> None:
+        """Wait until there are cells for so many, which are then decoded again: no token is due before."""
+        if self._answering.pop(self._gate.running, None) is not None:
+            self._ring()
+        self.cells.wait(live, lambda: tokens)
 
     # -- who is here -----------------------------------------------------------------------------
 
@@ -349,8 +368,9 @@ class Batcher:
         """Nothing more is decoded."""
         self._shared.thread.close()
 
-    def _wait(self, ticket: Ticket, bell: threading.Lock, seconds: float) -> None:
-        timeout = min(POLL, seconds) if seconds > 0 else POLL
+    def _wait(self, ticket: Ticket, bell: threading.Lock, seconds: float | None) -> None:
+        """Until somebody rings, or for so many seconds, 0 being none; None: nothing is due by the clock."""
+        timeout = POLL if seconds is None else min(POLL, seconds)
         self._gate.step_aside(ticket, partial(bell.acquire, timeout=timeout))
 
     def _ring(self) -> None:

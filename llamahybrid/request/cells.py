@@ -1,6 +1,7 @@
 """Cells: room in a cache that several live sequences share, and who gives way when it is full.
 
-Idle slots lose theirs first, then the youngest request, which comes back when there is room again.
+Idle slots lose theirs first, then the youngest request, which comes back when there is room again. Of those
+that wait for room the oldest has it first.
 
 Without flash attention, and without patch 0032, each token is computed with every cell up to the last that is
 taken, those of others masked (src/llama-kv-cache.cpp, get_n_kv). So idle slots lose theirs, too, where that
@@ -72,43 +73,67 @@ class Cells:
         self._prompts = prompts
         self._short: dict[Ticket, LiveSequence] = {}
         """Requests that wait for cells, and where theirs are."""
+        self.pausing: dict[Ticket, LiveSequence] = {}
+        """Those whose next piece of a prompt waits for a step of the answers."""
 
     def free(self, without: LiveSequence | None = None) -> int:
         """Cells that are free, or would be `without` one of the sequences."""
         return 1 << 30 if self.cells is None else self.cells - self._shared.cells_held(without)
 
-    def needed(self, runner: RequestRunner, prompt: Tokens) -> int:
-        """How many a prompt and a token need of their own; idle slots that it need not meet lose theirs."""
-        live, tokens = runner.live, len(prompt) + 1
+    def make_room(self, runner: RequestRunner, prompt: Tokens) -> None:
+        """Wait until there are cells for a prompt and a token; idle ones that it need not meet go."""
         if self.any_idle:
-            self.release_idle(runner.meter.costs(), len(prompt) - runner.depth(prompt))
+            self.release_idle(runner.meter.costs(), len(prompt) - runner.checkpoints.depth(prompt))
+        self.wait(runner.live, partial(self._needed, runner, prompt))
+
+    def _needed(self, runner: RequestRunner, prompt: Tokens) -> int:
+        """How many a prompt and a token need of their own, by who could lend them some just now."""
+        live, tokens = runner.live, len(prompt) + 1
         if self.free(without=live) >= tokens:
             return tokens
-        return tokens - lendable(live, prompt, runner.depth(prompt))
+        return tokens - lendable(live, prompt, runner.checkpoints.depth(prompt))
 
-    def wait(self, live: LiveSequence, tokens: int) -> None:
-        """Wait until a sequence may hold so many tokens: idle slots are emptied, the others waited for."""
+    def wait(self, live: LiveSequence, needed: Callable[[], int]) -> None:
+        """Wait until a sequence may hold `needed()` tokens: idle slots are emptied, the others waited for.
+
+        Older requests that wait come first, however few cells this one needs.
+        That is asked on every look: who could have lent it some may be gone by then.
+        """
         ticket = self._gate.running
         with self._waiting(ticket, live):
-            while self.free(without=live) < tokens and self._others_hold(live):
-                if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
-                    continue
+            while True:
+                if not self._older_waits(ticket):
+                    if self.free(without=live) >= needed() or not self._others_hold(live):
+                        return
+                    if self._empty_idle(live) or self._gate.make_way(ticket) or self._give_way():
+                        continue
                 self._gate.check()
                 self._gate.step_aside(ticket, partial(time.sleep, POLL / 10))
+
+    def _older_waits(self, ticket: Ticket) -> bool:
+        """An older request waits for cells, and has them first: others might come for ever.
+
+        What was decoded natively cannot be decoded again: its owner waits for nobody.
+        """
+        return ticket.rests_on is None and any(other.born < ticket.born for other in _inside(self._short))
 
     def wait_for_batch(
         self, live: LiveSequence, position: int, tokens: int, jobs: Callable[[], list[Job]]
     ) -> None:
-        """Have cells for so many at `position`, unless the sequence is changed; `jobs()`: who else waits."""
+        """Have cells for so many at `position`, unless the sequence is changed; `jobs()`: who else waits.
+
+        Those younger than this one lose theirs for it; until older ones are through, it waits itself.
+        """
         ticket = self._gate.running
-        self.have(tokens, jobs(), live)
         with self._waiting(ticket, live):
-            while self.free() < tokens and self._others_hold(live) and live.n == position:
-                if self._give_way():
-                    continue
+            while live.n == position:
+                if live.n or not self._older_waits(ticket):
+                    if self.have(tokens, jobs(), ticket, live) or not self._others_hold(live):
+                        return
+                    if self._give_way():
+                        continue
                 self._gate.check()  # the others' next tokens come, and then their cells can be had
                 self._gate.step_aside(ticket, partial(time.sleep, POLL / 100))
-                self.have(tokens, jobs(), live)
 
     @contextmanager
     def _waiting(self, ticket: Ticket, live: LiveSequence) -> Iterator[None]:
@@ -124,41 +149,54 @@ class Cells:
 
         The oldest never does: it goes on first.
         """
-        short = {t: live for t, live in self._short.items() if t.inside and not t.over}
+        short = _inside(self._short)
         waiting = list(short.values())
         if any(live.n and live not in waiting for live in self._shared.members):
             return False
         for ticket in sorted(short, key=lambda ticket: -ticket.born)[:-1]:
-            live = short[ticket]
-            if live.n:
-                runner = self._slots.runner_of(live)
-                if ticket in self._answering:
-                    runner.save_tip()
-                else:  # what a prompt's end has not proven is not stored; what lies below it may be wanted
-                    runner.store_attention()
-                live.empty()
+            if short[ticket].n:
+                self._take(ticket, short[ticket])
                 return True
         return False
+
+    def _take(self, ticket: Ticket, live: LiveSequence) -> None:
+        """A request that waits loses its cells."""
+        runner = self._slots.runner_of(live)
+        if ticket in self._answering:
+            runner.save_tip()
+        else:  # what a prompt's end has not proven is not stored; what lies below it may be wanted
+            runner.store_attention()
+        live.empty()
 
     def that_fit(self, jobs: list[Job]) -> list[Job]:
         """Those of them that there are cells for; the youngest lose theirs."""
         if jobs and self.free() < len(jobs):
             oldest = min(jobs, key=lambda job: job.ticket.born)
-            self.have(len(jobs), [job for job in jobs if job is not oldest], oldest.live)
+            self.have(len(jobs), jobs, oldest.ticket, oldest.live)
         return [job for job in jobs if not job.done]
 
-    def have(self, tokens: int, jobs: list[Job], live: LiveSequence) -> None:
-        """Have cells for so many tokens, if that can be: idle slots lose theirs first, young jobs last.
+    def have(self, tokens: int, jobs: list[Job], ticket: Ticket, live: LiveSequence) -> bool:
+        """Have cells for so many tokens, if that can be; for `ticket`, whose sequence is not to lose any.
 
-        `live`: who is not to lose any.
+        Idle slots lose theirs first, then the youngest of those that wait, for a step or for cells, if they
+        are younger than this one.
         """
         while self.free() < tokens and (self._empty_idle(live) or self._gate.make_way(self._gate.running)):
             continue
-        for job in sorted(jobs, key=lambda job: -job.ticket.born):
-            if self.free() >= tokens:
-                return
-            self._empty(self._slots.runner_of(job.live))
-            job.end(NoRoom("cells have run out"))
+        if self.free() >= tokens:
+            return True
+        tokens_of = {job.ticket: job for job in jobs}
+        waiting = _inside({**self.pausing, **self._short})
+        held = [t for t, live in waiting.items() if live.n and t.rests_on is None and t not in tokens_of]
+        for other in sorted((*held, *tokens_of), key=lambda other: -other.born):
+            if self.free() >= tokens or other.born <= ticket.born:
+                break
+            if other in tokens_of:
+                self._empty(self._slots.runner_of(tokens_of[other].live))
+                tokens_of[other].end(NoRoom("cells have run out"))
+            else:
+                self._take(other, waiting[other])
+        return self.free() >= tokens
 
     def _empty(self, runner: RequestRunner) -> None:
         runner.save_tip()
@@ -169,10 +207,16 @@ class Cells:
 
     def _empty_idle(self, live: LiveSequence) -> bool:
         """Empty the slot that nobody has for longest; False if there is none."""
-        idle = self._slots.idle(live, list(self._prompts)[1:])
+        idle = self._slots.idle(live, self._unbegun(self._gate.running))
         if idle is not None:
             self._empty(idle)
         return idle is not None
+
+    def _unbegun(self, ticket: Ticket) -> list[Ticket]:
+        """Requests that have not begun in their slots: they wait for another prompt, or behind `ticket`."""
+        first, *others = self._prompts or (ticket,)
+        behind = first in self._short and first.request is None and first.born > ticket.born
+        return [first, *others] if behind and first.rests_on is None else others
 
     @property
     def any_idle(self) -> bool:
@@ -220,3 +264,8 @@ def keep_seconds(costs: Costs, cells: int) -> float:
     """How long others compute beside an idle slot before it is to lose so many cells."""
     snapshot = costs.restore_seconds or costs.snapshot_seconds
     return max(LEAST_LOADING, snapshot + cells * costs.segment_seconds) / (MASKED_SHARE * cells)
+
+
+def _inside(waiting: dict[Ticket, LiveSequence]) -> dict[Ticket, LiveSequence]:
+    """Those of them that do wait: an interrupt may have left others."""
+    return {ticket: live for ticket, live in waiting.items() if ticket.inside and not ticket.over}

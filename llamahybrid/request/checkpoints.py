@@ -53,6 +53,18 @@ class Checkpoints:
             return view
         return replace(view, end_logits=(len(end.tokens), end.logits))
 
+    def depth(self, prompt: Tokens, salt: bytes | None = None) -> int:
+        """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk.
+
+        `salt`: that of the request; None: that of what is live.
+        """
+        view, identity = self.view(), self._live.identity
+        if salt is not None and not identity.serves(salt):
+            others = view.tokens[:0]
+            view = replace(view, namespace=identity.namespace_of(salt), tokens=others, cut_floor=0)
+            view = replace(view, tip_logits=False)
+        return self.cache.peek(prompt, view, self.meter.costs())
+
     def serve_all(self) -> bool:
         """Were what is live gone, who goes on from its tip would have to decode nothing of it."""
         live = self._live

@@ -296,7 +296,9 @@ class RequestGate:
         self._frames.enter()
         try:
             while not self._lock.acquire() or not self._all_outside():
+                self.cancel()  # who was just being seated, too
                 self._heal()
+            self.cancel()
             self._ends.tell_of_abandoned()
             for ticket in self.seated:
                 if not ticket.over and ticket.parked is None:
@@ -324,6 +326,9 @@ class RequestGate:
                 self._stepping = None  # the victim has just been advanced: it must not wait for us
                 return False
             self.seats.take(ticket)
+            self._line.leave(ticket)
+            if self.seats.free:  # for the next one: what follows may take long, and step aside
+                self._line.ring()
             self._switch(ticket)
             if ticket.thread is None:
                 self._tenant.begin(ticket)

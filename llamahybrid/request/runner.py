@@ -98,6 +98,7 @@ class RequestRunner:
             restore_seconds += time.perf_counter() - clock
             if applied:
                 break
+            self.wait_for_room(plan.cached)
         keeps_end = profile.attention_is_all and self.cache.leaves_process
         meter = self.meter
         schedule = Schedule(
@@ -179,12 +180,12 @@ class RequestRunner:
     def wait_for_room(self, tokens: int) -> None:
         """Wait until the live sequence may hold so many tokens."""
         if self._batcher is not None:
-            self._batcher.cells.wait(self.live, tokens)
+            self._batcher.wait_for_room(self.live, tokens)
 
     def make_room(self, prompt: Tokens) -> None:
         """Wait until there are cells for a prompt and a token; idle ones that it need not meet go."""
         if self._batcher is not None:
-            self.wait_for_room(self._batcher.cells.needed(self, prompt))
+            self._batcher.cells.make_room(self, prompt)
 
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
@@ -219,7 +220,10 @@ class RequestRunner:
         return self.cache.plan(prompt, view, boundaries, costs)
 
     def _apply(self, plan: Plan, prompt: Tokens) -> bool:
-        """Carry out a plan; False when it did not prove right (its checkpoint is then forgotten)."""
+        """Carry out a plan; False when it did not prove right (its checkpoint is then forgotten).
+
+        Or when there are no cells for what it loads: those that another slot would have lent may be gone.
+        """
         clock = time.perf_counter()
         damaged: object = None
         try:
@@ -232,6 +236,9 @@ class RequestRunner:
                 if not self.live.cells.up_to(plan.cached, plan.live_kept):  # what is shared takes no time
                     self.meter.restored(time.perf_counter() - clock, loaded)
             return True
+        self.live.empty()
+        if damaged is None and plan.segments and not self._has_room(plan.cached):
+            return False
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
         if isinstance(damaged, Segment):  # the checkpoints behind it may be sound
             self.cache.drop_segment(self.live.identity.namespace, damaged)
@@ -240,8 +247,11 @@ class RequestRunner:
         else:
             for segment in plan.segments:
                 self.cache.drop_segment(self.live.identity.namespace, segment)
-        self.live.empty()
         return False
+
+    def _has_room(self, tokens: int) -> bool:
+        """There are cells for so many tokens, all of them its own; nothing is live."""
+        return self._batcher is None or self._batcher.cells.free() >= tokens
 
     # -- decoding --------------------------------------------------------------------------------
 
@@ -375,18 +385,6 @@ class RequestRunner:
         """Another request may have learnt, while this one waited, that this memory cannot be verified."""
         if not self.live.profile.needs_checkpoints:
             request.schedule.stop()
-
-    def depth(self, prompt: Tokens, salt: bytes | None = None) -> int:
-        """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk.
-
-        `salt`: that of the request; None: that of what is live.
-        """
-        view, identity = self.checkpoints.view(), self.live.identity
-        if salt is not None and not identity.serves(salt):
-            others = view.tokens[:0]
-            view = replace(view, namespace=identity.namespace_of(salt), tokens=others, cut_floor=0)
-            view = replace(view, tip_logits=False)
-        return self.cache.peek(prompt, view, self.meter.costs())
 
     def _reject(self, request: Request, cause: str) -> None:
         """Store nothing of what this request decoded, nor what it rested on."""

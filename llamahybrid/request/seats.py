@@ -73,18 +73,16 @@ class Seats:
                 self.stop.request(ticket.number)
 
     def idle(self) -> Ticket | None:
-        """Who has been advanced by nobody for longest, and for `patience` seconds."""
+        """Who is over, or has been advanced by nobody for longest, and for `patience` seconds."""
         now = time.monotonic()
-        idle = [t for t in self._seated if not t.inside and now - t.idle_since >= self.patience]
-        return min(idle, key=lambda t: t.idle_since, default=None)
+        idle = [t for t in self._seated if not t.inside and (t.over or now - t.idle_since >= self.patience)]
+        return min(idle, key=lambda t: (not t.over, t.idle_since), default=None)
 
     def victim(self, ticket: Ticket) -> Ticket | None:
         """Who has to leave before this one comes in; None where it fits in, or nobody can."""
         if self.fits(ticket):
             return None
-        now = time.monotonic()
         for other in self._seated:
             if other.thread is this_thread() and not other.inside:
                 other.idle_since = -self.patience  # its own thread wants something else
-        idle = [t for t in self._seated if not t.inside and (t.over or now - t.idle_since >= self.patience)]
-        return min(idle, key=lambda t: (not t.over, t.idle_since), default=None)
+        return self.idle()

@@ -59,7 +59,7 @@ class Slot:
 
     def resumable(self, prompt: Tokens, salt: bytes = b"") -> int:
         """Tokens of a prompt of a request of this salt that would not have to be decoded here."""
-        return 0 if self.evaluation is None else self.evaluation.runner.depth(prompt, salt)
+        return 0 if self.evaluation is None else self.evaluation.runner.checkpoints.depth(prompt, salt)
 
     def live_prefix(self, prompt: Tokens, salt: bytes = b"") -> int:
         """Tokens of a prompt of a request of this salt that are live here."""

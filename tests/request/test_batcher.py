@@ -14,7 +14,9 @@ from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import assembly
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request.batcher import SMALLEST_PIECE
-from llamahybrid.request.job import Job
+from llamahybrid.request.job import Job, NoRoom
+from llamahybrid.request.line import POLL
+from llamahybrid.request.step_frames import Step
 from llamahybrid.request.ticket import Ticket
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
@@ -182,7 +184,7 @@ def test_one_of_those_that_wait_for_a_step_watches_the_clock(open_slots, monkeyp
     for thread in threads:
         thread.join(60)
     assert batcher.rows > batcher.steps, "they were decoded together"
-    assert set(clocks) <= {0.0}
+    assert set(clocks) <= {None}
 
 
 @pytest.fixture
@@ -238,3 +240,42 @@ def test_a_step_waits_since_the_last_one_came(open_slots, clock, monkeypatch):
     with pytest.raises(RequestCancelled):
         batcher.append(live, 1)
     assert not batcher._ready()
+
+
+def test_a_token_that_lost_its_cells_is_not_taken_for_one_whose_memory_was_changed(open_slots):
+    """It stays until its owner wakes, who is to wait for room."""
+    slots = open_slots(n_parallel=2).slots
+    batcher, live, ticket = slots.batcher, slots.all[0].evaluation.runner.live, Ticket()
+    batcher._jobs[ticket] = job = Job(ticket, live, 1)
+    job.end(NoRoom("none"))
+    assert not job.stands
+    batcher._lead()
+    assert isinstance(job.error, NoRoom)
+
+
+def test_whose_patience_ends_right_then_looks_again_at_once(open_slots, clock, monkeypatch):
+    """Not after what a thread sleeps that has no clock to watch."""
+    slots = open_slots(n_parallel=3).slots
+    batcher, live, slept = slots.batcher, slots.all[0].evaluation.runner.live, []
+    monkeypatch.setattr(batcher._gate, "step_aside", lambda ticket, wait: slept.append(wait.keywords))
+    first, second, prompt = Ticket(), Ticket(), Ticket()
+    batcher._jobs |= {ticket: Job(ticket, live, 1) for ticket in (first, second)}
+    batcher._since = clock[0] - 1.0
+    for ticket in (first, second):
+        batcher._wait(ticket, batcher._jobs[ticket].bell, batcher._clock(batcher._jobs[ticket]))
+    prompt.step, batcher._piece_waits = Step(), prompt
+    batcher._wait(first, batcher._jobs[first].bell, batcher._clock(batcher._jobs[first]))
+    assert [each["timeout"] for each in slept] == [0.0, POLL, POLL], "who makes way for a piece is rung for"
+
+
+def test_a_step_waits_for_nobody_who_waits_for_room(open_slots, monkeypatch):
+    """To decode again what was lost: its next token comes long after."""
+    llm = open_slots(n_parallel=3)
+    batcher, runner, ticket = llm.slots.batcher, llm.runner, Ticket()
+    monkeypatch.setattr(llm.requests.gate.seats, "current", ticket)
+    ticket.step, expected = Step(), []
+    batcher._answering[ticket] = 0.0
+    assert batcher._expects_more()
+    monkeypatch.setattr(batcher.cells, "wait", lambda *_: expected.append(batcher._expects_more()))
+    runner.wait_for_room(100)
+    assert expected == [False]

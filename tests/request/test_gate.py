@@ -439,6 +439,32 @@ def test_nobody_waits_for_a_closed_gate(gate):
     gate.abandon(ticket)
 
 
+def test_one_that_is_being_seated_when_it_closes_is_cancelled(gate):
+    take, entering, go_on = gate.seats.take, threading.Event(), threading.Event()
+
+    def slow(ticket):
+        entering.set()
+        go_on.wait(20)
+        take(ticket)
+
+    def until_cancelled():
+        for _ in range(2000):
+            gate.check()
+            time.sleep(0.01)
+
+    gate.seats.take = slow
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(gate.run, Ticket(), until_cancelled)
+        assert entering.wait(20)
+        closing = pool.submit(gate.close, int)
+        while not gate.closed:
+            time.sleep(0.001)
+        go_on.set()
+        with pytest.raises(RequestCancelled):
+            late.result(60)
+        closing.result(60)
+
+
 def test_it_cannot_be_closed_from_inside_a_step(gate):
     with pytest.raises(RuntimeError, match="inside"):
         gate.alone(gate.close, int)
@@ -598,6 +624,37 @@ def test_one_that_was_to_make_room_and_comes_back_at_that_moment_goes_on(gate, m
     assert gets_in(gate)
     threads[0].join(20)
     assert old.over
+
+
+def test_a_free_seat_is_had_while_the_first_in_the_line_is_resumed(gate, tenant, monkeypatch):
+    """That decodes its prompt again and steps aside; bells alone wake who waits here."""
+    monkeypatch.setattr(line, "POLL", 600.0)
+    gate.seats.slots = 2
+    resuming, go_on = threading.Event(), threading.Event()
+
+    def resume(ticket):
+        resuming.set()
+        gate.step_aside(ticket, lambda: go_on.wait(60))
+
+    tenant.resume = resume
+    parked, *seated = begun(gate), begun(gate, in_thread)
+    parked.parked = "its state"
+    gate.seats.leave(parked)
+    seated.append(begun(gate, in_thread))
+    waiting = []
+    for ticket in (parked, Ticket()):
+        waiting.append(threading.Thread(target=gate.run, args=(ticket, gate.finish, ticket), daemon=True))
+        waiting[-1].start()
+        while len(gate._line) < len(waiting):
+            time.sleep(0.001)
+    for ticket in seated:
+        in_thread(gate.run, ticket, gate.finish, ticket)
+    assert resuming.wait(20)
+    waiting[1].join(20)
+    assert not waiting[1].is_alive()
+    go_on.set()
+    waiting[0].join(20)
+    assert not waiting[0].is_alive()
 
 
 # -- interrupts ------------------------------------------------------------------------------------

@@ -49,10 +49,11 @@ def zero(live):
 def test_in_the_middle_of_a_prompt(llm, stock, monkeypatch):
     free, zeroed = Cells.have, []
 
-    def free_cells(self, tokens, jobs, live):
-        free(self, tokens, jobs, live)
+    def free_cells(self, tokens, jobs, ticket, live):
+        had = free(self, tokens, jobs, ticket, live)
         if live.n == 64 and not zeroed:
             zeroed.append(zero(live))
+        return had
 
     monkeypatch.setattr(Cells, "have", free_cells)
     assert take(llm, WORDS[:150], 6) == stock(WORDS[:150], 6)
@@ -78,10 +79,11 @@ def test_between_a_token_and_its_row(llm, stock, monkeypatch):
 def test_rows_of_all_tokens_stay_true(model, monkeypatch):
     free, zeroed = Cells.have, []
 
-    def free_cells(self, tokens, jobs, live):
-        free(self, tokens, jobs, live)
+    def free_cells(self, tokens, jobs, ticket, live):
+        had = free(self, tokens, jobs, ticket, live)
         if live.n == 64 and not zeroed:
             zeroed.append(zero(live))
+        return had
 
     llm = Llama(model, n_parallel=2, logits_all=True, **OPTIONS)
     alone = llama_cpp.Llama(model, logits_all=True, **OPTIONS)

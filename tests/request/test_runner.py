@@ -1,6 +1,7 @@
 """What a request keeps of the chat it leaves, what it must not keep, and what it lets go again."""
 
 import itertools
+from contextlib import closing
 from dataclasses import replace
 
 import llama_cpp
@@ -11,7 +12,9 @@ from llamahybrid import Llama
 from llamahybrid.memory.costs import LARGE_BATCH, CostMeter
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.placement import prefill_cuts
+from llamahybrid.request import runner as runner_module
 from llamahybrid.request.boundaries import Boundaries
+from llamahybrid.request.cells import Cells
 from tests.lab.naive import NaivePromptCache
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
@@ -288,7 +291,7 @@ def test_nothing_stays_pinned_behind_a_request(open_model):
     llm = open_model()
     for prompt in (ONE, TWO, ONE, [*TWO, 3]):
         take(llm, prompt)
-        llm.runner.depth(np.array(ONE, np.int32))
+        llm.runner.checkpoints.depth(np.array(ONE, np.int32))
     assert llm.prompt_cache.stats().entries > 0
     llm.prompt_cache.ram_bytes = 0
     assert llm.prompt_cache.stats().entries == 0
@@ -473,3 +476,32 @@ def test_a_sequence_that_is_extended_past_a_known_fork_is_said_to_be_extended(op
     take(llm, [*ONE[:55], 3])
     assert llm.last_request.matched == 55
     assert llm.last_request.reason == "live sequence extended by 6 tokens"
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_what_finds_no_cells_is_not_taken_for_damaged(tiny_model, monkeypatch, room):
+    """Others may hold those that a load counted on: it is tried again once there is room."""
+    options = {"n_ctx": 512, "n_threads": 1, "verbose": False, "n_batch": 32}
+    with closing(Llama(str(tiny_model("qwen35")), n_parallel=2, **options)) as llm:
+        take(llm, ONE, 3)
+        for slot in llm.slots.all:
+            slot.evaluation.runner.save_tip()
+            slot.evaluation.runner.live.empty()
+        apply, free, faults = runner_module.apply_plan, Cells.free, ["the library refused stored attention"]
+        full, waited, dropped = [], [], []
+
+        def refused_once(*args):
+            if not faults:
+                return apply(*args)
+            full.extend(() if room else (1,))
+            return faults.pop()
+
+        monkeypatch.setattr(runner_module, "apply_plan", refused_once)
+        monkeypatch.setattr(Cells, "free", lambda self, without=None: 5 if full else free(self, without))
+        monkeypatch.setattr(Cells, "wait", lambda self, live, needed: (waited.append(needed()), full.clear()))
+        monkeypatch.setattr(llm.prompt_cache, "drop", dropped.append)
+        take(llm, [*ONE, 3])
+        cached = llm.last_request.cached
+        assert cached == len(ONE)
+        assert waited == [len(ONE) + 2, cached], "for the prompt, and for what did not fit"
+        assert bool(dropped) == room

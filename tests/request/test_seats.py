@@ -57,8 +57,9 @@ def test_who_was_idle_longest_makes_room_and_before_all_who_is_over(seats: Seats
     young, old = seated(seats, idle=100), seated(seats, idle=200)
     assert seats.victim(Ticket()) is old
     assert seats.idle() is old
-    young.over = True
+    young.over, young.idle_since = True, time.monotonic()
     assert seats.victim(Ticket()) is young
+    assert seats.idle() is young, "nobody could tidy up after it"
     seats.leave(young)
     assert seats.victim(Ticket()) is None, "it fits in"
     assert seats.idle() is old

@@ -210,8 +210,8 @@ def test_how_much_is_there_is_told_without_a_trace(
     before = cache.stats()
     ages = [(e.last_used, e.seen, e.hits, e.passes) for e in cache.ram.tree.oldest_entries()]
     prompt = np.array([*SECRET, 1], np.int32)
-    depth = llm.runner.depth(prompt)
-    assert llm.runner.depth(np.array([3, 2, 1], np.int32)) == 0
+    depth = llm.runner.checkpoints.depth(prompt)
+    assert llm.runner.checkpoints.depth(np.array([3, 2, 1], np.int32)) == 0
     assert depth == len(SECRET)
     assert cache.stats() == before
     assert [(e.last_used, e.seen, e.hits, e.passes) for e in cache.ram.tree.oldest_entries()] == ages
