@@ -38,7 +38,17 @@ CAUGHT_AS: dict[str, set[type[BaseException]]] = {
     "DeviceLost": {RuntimeError},
 }
 INTERNAL = {
-    *("Abandoned", "BatchLost", "Taken", "NotApplicable", "Refused", "Refusal", "PromptTooLong", "ReadLate"),
+    *(
+        "Abandoned",
+        "BatchLost",
+        "Taken",
+        "NotApplicable",
+        "Refused",
+        "Refusal",
+        "PromptTooLong",
+        "PromptEmpty",
+    ),
+    "ReadLate",
 }
 """Raised and caught within one room."""
 

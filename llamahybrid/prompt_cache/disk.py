@@ -8,7 +8,6 @@ name of ours, in a folder that only this user may write to, are ever opened or r
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -288,7 +287,7 @@ class RecordStore:
         path = f"{self.folder}{os.sep}{shard}"
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, "no folder", path)
+                raise NotADirectoryError(f"{path} is no folder")
         return path
 
     def _path(self, key: str) -> str:

@@ -14,12 +14,12 @@ UNREADABLE_SECONDS = 60.0
 MOST_UNREADABLE = 3
 """Records of one look that refuse to be read before the disk counts as refusing: each may take seconds."""
 
-_OF_ONE = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.ELOOP))
+_OF_ONE = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP))
 
 
 def of_one(error: BaseException) -> bool:
     """An error says something of one file or folder (its permissions, a bad sector), not of the disk."""
-    return isinstance(error, OSError) and error.errno in _OF_ONE
+    return isinstance(error, NotADirectoryError) or (isinstance(error, OSError) and error.errno in _OF_ONE)
 
 
 class Backoff:
