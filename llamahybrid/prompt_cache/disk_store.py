@@ -308,7 +308,7 @@ class DiskStore:
         """Take note of records, those with the shorter prefixes first: others are read from there on."""
         used: dict[str, float] = {}
         unreadable = 0
-        for key in sorted(keys, key=_end):
+        for key in sorted(sorted(keys), key=_end):
             try:
                 try:
                     used[key] = self._note(key)

@@ -138,15 +138,15 @@ def _glance(
     `used`: the tree tells when each was used.
     """
     edges, numbers, order = list[_Edge](), dict[Node | None, int](), count()
-    wanted: dict[Node | None, set[Node]] = {}
+    wanted: dict[Node | None, dict[Node, None]] = {}
     for each in first:
         for node in each.path():
-            wanted.setdefault(node.parent, set()).add(node)
+            wanted.setdefault(node.parent, {})[node] = None
     line: list[tuple[bool, int, int, Node, str]] = []
 
     def queue(parent: Node, namespace: str) -> None:
-        soon = wanted.get(parent, set())
-        for node in {*islice(reversed(parent.children.values()), LOOK_AT * limit), *soon}:
+        soon = wanted.get(parent, {})
+        for node in dict.fromkeys((*islice(reversed(parent.children.values()), LOOK_AT * limit), *soon)):
             heapq.heappush(line, (node not in soon, -node.last_used, next(order), node, namespace))
 
     names = [name for name in tree.namespaces() if shown(name)]

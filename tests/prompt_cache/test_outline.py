@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex
+from llamahybrid.prompt_cache.disk_store import DiskStore
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import Branch, CacheOutline, outline, outline_of_index
 from llamahybrid.prompt_cache.tree import Tree
@@ -114,6 +116,22 @@ def test_of_many_the_last_used_are_shown_and_the_others_counted() -> None:
     for chat in range(40):
         fill(more, range(1000 * chat, 1000 * chat + 20), 20)
     assert outline(more, limit=10).more == 30
+
+
+def test_what_was_used_alike_is_told_in_the_same_order_each_time(folder: Path) -> None:
+    cache = PromptCache(1 << 26, folder)
+    for number in range(40):
+        ask(cache, range(1000 * number, 1000 * number + 100))
+    assert cache.close()
+    told = []
+    for _ in range(3):
+        store = DiskStore(folder, 1 << 30)
+        store._index.in_order_of_use({key: 0.0 for shard in SHARDS for key in store._index.keys(shard)})
+        seen = store.look(outline_of_index)
+        assert seen is not None
+        told.append(paths(seen))
+    assert sorted(told[0]) == sorted(told[1])
+    assert told[0] == told[1] == told[2]
 
 
 def test_what_is_told_to_go_next_goes_next() -> None:
