@@ -26,6 +26,9 @@ from llamahybrid.speculation.drafts import Drafts
 
 T = TypeVar("T")
 
+NO_CELLS = 1
+"""llama_decode: there is no room for the batch; it changed nothing."""
+
 
 class Evaluation:
     """Tokens into context memory, cut where checkpoints are due, with upstream's arrays kept true."""
@@ -243,13 +246,18 @@ class Evaluation:
     def decode(self, work: Tokens, request: Request | None) -> None:
         """Decode `work` at the live sequence's end, keeping upstream's arrays true batch by batch.
 
-        Raises DecodeError where it, or what it follows on, was decoded natively and is live no more.
+        Raises DecodeError where it, or what it follows on, was decoded natively and is live no more, and
+        ContextOverflow where cells run out before positions do: images of M-RoPE models take more of them.
         """
         while len(work):
             first = self._live.n
             try:
                 self._decode(_text(work), request)
                 return
+            except DecodeError as error:
+                if error.code != NO_CELLS:
+                    raise
+                raise ContextOverflow(f"the context window of {self._n_ctx} has no cells left") from error
             except BatchLost:  # others had the buffers of all zeroed, or its cells, while this one waited
                 whole = np.concatenate([self.arrays.ids()[:first], work])
                 work = self._begin_again(whole, self.arrays.true_rows if self.arrays.keeps_rows else None)

@@ -8,7 +8,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid.errors import DecodeError, LlamaHybridError, RequestSuperseded
+from llamahybrid.errors import ContextOverflow, DecodeError, LlamaHybridError, RequestSuperseded
 from tests.lab.reference import SETTINGS
 
 SIDE = 4  # an "image" is SIDE x SIDE embeddings: 16 cells, with M-RoPE at 4 positions
@@ -288,3 +288,19 @@ def test_several_answers_to_an_image(opened, model, stock, n_parallel):
         with pytest.raises(LlamaHybridError, match="an image is answered once"):
             handler(llm, "several")
     assert len(list(islice(llm.generate([1, 2, 3], temp=0.0), 3))) == 3
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_an_image_that_takes_more_cells_than_positions_overflows_the_context(open_model, n_parallel):
+    """An image of M-RoPE models takes SIDE positions and SIDE x SIDE cells."""
+    llm = open_model("qwen35", n_ctx=256, n_parallel=n_parallel)
+
+    def images_and_text():
+        llm.eval([10, 11, 12, 13])
+        for seed in range(14):
+            decode_image(llm, seed)
+        llm.eval(list(range(20, 60)))
+
+    with pytest.raises(ContextOverflow, match="no cells left"):
+        llm.requests.whole(images_and_text)
+    assert len(list(islice(llm.generate([10, 11, 12, 13], temp=0.0), 8))) == 8
