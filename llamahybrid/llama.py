@@ -22,6 +22,7 @@ from llamahybrid.devices.offload import Offload, offered
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
+from llamahybrid.request.answer import answer
 from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
@@ -250,12 +251,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         options = _COMPLETE(*args, **kwargs)
         ticket = self.requests.ticket(completing=True, rows=keeps_rows(self, options))
         ticket.rests_on = self.slots.rests_on(ticket.salt)
-        return completion(self.requests, ticket, super()._create_completion, options)
+        return completion(self.requests, ticket, partial(answer, self), options)
 
     @as_of(llama_cpp.Llama.create_completion)
     @takes_salt
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.
+
+        A stream says what the whole answer says; `max_tokens` holds where a character is unfinished, too.
 
         Answer i is what `seed + i` gives alone (answer 0: what this call gives without `n`), as the choice
         of that index; usage counts the prompt once. In a stream each chunk has one choice, whose index says

@@ -100,6 +100,7 @@ FOR_TYPES_ONLY = {
     ("llamahybrid.memory.adapters", "llamahybrid.memory.context"),
     ("llamahybrid.memory.watching", "llamahybrid.memory.context"),
     ("llamahybrid.memory.shared", "llamahybrid.memory.sequence"),
+    ("llamahybrid.request.answer", "llamahybrid.llama"),
     ("llamahybrid.request.answers", "llamahybrid.llama"),
     ("llamahybrid.request.arrays", "llamahybrid.llama"),
     ("llamahybrid.request.assembly", "llamahybrid.llama"),

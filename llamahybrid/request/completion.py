@@ -38,9 +38,12 @@ def keeps_rows(llm: Llama, options: Mapping[str, Any]) -> bool:
 
 
 def completion(
-    requests: Requests, ticket: Ticket, start: Callable[..., Any], options: dict[str, Any]
+    requests: Requests,
+    ticket: Ticket,
+    start: Callable[[dict[str, Any]], Generator[Any, Any, None]],
+    options: dict[str, Any],
 ) -> Generator[Any, Any, None]:
-    """`start(**options)`, upstream's completion or its chunks, as the request of a ticket.
+    """`start(options)`, a completion or its chunks, as the request of a ticket.
 
     A cancelled one ends its inner `generate()`, which upstream reads as "length" and without its text
     (llama.py, _create_completion): a stopping criterion makes it take the text, and "cancelled" is put in.
@@ -53,7 +56,7 @@ def completion(
         return ticket.ended_early or bool(criteria is not None and criteria(ids, scores))
 
     options["stopping_criteria"] = llama_cpp.StoppingCriteriaList([stopped])
-    for item in requests.drive(ticket, lambda: start(**options)):
+    for item in requests.drive(ticket, lambda: start(options)):
         ticket.tell(item)
         yield item
 

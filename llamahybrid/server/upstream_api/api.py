@@ -22,7 +22,7 @@ from llamahybrid.server.job import Create
 from llamahybrid.server.loading import ServedLlama, load
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.settings import ModelSettings
-from llamahybrid.server.upstream_api.reading import Reading, finish_reason
+from llamahybrid.server.upstream_api.reading import Reading, finish_reason, formatter
 from llamahybrid.server.upstream_api.source import Dialect, bodies, dialect, upstream
 from llamahybrid.server.usage import usage
 
@@ -74,7 +74,8 @@ class SpeakingLlama(ServedLlama):
         with closing(made):
             for item in made:
                 (choice,) = item["choices"]
-                if choice["finish_reason"] == "stop" and (end := self.end_token()) is not None:
+                written = choice["finish_reason"] == "stop" and asked.get("grammar") is None
+                if written and (end := self.end_token()) is not None:
                     yield from self._with_end(item, choice, end, asked)
                 else:
                     yield item
@@ -115,9 +116,9 @@ class UpstreamApi:
         self._up = up
         self._spoken = spoken
         self._schema_text = "" if spoken.schema is None else json.dumps(spoken.schema).replace("\\", "")
-        self._formatter = up.OpenAIFormatter(self._model(spoken.schema))
+        self._formatter = formatter(up, self._model(spoken.schema))
         self._plain = up.OpenAIFormatter(self._model(None))
-        """For answers that are not written as the schema says."""
+        """For answers that are not written as the schema says, or by a grammar of their own."""
 
     def _model(self, schema: dict[str, Any] | None) -> Any:
         """What the formatter asks of a model: its template, its vocabulary and the schema."""
@@ -131,6 +132,10 @@ class UpstreamApi:
         model.model_path = ""
         model.chat_formatter = model._build_chat_formatter()
         return model
+
+    def _reader(self, parts: Any) -> Any:
+        """What reads the answer: one in JSON has no room for thinking, nor for what ends it."""
+        return self._plain if parts.grammar_text and not parts.tool_name else self._formatter
 
     def reads(self, text: str) -> bool:
         """The schema looks for it; there such text is escaped, as in a regular expression."""
@@ -146,7 +151,7 @@ class UpstreamApi:
         taken = body.model_copy(update={"stream": False, "messages": self._taken(body.messages)})
         with _asked():
             parts = self._formatter.completion_request_from_chat_request(taken)
-        reading = Reading(self._formatter, self._plain, parts, functions, tools)
+        reading = Reading(self._reader(parts), self._plain, parts, functions, tools)
         made = self._complete(body, parts, alias, stream)
         return self._chunks(made, reading) if stream else reading.whole(self._completion(made))
 
@@ -156,7 +161,7 @@ class UpstreamApi:
             asked = self._formatter.response_request_to_chat_parts(body)
             asked = replace(asked, messages=self._taken(asked.messages))
             parts = self._formatter.completion_request_from_response_chat_parts(asked)
-        reading = Reading(self._formatter, self._plain, parts, None, asked.tools)
+        reading = Reading(self._reader(parts), self._plain, parts, None, asked.tools)
         made = self._complete(body, parts, alias, stream)
         if stream:
             return self._events(made, reading, body, alias)

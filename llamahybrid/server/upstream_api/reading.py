@@ -73,6 +73,49 @@ class Reading:
         return made
 
 
+def formatter(up: Any, model: Any) -> Any:
+    """Upstream's formatter, that reads thinking which did not come to its end as its streams do.
+
+    Whole, upstream takes it for the answer, with what begins it in the prompt.
+    """
+
+    class Formatter(up.OpenAIFormatter):  # type: ignore[misc]
+        def convert_completion_response_to_chat(
+            self, completion: Any, tool_name: str | None = None, **given: Any
+        ) -> Any:
+            made = super().convert_completion_response_to_chat(completion, tool_name, **given)
+            if self.model.response_schema is not None:
+                for choice, said in zip(made["choices"], completion.choices, strict=True):
+                    if not _more(choice["message"]):
+                        streamed = self._streamed(completion, said, tool_name, given)
+                        choice["message"] = streamed if _more(streamed) else choice["message"]
+            return made
+
+        def _streamed(self, completion: Any, said: Any, tool_name: str | None, given: Chunk) -> Chunk:
+            """The message that a stream tells, without calls; empty where it is unreadable."""
+            chunk = {name: getattr(completion, name) for name in ("id", "created", "model")}
+            chunk["choices"] = [{**said.model_dump(), "logprobs": None}]
+            message: Chunk = {"role": "assistant", "content": ""}
+            try:
+                parts = self.convert_completion_chunk_to_chat_chunks(
+                    chunk, set(), tool_name, parsed_states={}, **given
+                )
+            except Exception:  # as a stream is told as it is from there on
+                return {}
+            for delta in (choice["delta"] for part in parts for choice in part["choices"]):
+                for name, value in delta.items():
+                    if name != "role" and isinstance(value, str):
+                        message[name] = message.get(name, "") + value
+            return message
+
+    return Formatter(model)
+
+
+def _more(message: Chunk) -> bool:
+    """It is more than an answer: thinking, or calls."""
+    return not message.keys() <= {"role", "content"}
+
+
 def finish_reason(choice: Chunk) -> str | None:
     """Why an answer ended, in a word that OpenAI has."""
     reason: str | None = choice["finish_reason"]

@@ -40,6 +40,32 @@ def test_thinking_and_tool_calls_are_told_apart(client: openai.OpenAI, says: Say
     assert json.loads(arguments) == {"city": "Paris", "days": 3}
 
 
+@pytest.mark.parametrize("end", ["<|im_end|>", ""], ids=["it ends", "max_tokens"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_that_does_not_come_to_its_end_stays_thinking(
+    client: openai.OpenAI, says: Says, stream: bool, end: str
+) -> None:
+    """Whole, upstream tells it as the answer, with the prompt's <think>."""
+    says("I look it up.", end=end)
+    got = client.chat.completions.create(model="any", messages=CHAT, stream=stream, max_tokens=13 + bool(end))
+    choices = [choice for chunk in got for choice in chunk.choices] if stream else got.choices
+    told = [choice.delta if stream else choice.message for choice in choices]
+    assert (
+        "".join((each.model_extra or {}).get("reasoning_content") or "" for each in told) == "I look it up."
+    )
+    assert "".join(each.content or "" for each in told) == ""
+    assert choices[-1].finish_reason == ("stop" if end else "length")
+
+
+def test_a_response_of_unfinished_thinking_has_no_text(client: openai.OpenAI, says: Says) -> None:
+    says("I look it up.", end="")
+    got = client.responses.create(model="any", input="The weather?", max_output_tokens=13)
+    assert got.status == "incomplete"
+    assert got.output_text == ""
+    (thought,) = [item.content[0].text for item in got.output if item.type == "reasoning"]
+    assert thought == "I look it up."
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_with_thinking_and_a_tool_call(client: openai.OpenAI, says: Says, stream: bool) -> None:
     says(CALL)

@@ -1,0 +1,339 @@
+"""An answer says the same streamed as whole, ends where it was asked to, and no character of it is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_cpp.llama_tokenizer import LlamaTokenizer
+
+from llamahybrid import Llama
+
+PROMPT = "What is it?"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+STRINGS = ["a", "b", "ab", "abc", " ", "é", "€", "😀", "b€", "é😀"]
+BROKEN = [b"\xff", b"\xc3", b"\xe2", b"\xe2\x82", b"\xf0\x9f", b"\x82"]
+
+saids = st.lists(st.sampled_from([*(s.encode() for s in STRINGS), *BROKEN]), max_size=7).map(b"".join)
+stops = st.lists(st.sampled_from(STRINGS), max_size=3)
+asked = st.fixed_dictionaries(
+    {"max_tokens": st.one_of(st.none(), st.integers(1, 12)), "stop": stops},
+    optional={
+        "logprobs": st.integers(0, 3),
+        "echo": st.booleans(),
+        "suffix": st.sampled_from(["", "é"]),
+    },
+)
+
+
+class Says:
+    """A logits processor that has a model say these bytes, a token each, and then end."""
+
+    def __init__(self, llm: Llama, said: bytes) -> None:
+        spelt = {llm.detokenize([token]): token for token in range(256)}
+        self._tokens = [spelt[bytes([byte])] for byte in said]
+        self._end = llm.token_eos()
+        self._prompt: int | None = None
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        self._prompt = len(ids) if self._prompt is None else self._prompt
+        n = len(ids) - self._prompt
+        scores[:] = -100.0
+        scores[self._tokens[n] if n < len(self._tokens) else self._end] = 100.0
+        return scores
+
+
+def says(llm: Llama, said: bytes) -> llama_cpp.LogitsProcessorList:
+    return llama_cpp.LogitsProcessorList([Says(llm, said)])
+
+
+def expected(said: bytes, stop: list[str], max_tokens: int | None) -> tuple[str, str, int]:
+    """The text, the end and the number of tokens, a byte each."""
+    for n in range(1, len(said) + 1):
+        for each in stop:
+            if (at := said[:n].find(each.encode())) >= 0:
+                return said[:at].decode(errors="ignore"), "stop", n
+        if n == max_tokens:
+            return said[:n].decode(errors="ignore"), "length", n
+    return said.decode(errors="ignore"), "stop", len(said)
+
+
+class Joined:
+    """What the chunks of one answer say together."""
+
+    def __init__(self, chunks: list[Any], index: int = 0) -> None:
+        choices = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]
+        pieces = (c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
+        self.text = "".join(pieces)
+        (self.finish_reason,) = [c["finish_reason"] for c in choices if c["finish_reason"]]
+        told = [c["logprobs"] for c in choices if c["logprobs"]]
+        self.logprobs = {name: [v for each in told for v in each[name]] for each in told[:1] for name in each}
+        assert choices[-1]["finish_reason"]
+        assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def llm(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]) -> Iterator[Llama]:
+    options = {
+        "n_ctx": 512,
+        "n_threads": 1,
+        "verbose": False,
+        "logits_all": True,
+        "n_parallel": request.param,
+    }
+    with closing(Llama(str(tiny_model("qwen35")), **options)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def side_by_side(tiny_model: Callable[..., Path]) -> Iterator[Llama]:
+    options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "n_parallel": 2}
+    with closing(Llama(str(tiny_model("qwen35")), **options)) as made:
+        yield made
+
+
+# -- streamed and whole --------------------------------------------------------------------------------
+
+
+@settings(max_examples=150)
+@given(said=saids, options=asked)
+def test_a_stream_says_what_the_whole_answer_says(llm: Llama, said: bytes, options: dict[str, Any]) -> None:
+    processor = says(llm, said)
+    whole = llm.create_completion(PROMPT, logits_processor=processor, **options)
+    chunks = list(llm.create_completion(PROMPT, logits_processor=processor, stream=True, **options))
+    (choice,), joined = whole["choices"], Joined(chunks)
+    text, end, n = expected(said, options["stop"], options["max_tokens"])
+    echo = PROMPT if options.get("echo") else ""
+    assert (choice["text"], choice["finish_reason"]) == (echo + text, end)
+    assert (joined.text, joined.finish_reason) == (text, end)
+    assert whole["usage"]["completion_tokens"] == n
+    if "logprobs" not in options:
+        assert choice["logprobs"] is None
+        assert joined.logprobs == {}
+        return
+    if echo:  # upstream tells those of the prompt, too, and without a BOS each token the next one's
+        return
+    theirs = choice["logprobs"]
+    if n:
+        assert {name: joined.logprobs[name] for name in ("tokens", "text_offset")} == {
+            name: theirs[name] for name in ("tokens", "text_offset")
+        }
+        assert joined.logprobs["token_logprobs"] == pytest.approx(theirs["token_logprobs"], abs=1e-4)
+        assert [set(top) for top in joined.logprobs["top_logprobs"]] == [
+            set(top) for top in theirs["top_logprobs"]
+        ]
+
+
+@settings(max_examples=40)
+@given(said=saids, stop=stops, most=st.integers(1, 12))
+def test_so_do_chats_and_several_answers(
+    side_by_side: Llama, said: bytes, stop: list[str], most: int
+) -> None:
+    llm, (text, end, _) = side_by_side, expected(said, stop, most)
+    options: dict[str, Any] = {"stop": stop, "max_tokens": most, "n": 2}
+    processor = says(llm, said)
+    whole = llm.create_chat_completion(MESSAGES, logits_processor=processor, **options)
+    chunks = list(llm.create_chat_completion(MESSAGES, logits_processor=processor, stream=True, **options))
+    for index, choice in enumerate(whole["choices"]):
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text, end)
+        joined = Joined(chunks, index)
+        assert (joined.text, joined.finish_reason) == (text, end)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6), options=asked)
+def test_so_does_what_a_model_says_by_itself(llm: Llama, seed: int, options: dict[str, Any]) -> None:
+    options = {**options, "max_tokens": options["max_tokens"] or 30, "seed": seed, "temperature": 5.0}
+    options |= {"top_p": 1.0, "min_p": 0.0, "top_k": 0, "echo": False}
+    whole = llm.create_completion(PROMPT, **options)
+    joined = Joined(list(llm.create_completion(PROMPT, stream=True, **options)))
+    (choice,) = whole["choices"]
+    assert (joined.text, joined.finish_reason) == (choice["text"], choice["finish_reason"])
+    assert whole["usage"]["completion_tokens"] <= options["max_tokens"]
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}])
+def test_what_upstream_gets_right_is_as_upstream_tells_it(
+    open_model: Callable[..., Any], more: dict[str, int]
+) -> None:
+    """Plain text before a stop string, chunk for chunk."""
+    told = []
+    for cls in (llama_cpp.Llama, Llama):
+        llm = open_model(cls=cls, logits_all=True)
+        options: dict[str, Any] = {"max_tokens": 20, "stop": ["two"], "stream": True, **more}
+        chunks = list(llm.create_completion(PROMPT, logits_processor=says(llm, b"one, two"), **options))
+        assert {chunk["model"] for chunk in chunks} == {llm.model_path}
+        assert all(chunk["id"].startswith("cmpl-") and chunk["created"] > 1e9 for chunk in chunks)
+        told.append([{**chunk, "id": "", "created": 0, "model": ""} for chunk in chunks])
+    ours, theirs = told[1], told[0]
+    assert ours[-1] == theirs[-1]
+    for our, their in zip(ours[: len("one, ")], theirs[: len("one, ")], strict=True):
+        our, their = our["choices"][0], their["choices"][0]
+        odds = our.pop("logprobs"), their.pop("logprobs")
+        assert our == their
+        if more:
+            (top,), (their_top,) = (each.pop("top_logprobs") for each in odds)
+            assert top == pytest.approx(their_top, abs=1e-4)
+            assert odds[0].pop("token_logprobs") == pytest.approx(odds[1].pop("token_logprobs"), abs=1e-4)
+        assert odds[0] == odds[1]
+
+
+# -- where upstream does not look ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_fills_the_context_and_ends_inside_a_character(
+    open_model: Callable[..., Any], stream: bool
+) -> None:
+    llm = open_model(n_ctx=64)
+    room = llm.n_ctx() - len(llm.tokenize(PROMPT.encode(), add_bos=False, special=True))
+    said = b"a" * (room - 1) + b"\xf0\x9f\x98\x80"
+    made = llm.create_completion(PROMPT, logits_processor=says(llm, said), max_tokens=None, stream=stream)
+    joined = Joined(list(made) if stream else [made])
+    assert (joined.text, joined.finish_reason) == ("a" * (room - 1), "length")
+    assert llm.last_request.generated == room
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_lead_bytes_without_end_are_counted_and_a_stop_string_before_them_is_found(
+    open_model: Callable[..., Any], stream: bool
+) -> None:
+    llm = open_model()
+    for said, stop, most, text, end in (
+        (b"\xff" * 40, [], 10, "", "length"),
+        (b"ab" + b"\xc3" * 40, ["b"], 30, "a", "stop"),
+    ):
+        options: dict[str, Any] = {"stop": stop, "max_tokens": most, "stream": stream}
+        made = llm.create_completion(PROMPT, logits_processor=says(llm, said), **options)
+        joined = Joined(list(made) if stream else [made])
+        assert (joined.text, joined.finish_reason) == (text, end)
+        assert llm.last_request.generated <= most
+
+
+def test_what_comes_behind_an_invalid_byte_comes_as_it_is_made(open_model: Callable[..., Any]) -> None:
+    llm, told = open_model(), []
+    for chunk in llm.create_completion(PROMPT, logits_processor=says(llm, b"a\xffbcd"), stream=True):
+        told.append((chunk["choices"][0]["text"], llm.last_request.generated))
+    assert [each for each in told if each[0]] == [("a", 1), ("b", 3), ("c", 4), ("d", 5)]
+
+
+def test_what_may_become_a_stop_string_waits_and_its_log_probabilities_with_it(llm: Llama) -> None:
+    options: dict[str, Any] = {"stop": ["b€"], "max_tokens": 9, "logprobs": 1, "stream": True}
+    chunks = list(
+        llm.create_completion(PROMPT, logits_processor=says(llm, "ab€".encode()[:4] + b"d"), **options)
+    )
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["text"] for choice in choices] == ["a", "bd", ""]
+    assert choices[1]["logprobs"]["tokens"] == ["b", "", "", "d"]
+
+
+class Whole(LlamaTokenizer):  # type: ignore[misc]
+    """Spells a character that is not whole as U+FFFD, as those of `transformers` do."""
+
+    def detokenize(self, tokens: Any, prev_tokens: Any = None, special: bool = False) -> bytes:
+        spelt: bytes = super().detokenize(tokens, prev_tokens, special)
+        return spelt.decode(errors="replace").encode()
+
+
+def test_a_character_that_another_tokenizer_does_not_know_yet_is_not_told(
+    open_model: Callable[..., Any],
+) -> None:
+    llm = open_model()
+    processor = says(llm, "a€😀b".encode())
+    llm.tokenizer_ = Whole(llm)
+    texts = [
+        chunk["choices"][0]["text"]
+        for chunk in llm.create_completion(PROMPT, logits_processor=processor, stream=True, max_tokens=20)
+    ]
+    assert "".join(texts) == "a€😀b"
+
+
+# -- ends ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_users_criterion_ends_an_answer_with_its_text(llm: Llama, stream: bool) -> None:
+    processor, prompt = says(llm, "ab€cd".encode()), len(llm.tokenize(PROMPT.encode(), add_bos=False))
+    criteria = llama_cpp.StoppingCriteriaList([lambda ids, scores: len(ids) >= prompt + 4])
+    made = llm.create_completion(
+        PROMPT, logits_processor=processor, stopping_criteria=criteria, stop=["€c"], stream=stream
+    )
+    joined = Joined(list(made) if stream else [made])
+    assert (joined.text, joined.finish_reason) == ("ab", "stop")
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "cancelled"])
+def test_a_stream_that_ends_early_gives_its_place_back(side_by_side: Llama, how: str) -> None:
+    llm = side_by_side
+    options: dict[str, Any] = {"logits_processor": says(llm, b"ab" * 20), "max_tokens": 40, "stop": ["abc"]}
+    stream = llm.create_completion(PROMPT, stream=True, **options)
+    first = [next(stream) for _ in range(3)]
+    if how == "closed":
+        stream.close()
+    elif how == "cancelled":
+        llm.cancel()
+        joined = Joined([*first, *stream])
+        assert joined.finish_reason == "cancelled"
+        assert "abab".startswith(joined.text[:4])
+    del stream
+    assert Joined(list(llm.create_completion(PROMPT, stream=True, **options))).text == "ab" * 20
+    assert llm.requests.gate.seated == []
+
+
+def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Callable[..., Any]) -> None:
+    kept = []
+    for stream in (False, True):
+        llm = open_model()
+        llm.set_cache(llama_cpp.LlamaRAMCache())
+        made = llm.create_completion(
+            PROMPT, logits_processor=says(llm, "a€b".encode()), max_tokens=20, stream=stream
+        )
+        list(made)
+        kept.append([list(tokens) for tokens in llm.cache.cache_state])
+    assert kept[0] == kept[1] != []
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_said(open_model: Callable[..., Any]) -> None:
+    llm = open_model()
+    for options in ({"logprobs": 1}, {"stop": ["\ud800"]}):
+        with pytest.raises(ValueError):  # noqa: PT011
+            next(llm.create_completion(PROMPT, stream=True, **options))
+        with pytest.raises(ValueError):  # noqa: PT011
+            llm.create_completion(PROMPT, **options)
+    with pytest.raises(ValueError, match="exceed context window"):
+        next(llm.create_completion([1] * 600, stream=True))
+
+
+def test_a_seed_is_drawn_once(open_model: Callable[..., Any]) -> None:
+    """The next answer without a seed is the same after a stream as after a whole one."""
+    after = []
+    for stream in (False, True):
+        llm = open_model(seed=5)
+        list(llm.create_completion(PROMPT, max_tokens=4, stream=stream))
+        after.append(llm.create_completion(PROMPT, max_tokens=12, temperature=2.0)["choices"][0]["text"])
+    assert after[0] == after[1]
+
+
+def test_others_that_are_answered_meanwhile_say_their_own(side_by_side: Llama) -> None:
+    llm, got = side_by_side, dict[str, str]()
+
+    def ask(said: str) -> None:
+        stream = llm.create_completion(
+            said, logits_processor=says(llm, said.encode()), stream=True, max_tokens=40, stop=["€ "]
+        )
+        got[said] = Joined(list(stream)).text
+
+    with ExitStack() as stack:
+        for said in ("é€😀" * 4, "abc€" * 5):
+            thread = threading.Thread(target=ask, args=(said,))
+            thread.start()
+            stack.callback(thread.join, 60)
+    assert got == {said: said for said in got}
+    assert len(got) == 2
