@@ -12,7 +12,10 @@ class Busy(LlamaHybridError):
 
 
 class RequestSuperseded(LlamaHybridError):
-    """A newer request took this one's place, and it cannot go on (an image in it is gone); ask again."""
+    """A newer request took this one's place, and it cannot go on; ask again.
+
+    An image in it is gone, say, or its own stopping criterion made that request, inside a step of this one.
+    """
 
 
 class ModelClosed(LlamaHybridError, RuntimeError):

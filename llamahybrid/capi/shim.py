@@ -122,7 +122,7 @@ class Library:
         if _shim is not None:
             read = _shim.lib.llh_state_set(ctx, _bytes(data), data.nbytes, seq, flags)
         else:
-            load = self._api.llama_state_seq_set_data_ext
+            load = _own(self._api, "llama_state_seq_set_data_ext")
             read = load(ctx, _pointer(data, ctypes.c_uint8), data.nbytes, seq, flags)
         return bool(0 < read == data.nbytes)
 
@@ -301,6 +301,13 @@ def _layout(struct: Any) -> list[int]:
 def _address(library: Any, name: str) -> int | None:
     function = getattr(library, name, None)
     return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _own(api: Any, name: str) -> Any:
+    """A function as an object of our own: calls of llama_cpp's are taken for those of others."""
+    function, known = api._lib[name], getattr(api, name)
+    function.argtypes, function.restype = known.argtypes, known.restype
+    return function
 
 
 def _bytes(array: Bytes) -> Any:

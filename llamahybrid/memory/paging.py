@@ -205,7 +205,7 @@ class Pager:
     def _drop_rest(self) -> bool:
         """The recurrent part of the scratch sequence goes, if there is one, without having been copied."""
         nothing = self._nothing
-        return not nothing.nbytes or _set(self._ctx, nothing, self._scratch, PARTIAL) == nothing.nbytes
+        return not nothing.nbytes or _set(self._ctx, nothing, self._scratch, PARTIAL)
 
     def _runs(self, payloads: Sequence[Bytes]) -> Iterator[list[Bytes]]:
         """Payloads that are loaded as one.
@@ -228,7 +228,7 @@ class Pager:
 
     def _write(self, payload: Bytes) -> bool:
         try:
-            if _set(self._ctx, payload, self._scratch, FULL) != payload.nbytes:
+            if not _set(self._ctx, payload, self._scratch, FULL):
                 return False
             llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._scratch, self._seq, -1, -1)
         finally:
@@ -381,8 +381,8 @@ def _get(ctx: LlamaContext, out: Bytes, seq: int, flags: int) -> int:
     return int(llama_cpp.llama_state_seq_get_data_ext(ctx.ctx, _pointer(out), out.nbytes, seq, flags))
 
 
-def _set(ctx: LlamaContext, data: Bytes, seq: int, flags: int) -> int:
-    return int(llama_cpp.llama_state_seq_set_data_ext(ctx.ctx, _pointer(data), data.nbytes, seq, flags))
+def _set(ctx: LlamaContext, data: Bytes, seq: int, flags: int) -> bool:
+    return library().load_state(ctx.ctx, data, seq, flags)
 
 
 def _pointer(array: Bytes) -> Any:

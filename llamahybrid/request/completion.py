@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 
-from llamahybrid.errors import LlamaHybridError, RequestCancelled
+from llamahybrid.errors import LlamaHybridError, RequestCancelled, RequestSuperseded
 from llamahybrid.request.finalisers import collecting
 from llamahybrid.request.report import RequestReport
 from llamahybrid.request.requests import Requests
@@ -85,6 +85,10 @@ def generation(
         while True:
             try:
                 gate.check()
+                if request.over:  # upstream would go on from the tokens of what took its place
+                    raise RequestSuperseded(
+                        "another request was made inside a step of this one, of its own model"
+                    )
                 token = inner.send(sent)
             except StopIteration:
                 return

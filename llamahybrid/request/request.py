@@ -41,6 +41,8 @@ class Request:
     """Those that the cache took."""
     prefilling: bool = True
     cancelled: bool = False
+    over: bool = False
+    """Another one has begun in its place, or a state was loaded there: it cannot go on."""
     staged: list[tuple[int, Bytes]] = field(default_factory=list)
     """Checkpoints of this prefill, (position, snapshot), kept back until its logits prove to be numbers."""
     salt: bytes = b""

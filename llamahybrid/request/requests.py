@@ -228,9 +228,10 @@ class Requests:
         return request, rest
 
     def end_active(self) -> None:
-        """End the request that is open, keeping its progress, and tell of it."""
-        if self.evaluation is not None:
-            self._end_active(self.evaluation)
+        """End the request that is open, keeping its progress, and tell of it; it cannot go on."""
+        if (active := self.active) is not None:
+            active.over = True
+            self._end_active(self._evaluation)
 
     def _end_active(self, evaluation: Evaluation) -> None:
         if self._llm._ctx.ctx is None:  # closed
@@ -240,7 +241,7 @@ class Requests:
 
     def computed_under(self, salt: str) -> None:
         """The model's own salt is another one: what is live is known by it from now on."""
-        self.end_active()
+        self._end_active(self._evaluation)
         for each in self._evaluation.runner.live.shared.members:
             assert each.identity.computation is not None
             each.identity.computed_by(replace(each.identity.computation, salt=salt))

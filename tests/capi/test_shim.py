@@ -107,6 +107,27 @@ def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
 
 
 @pytest.mark.usefixtures("way")
+def test_a_load_of_ours_is_not_seen_by_who_watches_others(
+    context: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, ctx = native.library(), context()
+    decode(ctx, TOKENS)
+    state = np.empty(llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0), np.uint8)
+    library.save_state(ctx, state, 0, 0)
+    seen: list[int] = []
+
+    def watch(result: int, _: object, arguments: object) -> int:
+        seen.append(result)
+        return result
+
+    monkeypatch.setattr(llama_cpp.llama_state_seq_set_data_ext, "errcheck", watch)
+    assert library.load_state(ctx, state, 0, 0)
+    assert not seen
+    llama_cpp.llama_state_seq_set_data_ext(ctx, state.ctypes.data_as(BYTES), state.nbytes, 0, 0)
+    assert seen == [state.nbytes]
+
+
+@pytest.mark.usefixtures("way")
 def test_state_fails_without_harm_where_the_buffer_is_short(context: Callable[[], int]) -> None:
     library, ctx = native.library(), context()
     decode(ctx, TOKENS)

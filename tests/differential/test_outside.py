@@ -99,8 +99,20 @@ def sequence_state(llm):
     return lambda: llama_cpp.llama_state_seq_set_data(llm.ctx, buffer, size, 0)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen35", "mamba"])
-@pytest.mark.parametrize("saved", [whole_state, sequence_state])
+def flagged_state(llm, flags=0):
+    size = llama_cpp.llama_state_seq_get_size_ext(llm.ctx, 0, flags)
+    buffer = (ctypes.c_uint8 * size)()
+    size = llama_cpp.llama_state_seq_get_data_ext(llm.ctx, buffer, size, 0, flags)
+    return lambda: llama_cpp.llama_state_seq_set_data_ext(llm.ctx, buffer, size, 0, flags)
+
+
+def partial_state(llm):
+    """As llama.cpp's server, of what cannot be cut."""
+    return flagged_state(llm, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35", "mamba", "gemma3"])
+@pytest.mark.parametrize("saved", [whole_state, sequence_state, flagged_state, partial_state])
 def test_a_state_of_as_many_tokens_that_others_load_is_noticed(tiny_model, opened, reference, arch, saved):
     """Neither positions nor counters nor sizes differ; what `eval` decoded is in no cache."""
     model = tiny_model(arch)

@@ -3,8 +3,9 @@
 import llama_cpp
 import pytest
 
-from llamahybrid import Llama, RequestCancelled
+from llamahybrid import Llama, RequestCancelled, RequestSuperseded
 from llamahybrid.request.completion import arguments
+from tests.conftest import take
 
 WORDS = "When does the boat leave? " * 4
 
@@ -48,6 +49,30 @@ def test_tokens_that_are_generated_raise_instead(llm):
     with pytest.raises(RequestCancelled):
         next(stream)
     assert llm.last_request.generated == 1
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_what_asks_its_own_model_inside_a_step_does_not_go_on_from_that(open_model, fresh, slots):
+    llm, prompt = open_model(n_parallel=slots), list(range(10, 30))
+    stops = llama_cpp.StoppingCriteriaList([lambda ids, scores: bool(take(llm, [7, 8, 9], 2)) and False])
+    stream = llm.generate(prompt, temp=0.0, stopping_criteria=stops)
+    assert next(stream) == fresh(prompt, 1)[0], "that was sampled before"
+    with pytest.raises(RequestSuperseded, match="inside a step"):
+        next(stream)
+    assert take(llm, prompt) == fresh(prompt)
+
+
+def test_what_asks_its_own_model_whether_it_is_done_gets_its_answer(open_model, fresh):
+    llm, prompt, asked = open_model(), list(range(10, 30)), []
+
+    def enough(ids, scores):
+        if len(ids) == len(prompt) + 3:
+            asked.append(take(llm, [7, 8, 9], 2))
+        return bool(asked)
+
+    stops = llama_cpp.StoppingCriteriaList([enough])
+    assert list(llm.generate(prompt, temp=0.0, stopping_criteria=stops)) == fresh(prompt, 3)
+    assert asked == [fresh([7, 8, 9], 2)]
 
 
 def test_what_is_decoded_ahead_is_there(llm):
