@@ -112,7 +112,11 @@ class Check:
                     found.append(_named(each, before))
             except LlamaHybridError as error:
                 errors.append(f"{before}{error}")
-        hazards = self.hazards(target)
+        hazards: tuple[Verdict, ...] = ()
+        try:
+            hazards = self.hazards(target)
+        except LlamaHybridError as error:
+            errors.append(f"hazards: {error}")
         said = "; ".join(errors) or None
         return TargetFigures(target.name, target.kind, target.versions(), tuple(found), hazards, said)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.errors import TargetError
+from llamahybrid.errors import EngineError, TargetError
 from llamahybrid.evaluate import check, probes
 from llamahybrid.evaluate.check import KINDS, WORKLOADS, Check, models
-from llamahybrid.evaluate.report import WorkloadFigures
+from llamahybrid.evaluate.report import Verdict, WorkloadFigures
 from llamahybrid.evaluate.targets.base import ModelFile, Shape, Target
 from llamahybrid.evaluate.workloads import Workload, exact_append
 from tests.evaluate.reports import verdict, workload
@@ -79,6 +79,15 @@ def test_a_model_that_fails_is_named_and_the_others_are_measured() -> None:
     assert [each.requests[0].workload for each in found.workloads] == ["one: memory", "two: memory"]
     assert (found.hazards, target.closed) == (hazards, 1)
     assert done.models == ("one", "bad", "two")
+
+
+def test_hazards_that_cannot_be_tried_leave_what_was_measured() -> None:
+    def hazards(target: Target) -> tuple[Verdict, ...]:
+        raise EngineError("it hangs when it is loaded")
+
+    (found,) = Check([Pretend()], [model("one")], (), hazards).run().targets
+    assert found.error == "hazards: it hangs when it is loaded"
+    assert [each.workload for each in found.workloads] == ["memory"]
 
 
 def test_one_model_is_not_named_and_a_server_needs_none() -> None:
