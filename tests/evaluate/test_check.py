@@ -106,10 +106,23 @@ def test_workloads_run_where_they_suit_in_the_shape_they_ask_for() -> None:
     target, told = Pretend(), list[str]()
     given = [model("one"), model("two", chats=False)]
     (found,) = Check([target], given, (chat, tokens), progress=told.append).run().targets
-    assert [each.workload for each in found.workloads] == ["one: memory", "one: a chat", "two: memory"]
+    ran = [each.workload for each in found.workloads if each.requests]
+    assert ran == ["one: memory", "one: a chat", "two: memory"]
     assert ("one", Shape(512, 3)) in target.opened
     assert "pretend, one: a chat" in told
     assert "pretend, two: a chat" not in told
+    left_out = [each for each in found.workloads if not each.requests]
+    assert [each.workload for each in left_out] == ["one: tokens", "two: tokens"]
+    for each in left_out:
+        assert [(one.outcome, one.detail) for one in each.verdicts] == [
+            ("cannot tell", "it did not run: the target takes no token ids")
+        ]
+
+
+def test_of_all_workloads_only_those_that_suit_are_in_the_report() -> None:
+    (found,) = Check([Pretend()], [model("one")]).run().targets
+    chats = [each.name for each in WORKLOADS if each.template]
+    assert [each.workload for each in found.workloads] == ["memory", *chats]
 
 
 def test_models_given_are_opened_as_told_and_none_are_made() -> None:
