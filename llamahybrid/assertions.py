@@ -23,6 +23,8 @@ def assert_reuse(report: Report, at_least: float) -> None:
             there was nothing to reuse, so that nothing is shown.
     """
     for target in _ran(report):
+        if all(PROBE in workload.workload for workload in target.workloads):
+            raise AssertionError(f"{target.name}: no workload ran but probes, which measure nothing")
         for workload in target.workloads:
             where = f"{target.name}, {workload.workload}"
             for verdict in workload.verdicts:
@@ -96,12 +98,16 @@ def assert_sound(lib: Path | None, *hazards: str) -> None:
 
 
 def _ran(report: Report) -> tuple[TargetFigures, ...]:
-    """The targets, each of which ran to its end and was asked something."""
+    """The targets, each of which ran to its end and was asked something in each workload."""
     for target in report.targets:
         if target.error is not None:
             raise AssertionError(f"{target.name} did not run to its end: {target.error}")
         if not any(workload.requests for workload in target.workloads):
             raise AssertionError(f"{target.name} was asked nothing")
+        for each in target.workloads:
+            if not each.requests and PROBE not in each.workload:
+                said = "; ".join(verdict.detail for verdict in each.verdicts)
+                raise AssertionError(f"{target.name}, {each.workload}: cannot tell: {said}")
     if not report.targets:
         raise AssertionError("there is no target in the report")
     return report.targets

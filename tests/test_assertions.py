@@ -50,6 +50,20 @@ def test_probes_are_not_measured_by_what_they_reuse() -> None:
     assert_reuse(report(target("ours", probe, workload())), 1.0)
 
 
+def test_probes_alone_show_no_reuse() -> None:
+    probe = workload("probe: a history cut far back")
+    with pytest.raises(AssertionError, match="ours: no workload ran but probes"):
+        assert_reuse(report(target("ours", probe)), 0.0)
+    assert_same_answer(report(target("ours", probe)))
+
+
+@pytest.mark.parametrize("check", [lambda r: assert_reuse(r, 0.0), assert_same_answer])
+def test_a_workload_that_did_not_run_is_no_pass(check: object) -> None:
+    left_out = workload("a chat", requests=(), verdicts=(verdict("exact", "cannot tell", "no template"),))
+    with pytest.raises(AssertionError, match="ours, a chat: cannot tell: no template"):
+        check(report(target("ours", workload(), left_out)))  # type: ignore[operator]
+
+
 def test_the_same_answer() -> None:
     assert_same_answer(report())
     assert_same_answer(of(answer="tie"))

@@ -78,11 +78,14 @@ def _workloads(names: Sequence[str], quick: bool) -> tuple[Workload, ...]:
 
 
 def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
-    """The hazards of the libllama that a target runs on; servers bring one of their own."""
+    """The hazards of the libllama that a target ran on; servers bring one of their own.
+
+    Nothing for a target that never opened: which library it would have had is not known.
+    """
     from llamahybrid.evaluate.hazard_verdicts import verdicts
     from llamahybrid.evaluate.targets.local import LocalTarget
 
-    return lambda target: verdicts(target.library) if isinstance(target, LocalTarget) else ()
+    return lambda each: verdicts(each.library) if isinstance(each, LocalTarget) and each.library else ()
 
 
 @contextmanager

@@ -146,9 +146,14 @@ def _verdicts(old: Sequence[Verdict], new: Sequence[Verdict], say: _Say, missing
     before = {verdict.name: verdict for verdict in old}
     after = {verdict.name: verdict for verdict in new}
     for name, verdict in after.items():
-        if name in before and (kind := _change(before[name].outcome, verdict.outcome)) is not None:
-            detail = f": {verdict.detail}" if verdict.detail else ""
+        detail = f": {verdict.detail}" if verdict.detail else ""
+        if name not in before:
+            if verdict.outcome == "bad":
+                yield say("note", f"{name} is bad, and was not looked at before{detail}")
+        elif (kind := _change(before[name].outcome, verdict.outcome)) is not None:
             yield say(kind, f"{name} was {before[name].outcome}, is {verdict.outcome}{detail}")
+    if fresh := sorted(name for name in after.keys() - before.keys() if after[name].outcome != "bad"):
+        yield say("note", f"verdicts on {_some(fresh)} are new: there is nothing to compare them with")
     if gone := sorted(before.keys() - after.keys()):
         yield say(missing, f"no verdict any more on {_some(gone)}")
 
@@ -196,8 +201,9 @@ def _count(
 
 def _most(old: WorkloadFigures, new: WorkloadFigures) -> str:
     """The request that grew most, in words."""
-    pairs = zip(old.requests, new.requests, strict=True)
-    grown = [(b.decoded - a.decoded, b) for a, b in pairs if a.decoded is not None and b.decoded is not None]
+    before = {(request.chat, request.turn): request.decoded for request in old.requests}
+    pairs = [(before.get((request.chat, request.turn)), request) for request in new.requests]
+    grown = [(b.decoded - a, b) for a, b in pairs if a is not None and b.decoded is not None]
     if not grown:
         return ""
     by, request = max(grown, key=lambda each: each[0])

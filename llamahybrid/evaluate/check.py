@@ -85,6 +85,7 @@ class Check:
     targets: Sequence[Target]
     models: Sequence[ModelFile]
     workloads: Sequence[Workload] = WORKLOADS
+    """Where they are not all there are, one that does not suit a target is said not to have run."""
     hazards: Callable[[Target], tuple[Verdict, ...]] = field(default=lambda target: ())
     progress: Progress = field(default=lambda text: None)
 
@@ -112,7 +113,11 @@ class Check:
                     found.append(_named(each, before))
             except LlamaHybridError as error:
                 errors.append(f"{before}{error}")
-        hazards = self.hazards(target)
+        hazards: tuple[Verdict, ...] = ()
+        try:
+            hazards = self.hazards(target)
+        except LlamaHybridError as error:
+            errors.append(f"hazards: {error}")
         said = "; ".join(errors) or None
         return TargetFigures(target.name, target.kind, target.versions(), tuple(found), hazards, said)
 
@@ -134,10 +139,19 @@ class Check:
             self.progress(f"{name}: {workload.name}")
             with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
                 if not suits(session, workload):
+                    if self.workloads is not WORKLOADS:
+                        yield _left_out(workload)
                     continue
                 session.decoded()
                 played = Player(session).converse(workload)
                 yield workload_figures(session, workload, played, session.decoded())
+
+
+def _left_out(workload: Workload) -> WorkloadFigures:
+    """One that was asked for and did not run."""
+    why = "there is no chat template" if workload.template else "the target takes no token ids"
+    verdict = Verdict("exact", "cannot tell", f"it did not run: {why}")
+    return WorkloadFigures(workload.name, (), None, None, None, workload.bound, None, (verdict,))
 
 
 def _named(figures: WorkloadFigures, before: str) -> WorkloadFigures:

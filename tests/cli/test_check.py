@@ -90,6 +90,7 @@ def test_hazards_are_those_of_the_library_that_was_loaded_and_only_where_asked_f
     checked("--on", URL, "--hazards")
     assert [each.detail for each in pretend.asked[3](stock)] == ["/a/libllama.so"]
     assert pretend.asked[3](target_of(URL)) == (), "a server brings a library of its own"
+    assert pretend.asked[3](target_of("ours")) == (), "one that never opened has told of no library"
 
 
 def test_a_report_that_cannot_be_written_is_one_clear_line(pretend: type[Pretend], tmp_path: Path) -> None:

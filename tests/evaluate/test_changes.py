@@ -160,3 +160,25 @@ def test_prompts_that_follow_a_tied_answer_may_differ_without_a_word() -> None:
     assert kinds(between(played("same", 100), played("same", 101))) == ["note"]
     assert between(played("tie", 100), played("same", 101)) == []
     assert kinds(between(played("tie", 100), played("same", 101, ratio=1.1))) == ["worse"]
+
+
+def test_a_verdict_that_was_not_there_before_is_said_and_a_bad_one_with_why() -> None:
+    new = [verdict("exact"), verdict("reuse", "bad", "too much"), verdict("hits", "cannot tell")]
+    found = between(workload(verdicts=(verdict("exact"),)), workload(verdicts=tuple(new)))
+    assert [(change.kind, change.text) for change in found] == [
+        ("note", "reuse is bad, and was not looked at before: too much"),
+        ("note", "verdicts on hits are new: there is nothing to compare them with"),
+    ]
+    hit = target("ours", hazards=(verdict("hazard:x", "bad", "it died"),))
+    (one,) = between(target("ours"), hit)
+    assert one.text == "hazard:x is bad, and was not looked at before: it died"
+
+
+def test_the_request_that_grew_is_found_where_clients_came_in_another_order() -> None:
+    old = [request(chat=str(chat), decoded=decoded) for chat, decoded in ((0, 1000), (1, 60))]
+    new = [request(chat=str(chat), decoded=decoded) for chat, decoded in ((1, 500), (0, 1000))]
+    sides = [
+        workload(requests=tuple(side), decoded=decoded) for side, decoded in ((old, 1060), (new, 1500))
+    ]
+    texts = [change.text for change in between(*sides)]
+    assert texts == ["tokens decoded: 1,060 before, 1,500 now, most of it at chat 1, turn 1 (+440)"]

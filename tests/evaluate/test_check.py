@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.errors import TargetError
+from llamahybrid.errors import EngineError, TargetError
 from llamahybrid.evaluate import check, probes
 from llamahybrid.evaluate.check import KINDS, WORKLOADS, Check, models
-from llamahybrid.evaluate.report import WorkloadFigures
+from llamahybrid.evaluate.report import Verdict, WorkloadFigures
 from llamahybrid.evaluate.targets.base import ModelFile, Shape, Target
 from llamahybrid.evaluate.workloads import Workload, exact_append
 from tests.evaluate.reports import verdict, workload
@@ -81,6 +81,15 @@ def test_a_model_that_fails_is_named_and_the_others_are_measured() -> None:
     assert done.models == ("one", "bad", "two")
 
 
+def test_hazards_that_cannot_be_tried_leave_what_was_measured() -> None:
+    def hazards(target: Target) -> tuple[Verdict, ...]:
+        raise EngineError("it hangs when it is loaded")
+
+    (found,) = Check([Pretend()], [model("one")], (), hazards).run().targets
+    assert found.error == "hazards: it hangs when it is loaded"
+    assert [each.workload for each in found.workloads] == ["memory"]
+
+
 def test_one_model_is_not_named_and_a_server_needs_none() -> None:
     for target, given in (
         (Pretend(), [model("one")]),
@@ -97,10 +106,23 @@ def test_workloads_run_where_they_suit_in_the_shape_they_ask_for() -> None:
     target, told = Pretend(), list[str]()
     given = [model("one"), model("two", chats=False)]
     (found,) = Check([target], given, (chat, tokens), progress=told.append).run().targets
-    assert [each.workload for each in found.workloads] == ["one: memory", "one: a chat", "two: memory"]
+    ran = [each.workload for each in found.workloads if each.requests]
+    assert ran == ["one: memory", "one: a chat", "two: memory"]
     assert ("one", Shape(512, 3)) in target.opened
     assert "pretend, one: a chat" in told
     assert "pretend, two: a chat" not in told
+    left_out = [each for each in found.workloads if not each.requests]
+    assert [each.workload for each in left_out] == ["one: tokens", "two: tokens"]
+    for each in left_out:
+        assert [(one.outcome, one.detail) for one in each.verdicts] == [
+            ("cannot tell", "it did not run: the target takes no token ids")
+        ]
+
+
+def test_of_all_workloads_only_those_that_suit_are_in_the_report() -> None:
+    (found,) = Check([Pretend()], [model("one")]).run().targets
+    chats = [each.name for each in WORKLOADS if each.template]
+    assert [each.workload for each in found.workloads] == ["memory", *chats]
 
 
 def test_models_given_are_opened_as_told_and_none_are_made() -> None:

@@ -64,11 +64,17 @@ def compare(
     llm: Any, prompt: Sequence[int], answer: Sequence[int], greedy: bool, first: Row | None
 ) -> tuple[Sameness, str]:
     """An answer against fresh contexts; `first`: the logits that its first token was sampled from."""
-    if not answer:
+    if not prompt or not (answer or greedy):
         return "unknown", "no token came"
     if not greedy and first is None:
         return "unknown", "sampled, and the logits are not told"
     wanted = rows(llm, prompt, answer[:-1] if greedy else ())
+    if not all(np.isfinite(row).all() and np.ptp(row) for row in wanted):
+        return "unknown", "a fresh context's logits tell nothing: they are all alike, or no numbers"
+    if not answer:
+        if llama_cpp.llama_vocab_is_eog(llama_cpp.llama_model_get_vocab(llm.model), int(wanted[0].argmax())):
+            return "unknown", "no token came, and none need come"
+        return "different", "no token came, where a fresh context goes on"
     if first is not None and not (apart := difference(first, wanted[0])) <= TOLERANCE:
         return "different", f"its first logits lie {apart:.0%} of their range from a fresh context's"
     if not greedy:

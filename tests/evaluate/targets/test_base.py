@@ -29,7 +29,8 @@ def test_a_workloads_request_is_asked_with_all_that_it_says() -> None:
         ({"total": 10}, None, None),
         ({"total": 10, "worked": 4}, 6, 6),
         ({"total": 10, "worked": 4, "decoded": 5, "tokens": (1, 2, 3)}, 7, 7),  # the third was never decoded
-        ({"total": 10, "decoded": 10, "tokens": ()}, 0, 0),
+        ({"total": 10, "decoded": 10, "tokens": (1,)}, 0, 0),
+        ({"total": 10, "decoded": 0, "tokens": ()}, None, None),  # no answer, so nothing had to be decoded
         ({"total": 10, "decoded": 5}, None, None),  # prompt or answer?
         ({"total": 10, "worked": 4, "reported": 0}, 6, 0),  # what it says, true or not
         ({"reported": 3}, None, 3),

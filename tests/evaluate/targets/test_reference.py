@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp
@@ -24,6 +25,7 @@ def test_logits_lie_apart_by_a_share_of_the_references_range() -> None:
 
 
 ROW = np.array([0, 0.5, 0.995, 1], np.float32)
+MODEL = SimpleNamespace(model=None)
 
 
 @pytest.mark.parametrize(
@@ -36,16 +38,42 @@ ROW = np.array([0, 0.5, 0.995, 1], np.float32)
         ([0, 0], False, ROW, ("same", "")),  # sampled: judged by its logits
         ([0, 0], False, None, ("unknown", "sampled")),
         ([3, 3], True, ROW * np.nan, ("different", "its first logits lie inf% ")),
-        ([], True, ROW, ("unknown", "no token came")),
+        ([], False, ROW, ("unknown", "no token came")),  # the end may have been sampled
+        ([], True, None, ("different", "no token came, where a fresh context goes on")),
     ],
 )
 def test_an_answer_beside_what_fresh_contexts_say(
     answer: list[int], greedy: bool, first: Any, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "rows", lambda llm, prompt, answer: [ROW] * (len(answer) + 1))
-    same, detail = reference.compare(None, PROMPT, answer, greedy, first)
+    said(monkeypatch, ROW)
+    same, detail = reference.compare(MODEL, PROMPT, answer, greedy, first)
     assert same == found[0]
     assert detail.startswith(found[1])
+
+
+def said(monkeypatch: pytest.MonkeyPatch, row: Any, ends: bool = False) -> None:
+    """Fresh contexts say `row` each time; `ends`: its best token ends an answer."""
+    monkeypatch.setattr(reference, "rows", lambda llm, prompt, answer: [row] * (len(answer) + 1))
+    monkeypatch.setattr(llama_cpp, "llama_model_get_vocab", lambda model: model)
+    monkeypatch.setattr(llama_cpp, "llama_vocab_is_eog", lambda vocab, token: ends)
+
+
+def test_no_answer_is_none_to_compare_where_nothing_was_asked_or_the_end_came_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said(monkeypatch, ROW, ends=True)
+    for prompt in (PROMPT, []):
+        assert reference.compare(MODEL, prompt, [], True, None)[0] == "unknown"
+
+
+@pytest.mark.parametrize("row", [ROW * np.nan, ROW * 0])
+def test_a_model_whose_logits_tell_nothing_is_no_fault_of_the_cache(
+    row: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said(monkeypatch, row)
+    for first in (None, row, ROW):
+        same, detail = reference.compare(MODEL, PROMPT, [3, 3], True, first)
+        assert (same, "tell nothing" in detail) == ("unknown", True)
 
 
 @pytest.mark.native
