@@ -110,6 +110,15 @@ def read(folder: Path) -> Engine:
         raise ValueError(f"{folder} has no manifest that can be read ({error})") from error
 
 
+def owner(libraries: Path) -> Engine | None:
+    """The engine that a folder of libraries is of; None: it was not built by us."""
+    try:
+        engine = read(libraries.parent)
+    except ValueError:
+        return None
+    return engine if engine.libraries.resolve() == libraries.resolve() else None
+
+
 def engines() -> list[Engine]:
     """Every engine that was built here, latest first; a folder without a manifest is passed over."""
     found = [engine for engine in _read_all() if isinstance(engine, Engine)]
