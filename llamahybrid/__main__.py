@@ -16,8 +16,12 @@ def main() -> None:
 
         sys.exit(run(sys.argv[2:]))
     from llamahybrid.cli.main import app
+    from llamahybrid.errors import EngineError
 
-    app()
+    try:
+        app()
+    except EngineError as error:  # of LLAMAHYBRID_ENGINE, say, in whichever command imports llama_cpp
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

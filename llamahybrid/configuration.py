@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from llamahybrid.errors import ConfigurationError
+from llamahybrid.errors import ConfigurationError, EngineError
 
 if TYPE_CHECKING:
     from llamahybrid.prompt_cache import PromptCache
@@ -174,7 +174,11 @@ def patience(given: bool | float | None) -> bool | float:
 
 
 def default_folder() -> Path:
-    """The folder for conversations in the user's cache folder, or in that of `LLAMAHYBRID_CACHE_DIR`."""
+    """The folder for conversations in the user's cache folder, or in that of `LLAMAHYBRID_CACHE_DIR`.
+
+    Raises:
+        EngineError: there is no home folder.
+    """
     from llamahybrid.engine.sdist import cache_dir
 
     return cache_dir() / "prompts"
@@ -220,20 +224,20 @@ def _bytes(text: str) -> int | None:
 def _disk(value: object, said: str) -> Disk | bool:
     """False: nothing on disk."""
     if isinstance(value, bool):
-        return value and Disk(default_folder())
+        return value and Disk(_usual(said))
     if isinstance(value, str):
         word = value.strip().lower()
         if word in _OFF:
             return False
         if word in _ON:
-            return Disk(default_folder())
+            return Disk(_usual(said))
         if _bytes(word) is None:
             return _folder(value.strip(), said)
     if isinstance(value, (str, int)):
         n_bytes = _size(value, said)
-        return Disk(default_folder(), n_bytes) if n_bytes else False
+        return Disk(_usual(said), n_bytes) if n_bytes else False
     if isinstance(value, os.PathLike):
-        return Disk(Path(value).expanduser().absolute())
+        return Disk(_whole(Path(value), said))
     raise ConfigurationError(f'{said}: give a folder, a size like "20GiB", or 0 for none')
 
 
@@ -249,7 +253,21 @@ def _folder(text: str, said: str) -> Disk:
         )
     if budget == 0:
         raise ConfigurationError(f"{said}: a folder for nothing; leave out its size, or give 0 alone")
-    return Disk(Path(text).expanduser().absolute(), budget)
+    return Disk(_whole(Path(text), said), budget)
+
+
+def _usual(said: str) -> Path:
+    try:
+        return default_folder()
+    except EngineError as error:
+        raise ConfigurationError(f"{said}: {error}") from error
+
+
+def _whole(path: Path, said: str) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigurationError(f"{said}: nobody of that name has a home folder") from error
 
 
 def _number(value: object, said: str) -> int:

@@ -19,8 +19,11 @@ from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from types import ModuleType
 
 from llamahybrid import configuration
-from llamahybrid.engine.import_hook import after_import
+from llamahybrid.engine.import_hook import Then, after_import
 from llamahybrid.errors import ConfigurationError
+
+_OURS = {"llamahybrid.llama": "Llama", "llamahybrid.installation": "install"}
+"""Modules that import llama_cpp, where the program imports them itself, and what they lack until then."""
 
 USAGE = "usage: llamahybrid run PROGRAM [ARGUMENT ...]\n       llamahybrid run -m MODULE [ARGUMENT ...]"
 
@@ -47,9 +50,9 @@ def run(arguments: Sequence[str], then: Callable[[], None] | None = None) -> int
     name = rest[0]
     if not as_module and not os.path.exists(name):
         return _failed(f"llamahybrid run: can't open file {os.path.abspath(name)!r}: no such file", 2)
-    after_import("llama_cpp", _install)
-    if then is not None:
-        after_import("llama_cpp", lambda module: then())
+    once = _installer(then)
+    for module in ("llama_cpp", *_OURS):
+        after_import(module, once)
     if as_module:
         _set_first_path(os.getcwd())
         if _missing(name):
@@ -91,10 +94,23 @@ def _run_script(path: str) -> None:
     exec(code, main.__dict__)
 
 
-def _install(module: ModuleType) -> None:
-    from llamahybrid.installation import install
+def _installer(then: Callable[[], None] | None) -> Then:
+    """Installs, once: as soon as llama_cpp is there, and not half of ours, which imports it."""
+    done = False
 
-    install()
+    def install_once(module: ModuleType) -> None:
+        nonlocal done
+        half = [n for n, what in _OURS.items() if n in sys.modules and not hasattr(sys.modules[n], what)]
+        if done or half:
+            return
+        done = True
+        from llamahybrid.installation import install
+
+        install()
+        if then is not None:
+            then()
+
+    return install_once
 
 
 def _set_first_path(folder: str) -> None:

@@ -127,6 +127,13 @@ def test_a_nonsense_in_the_environment_is_told_and_changes_nothing(nothing_said:
     assert current().ram is None
 
 
+@pytest.mark.parametrize("disk", ["~nobody-of-that-name/x", Path("~nobody-of-that-name"), "2GiB", True, "on"])
+def test_a_home_that_is_not_there_is_told(nothing_said: pytest.MonkeyPatch, disk: Any) -> None:
+    nothing_said.setenv("LLAMAHYBRID_CACHE_DIR", "~nobody-of-that-name")
+    with pytest.raises(ConfigurationError, match=r"disk=.*nobody of that name has a home folder"):
+        configure(disk=disk)
+
+
 def test_one_cache_for_the_process_until_something_else_is_said(tmp_path: Path) -> None:
     assert cache_for(None) is not cache_for(None)
     configure(ram="64MiB", disk=f"{tmp_path}:32MiB")

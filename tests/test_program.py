@@ -183,6 +183,39 @@ def test_an_unmodified_program_reuses_and_says_the_same(tmp_path: Path, tiny_mod
     assert off.stdout == plain.stdout
 
 
+OWN = """
+import llamahybrid, sys
+{}
+from llama_cpp import Llama
+llm = Llama(sys.argv[1], n_ctx=64, n_threads=1, verbose=False)
+print(isinstance(llm, llamahybrid.Llama))
+llm.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from llamahybrid import Llama",
+        "from llamahybrid import install; install(n_parallel=1)",
+        "from llamahybrid import uninstall",
+        "from llamahybrid import ModelDraft, PromptCache",
+        "import llama_cpp; from llamahybrid import Llama",
+        "",
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "record"])
+def test_a_program_may_import_ours_itself(
+    tmp_path: Path, tiny_model: TinyModel, line: str, command: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN.format(line))
+    words = (*OURS[:-1], command, *(["--out", "trace.jsonl"] if command == "record" else []))
+    done = run(words, tmp_path, "own.py", str(tiny_model("qwen35")), LLAMAHYBRID_ENGINE="stock")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
+    assert command == "run" or (tmp_path / "trace.jsonl").stat().st_size
+
+
 def test_the_command_line_knows_it(folder: Path) -> None:
     shown = CliRunner().invoke(app, ["run", "--help"])
     assert shown.exit_code == 0

@@ -21,8 +21,8 @@ _LLAMA, _MTMD = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 def activate() -> None:
     """Let llama_cpp load the engine to use; when it is loaded already, only warn if that is another one.
 
-    Raises:
-        EngineError: ``LLAMAHYBRID_ENGINE`` names an engine that is not there.
+    An engine that ``LLAMAHYBRID_ENGINE`` names in vain is an EngineError when llama_cpp is imported, not
+    before: the commands that say what there is, and build it, still run.
     """
     wish = os.environ.get("LLAMAHYBRID_ENGINE", "").strip()
     if not wish and _LLAMA in os.environ:
@@ -40,8 +40,7 @@ def activate() -> None:
         by_itself = not {_LLAMA, _MTMD} & os.environ.keys()
         loading.install(None if by_itself else loading.Plan(lambda: [bindings.stock()], wish))
     elif wish:
-        chosen = wanted(wish)
-        loading.install(loading.Plan(lambda: [chosen], wish))
+        loading.install(loading.Plan(_choice(wish), wish))
     else:
         loading.install(loading.Plan(lambda: _patched(_warn)))
 
@@ -58,9 +57,9 @@ def wanted(wish: str) -> Path | None:
         found = next(iter(_patched()), None)
         if found is None and wish:
             raise EngineError(
-                "LLAMAHYBRID_ENGINE=patched, but no patched engine that was built matches; unset the "
-                "variable and run `llamahybrid engine build` (`llamahybrid engine list` shows what there is "
-                "and why it is not taken)"
+                "LLAMAHYBRID_ENGINE=patched, but no patched engine that was built matches; run "
+                "`llamahybrid engine build` (`llamahybrid engine list` shows what there is and why it is not "
+                "taken)"
             )
         return found
     from llamahybrid.engine.installed import library
@@ -71,6 +70,35 @@ def wanted(wish: str) -> Path | None:
         raise EngineError(
             f"LLAMAHYBRID_ENGINE={wish} has no lib{' and no lib'.join(lacking)}; it takes stock, patched or "
             "a folder of libraries (`llamahybrid engine list` shows those that were built)"
+        )
+    return folder
+
+
+def _choice(wish: str) -> Callable[[], Sequence[Path | None]]:
+    """What was asked for; a path means what it does now, wherever the process goes."""
+    if wish == "patched":
+        return lambda: [wanted(wish)]
+    path = os.path.abspath(os.path.expanduser(wish))
+    return lambda: [_sound(wanted(path))]
+
+
+def _sound(folder: Path | None) -> Path | None:
+    """A folder that is no engine of ours, or a whole one: a library cut short would end the process."""
+    from llamahybrid.engine import installed
+
+    engine = installed.owner(folder) if folder else None
+    if engine is None:
+        return folder
+    if damage := engine.damage():
+        raise EngineError(f"{damage}: run `llamahybrid engine build` again")
+    version = bindings.version()
+    if engine.version != (version or "").partition("+")[0]:
+        logging.getLogger("llamahybrid").warning(
+            "the engine in %s was made for llama-cpp-python %s, installed is %s: what crosses between them "
+            "may mean something else to each",
+            folder,
+            engine.version,
+            version,
         )
     return folder
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import xxhash
 
 from llamahybrid.engine.sdist import cache_dir
+from llamahybrid.errors import EngineError
 
 logger = logging.getLogger("llamahybrid")
 
@@ -139,13 +140,16 @@ class _Memory:
     write at once may lose one entry of the other's.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
 
     @classmethod
     def here(cls) -> _Memory:
-        """The one of this user."""
-        return cls(cache_dir() / "digests.json")
+        """The one of this user; one that keeps nothing, of a user without a home folder."""
+        try:
+            return cls(cache_dir() / "digests.json")
+        except EngineError:
+            return cls(None)
 
     def find(self, signature: Signature) -> bytes | None:
         """The digest of the file with this signature; None if it is not known."""
@@ -154,6 +158,8 @@ class _Memory:
 
     def keep(self, signature: Signature, name: bytes) -> None:
         """Remember a digest, if the folder can be written to."""
+        if self._path is None:
+            return
         entries = self._entries()
         entries.pop(_key(signature), None)
         entries[_key(signature)] = name.hex()
@@ -174,6 +180,8 @@ class _Memory:
 
     def _entries(self) -> dict[str, str]:
         """What is remembered; nothing if the file is damaged, or others could have written it."""
+        if self._path is None:
+            return {}
         try:
             with self._path.open("rb") as file:
                 if hasattr(os, "geteuid"):

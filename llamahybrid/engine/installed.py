@@ -99,6 +99,10 @@ def read(folder: Path) -> Engine:
         for pairs in ("options", "compilers"):
             recipe[pairs] = tuple((name, value) for name, value in recipe.get(pairs, ()))
         content["symbols"] = tuple(content["symbols"])
+        content["patches"] = dict(content["patches"])
+        texts = {name: content[name] for name in ("version", "source", "built")}
+        if odd := [name for name, text in texts.items() if not isinstance(text, str)]:
+            raise TypeError(f"{', '.join(odd)}: no text")
         files = content.pop("files", {})
         return Engine(
             folder=folder,
@@ -106,8 +110,17 @@ def read(folder: Path) -> Engine:
             files={name: (size, digest) for name, (size, digest) in files.items()},
             **content,
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder} has no manifest that can be read ({error})") from error
+
+
+def owner(libraries: Path) -> Engine | None:
+    """The engine that a folder of libraries is of; None: it was not built by us."""
+    try:
+        engine = read(libraries.parent)
+    except ValueError:
+        return None
+    return engine if engine.libraries.resolve() == libraries.resolve() else None
 
 
 def engines() -> list[Engine]:

@@ -59,14 +59,10 @@ def patches() -> frozenset[str]:
     What its manifest says counts only while its libraries are those that were built.
     """
     folder = loaded_from()
-    if folder is None:
+    engine = installed.owner(folder) if folder else None
+    if engine is None or not engine.files or engine.damage():
         return frozenset()
-    try:
-        engine = installed.read(folder.parent)
-    except ValueError:
-        return frozenset()
-    sound = engine.libraries.resolve() == folder and engine.files and not engine.damage()
-    return frozenset(name[:4] for name in engine.patches) if sound else frozenset()
+    return frozenset(name[:4] for name in engine.patches)
 
 
 _known: dict[tuple[tuple[Path, Signature], ...], bytes] = {}

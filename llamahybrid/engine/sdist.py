@@ -60,13 +60,25 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
 
 
 def cache_dir() -> Path:
-    """The folder for everything that can be fetched or built again (`LLAMAHYBRID_CACHE_DIR` overrides)."""
-    override = os.environ.get("LLAMAHYBRID_CACHE_DIR")
-    if override:
-        return Path(override).expanduser().absolute()
-    from platformdirs import user_cache_path
+    """The folder for everything that can be fetched or built again (`LLAMAHYBRID_CACHE_DIR` overrides).
 
-    return user_cache_path("llamahybrid", appauthor=False)
+    Raises:
+        EngineError: this user has no home folder, as in some containers, or whom the override names has none.
+    """
+    override = os.environ.get("LLAMAHYBRID_CACHE_DIR")
+    homeless = "there is no home folder to keep a cache in; set LLAMAHYBRID_CACHE_DIR to a folder of your own"
+    try:
+        if override:
+            homeless = f"LLAMAHYBRID_CACHE_DIR={override}: nobody of that name has a home folder"
+            return Path(override).expanduser().absolute()
+        from platformdirs import user_cache_path
+
+        found = user_cache_path("llamahybrid", appauthor=False)
+    except RuntimeError as error:
+        raise EngineError(homeless) from error
+    if found.parts[:1] == ("~",):  # what older platformdirs give
+        raise EngineError(homeless)
+    return found
 
 
 @disk_errors()

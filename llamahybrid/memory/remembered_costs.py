@@ -18,6 +18,7 @@ from pathlib import Path
 import xxhash
 
 from llamahybrid.engine.sdist import cache_dir
+from llamahybrid.errors import EngineError
 from llamahybrid.prompt_cache.base import Costs
 
 VERSION = 2
@@ -33,7 +34,8 @@ class RememberedCosts:
         key = xxhash.xxh3_128(fingerprint + repr(context).encode()).hexdigest()
         self._path: Path | None = None
         if os.environ.get("LLAMAHYBRID_COSTS") != "off":
-            self._path = cache_dir() / "costs" / f"{key}.json"
+            with suppress(EngineError):  # no home folder
+                self._path = cache_dir() / "costs" / f"{key}.json"
         self._written: dict[str, float] = {}
 
     def load(self) -> Costs | None:

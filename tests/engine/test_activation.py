@@ -98,3 +98,39 @@ def test_llama_cpp_imported_first_is_warned_of_when_another_engine_was_wanted(
 def test_blanks_around_the_wish_do_not_count(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMAHYBRID_ENGINE", " stock ")
     activation.activate()
+
+
+@pytest.mark.parametrize("wish", ["patched", "/nowhere"])
+def test_what_is_not_there_is_an_error_when_llama_cpp_loads(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", wish)
+    run = child("import llamahybrid; print('there'); from llamahybrid import PromptCache, Llama")
+    assert run.stdout == "there\n"
+    assert run.stderr.splitlines()[-1].startswith(
+        f"llamahybrid.errors.EngineError: LLAMAHYBRID_ENGINE={wish}"
+    )
+
+
+@pytest.mark.parametrize("wish", ["patched", "/nowhere"])
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--version", 0, "llama-cpp-python"),
+        ("engine list", 0, "no engine was built"),
+        ("engine doctor", 0, "cannot be loaded: LLAMAHYBRID_ENGINE="),
+        ("chat {}", 1, "error: LLAMAHYBRID_ENGINE="),
+    ],
+)
+def test_the_commands_that_help_then_still_run(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wish: str, words: str, code: int, said: str
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", wish)
+    run = subprocess.run(
+        [sys.executable, "-m", "llamahybrid", *words.format(model).split()], capture_output=True, text=True
+    )
+    assert run.returncode == code
+    assert said in run.stdout + run.stderr
+    assert "Traceback" not in run.stderr

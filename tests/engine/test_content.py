@@ -150,6 +150,12 @@ def test_a_folder_that_cannot_be_written_to_costs_reading_again(file, reads, tmp
     assert len(reads) == 2
 
 
+def test_a_user_without_a_home_folder_reads_again(file, reads, monkeypatch):
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", "~nobody-of-that-name")
+    assert digest(file) == digest(file)
+    assert len(reads) == 2
+
+
 def test_nothing_is_left_beside_the_memory(file, tmp_path, monkeypatch):
     digest(file)
     flip(file, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,24 @@ def test_other_folders_in_the_cache_are_passed_over(built: Build) -> None:
     assert installed.engines() == []
     assert len(installed.unreadable()) == 5
     assert all("no manifest that can be read" in problem for problem in installed.unreadable())
+
+
+@pytest.mark.parametrize(
+    "harm", [{"patches": None}, {"patches": 3}, {"built": 5}, {"version": None}, {"source": []}, {"files": [1]}]
+)
+def test_a_manifest_with_other_things_in_it_is_none(built: Build, harm: dict[str, object]) -> None:
+    good, odd = built("good"), built("odd")
+    manifest = odd.folder / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **harm}))
+    assert activation.wanted("") == good.libraries
+    assert installed.engines() == [good]
+    assert len(installed.unreadable()) == 1
+
+
+def test_a_manifest_that_is_nested_without_end_is_none(built: Build) -> None:
+    (built().folder / "manifest.json").write_text("[" * 100_000)
+    assert installed.engines() == []
+    assert activation.wanted("") is None
 
 
 def test_a_cache_that_cannot_be_read_holds_no_engines(cache: Path) -> None:

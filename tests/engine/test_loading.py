@@ -120,6 +120,43 @@ open("{engine.libraries}/libllama.so", "wb").write(open(sys.argv[1], "rb").read(
     assert done.stdout.splitlines() == [str(engine.libraries)] * 2, "the second attempt succeeds"
 
 
+@pytest.mark.parametrize("harm", ["cut", "changed"])
+def test_a_damaged_engine_that_was_asked_for_is_an_error_and_not_even_tried(
+    built: Build, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    engine = built(real=True)
+    for library in engine.libraries.glob("libggml-cpu.*"):
+        if harm == "cut":
+            os.truncate(library, 500_000)  # the loader would die of SIGBUS
+        elif not library.is_symlink():
+            library.write_bytes(library.read_bytes()[:-1] + b"?")
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", str(engine.libraries))
+    done = run("import llamahybrid, llama_cpp")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert ("500000 bytes, not" if harm == "cut" else "its content has changed") in last
+    assert last.endswith("run `llamahybrid engine build` again")
+
+
+def test_an_engine_of_another_release_that_was_asked_for_is_loaded_with_a_warning(
+    built: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = built(real=True, version="0.3.0")
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", str(engine.libraries))
+    said = loads(engine.libraries)
+    assert said.count("made for llama-cpp-python 0.3.0, installed is") == 1
+    assert len(said.splitlines()) == 1
+
+
+def test_what_was_asked_for_is_looked_for_where_the_process_began(
+    built: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = built(real=True)
+    monkeypatch.chdir(engine.folder)
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", "lib")
+    loads(engine.libraries, f"import llamahybrid, os; os.chdir('/')\n{SHOW}")
+
+
 def test_a_library_path_of_the_users_own_is_left_alone(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     built("patched", real=True)
     own = built(".own", real=True).libraries

@@ -9,6 +9,7 @@ import io
 import tarfile
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from llamahybrid.engine import sdist
@@ -21,6 +22,24 @@ def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     assert sdist.cache_dir() == tmp_path
     monkeypatch.delenv("LLAMAHYBRID_CACHE_DIR")
     assert sdist.cache_dir().name == "llamahybrid"
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("no home"), Path("~/.cache/llamahybrid")])
+def test_a_user_without_a_home_folder_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, answer: Path | RuntimeError
+) -> None:
+    def find(*_: object, **__: object) -> Path:
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
+
+    monkeypatch.delenv("LLAMAHYBRID_CACHE_DIR", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_path", find)
+    with pytest.raises(EngineError, match="set LLAMAHYBRID_CACHE_DIR to a folder"):
+        sdist.cache_dir()
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", "~nobody-of-that-name/x")
+    with pytest.raises(EngineError, match="LLAMAHYBRID_CACHE_DIR=~nobody-of-that-name/x: nobody"):
+        sdist.cache_dir()
 
 
 def test_it_is_fetched_once(index: Index) -> None:
