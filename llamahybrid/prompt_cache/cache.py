@@ -217,20 +217,24 @@ class PromptCache(BasePromptCache):
         """Keep the checkpoints on this path, now and later, whatever the budget asks for; how many there are.
 
         Their segments stay with them, and records of this path stay on disk. `unpin` takes it back. Pins do
-        not survive `clear`.
+        not survive `clear`. Raises as `forget`.
         """
-        return self.ram.pin(np.array(prefix, dtype=np.int32))
+        return self.ram.pin(token_path(prefix))
 
     def unpin(self, prefix: Sequence[int] | Tokens) -> None:
-        """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned."""
-        self.ram.unpin(np.array(prefix, dtype=np.int32))
+        """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned.
+
+        Raises as `forget`.
+        """
+        self.ram.unpin(token_path(prefix))
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
         """See `BasePromptCache.forget`; what the user pinned of the path's beginning stays, too.
 
-        It goes from the disk as well, and from what is queued for it.
+        It goes from the disk as well, and from what is queued for it. Raises TypeError for what are no token
+        ids (a text, say), ValueError for ids that no model has.
         """
-        tokens = np.array(prefix, dtype=np.int32)
+        tokens = token_path(prefix)
         if not len(tokens):
             return 0
         freed = self.ram.forget(tokens)  # first, so that nothing can be queued again
@@ -288,6 +292,19 @@ def budget(name: str, n_bytes: object) -> int:
     if not n_bytes >= 0:  # NaN, too
         raise ValueError(f"{name}: give a number of bytes, 0 or more, not {n_bytes!r}")
     return int(min(n_bytes, sys.maxsize))
+
+
+def token_path(prefix: Sequence[int] | Tokens) -> Tokens:
+    """A copy of token ids that the user gave, shape (n,). Raises TypeError for what are none, ValueError for
+    ids beyond 32 bits.
+    """
+    given = np.asarray(prefix)
+    if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
+        raise TypeError(f"give token ids, as `llm.tokenize` does, not {type(prefix).__name__}")
+    ids = given.astype(np.int32)
+    if not np.array_equal(ids, given):
+        raise ValueError("a token id has 32 bits")
+    return ids
 
 
 def default_disk_bytes(folder: Path, held: int = 0) -> int:
