@@ -7,6 +7,7 @@ that before `configure`, that before the environment, that before what is built 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -214,7 +215,8 @@ def _bytes(text: str) -> int | None:
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _UNITS:
         return None
-    return int(float(match[1]) * _UNITS[match[2]])
+    unit: int = _UNITS[match[2]]
+    return math.ceil(float(match[1]) * unit)  # "0.5" is less than a byte, and not none
 
 
 def _disk(value: object, said: str) -> Disk | bool:
@@ -233,7 +235,7 @@ def _disk(value: object, said: str) -> Disk | bool:
         n_bytes = _size(value, said)
         return Disk(default_folder(), n_bytes) if n_bytes else False
     if isinstance(value, os.PathLike):
-        return Disk(Path(value).expanduser().absolute())
+        return Disk(_path(value, said))
     raise ConfigurationError(f'{said}: give a folder, a size like "20GiB", or 0 for none')
 
 
@@ -249,7 +251,14 @@ def _folder(text: str, said: str) -> Disk:
         )
     if budget == 0:
         raise ConfigurationError(f"{said}: a folder for nothing; leave out its size, or give 0 alone")
-    return Disk(Path(text).expanduser().absolute(), budget)
+    return Disk(_path(text, said), budget)
+
+
+def _path(value: str | os.PathLike[str], said: str) -> Path:
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:  # ~ of somebody who has no home
+        raise ConfigurationError(f"{said}: {error}") from error
 
 
 def _number(value: object, said: str) -> int:

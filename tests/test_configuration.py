@@ -56,7 +56,23 @@ def test_sizes(said: Any, n_bytes: int, nothing_said: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     "said",
-    ["lots", "2 GiB please", "-1", "GiB", "1e9", "0x10", "2", 2, "1KiB", -5, True, 1.5, "nan", "1,5GiB"],
+    [
+        "lots",
+        "2 GiB please",
+        "-1",
+        "GiB",
+        "1e9",
+        "0x10",
+        "2",
+        2,
+        "1KiB",
+        "0.5",
+        -5,
+        True,
+        1.5,
+        "nan",
+        "1,5GiB",
+    ],
 )
 def test_what_is_no_size_is_refused(said: Any, nothing_said: pytest.MonkeyPatch) -> None:
     configure(ram="64MiB")
@@ -95,6 +111,16 @@ def test_the_disk_is_a_folder_a_size_or_nothing(tmp_path: Path) -> None:
     for nonsense in ("chats", "20 buckets", -1, 1.5, "/tmp/x:0", "3"):
         with pytest.raises(ConfigurationError, match="disk="):
             configure(disk=nonsense)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-that-name/chats", "~nobody-of-that-name/chats:20GiB"])
+def test_a_folder_in_a_home_that_nobody_has_is_refused(folder: str, nothing_said: pytest.MonkeyPatch) -> None:
+    for named in (folder, Path(folder)):
+        with pytest.raises(ConfigurationError, match="disk="):
+            configure(disk=named)
+    nothing_said.setenv("LLAMAHYBRID_DISK", folder)
+    with pytest.raises(ConfigurationError, match="LLAMAHYBRID_DISK"):
+        cache_for(None)
 
 
 def test_the_number_of_requests_at_once() -> None:
