@@ -193,7 +193,7 @@ class PromptCache(BasePromptCache):
         if not self.outside or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
-        if not view.forgotten:
+        if view.storable:
             points = self.ram.restart_points(view.namespace, path)
             for tier in self.outside:
                 tier.later(view, path, points)
