@@ -266,3 +266,13 @@ def _number(value: object, said: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise ConfigurationError(f"{said}: give how many requests may run at once on a model, 1 or more")
     return int(text)
+
+
+def _forked() -> None:
+    """In a child: whoever was opening a cache in another thread is not there to give the lock up."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -292,3 +294,18 @@ def test_the_folder_for_conversations_is_moved_with_all_else(
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
     assert default_folder() == tmp_path / "prompts"
     assert configure(disk=True).disk == Disk(tmp_path / "prompts")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+def test_a_process_that_is_forked_while_a_cache_is_opened_waits_for_nobody() -> None:
+    """Opening one reads a folder, or waits for a server: a pool of workers may be forked meanwhile."""
+    with configuration._lock:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(20)
+                configure(ram="64MiB")
+                os._exit(0 if cache_for(None) is cache_for(None) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
