@@ -7,6 +7,7 @@ that before `configure`, that before the environment, that before what is built 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -218,7 +219,8 @@ def _bytes(text: str) -> int | None:
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _UNITS:
         return None
-    return int(float(match[1]) * _UNITS[match[2]])
+    unit: int = _UNITS[match[2]]
+    return math.ceil(float(match[1]) * unit)  # "0.5" is less than a byte, and not none
 
 
 def _disk(value: object, said: str) -> Disk | bool:
@@ -275,3 +277,13 @@ def _number(value: object, said: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise ConfigurationError(f"{said}: give how many requests may run at once on a model, 1 or more")
     return int(text)
+
+
+def _forked() -> None:
+    """In a child: whoever was opening a cache in another thread is not there to give the lock up."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

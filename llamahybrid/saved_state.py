@@ -1,7 +1,8 @@
 """Upstream's whole-state interfaces made safe: `save_state`, `load_state` and `set_cache`.
 
 A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip.
-One that upstream saved carries no checksum: it is taken as upstream takes it, its bytes unchecked.
+One that upstream saved carries none of that: it is taken as upstream takes it, its bytes unchecked. It may be
+another model's, so that nothing that rests on it is sealed, or stored in the prompt cache.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_c
     state = native_save()
     if llm.offload.watch is not None:
         llm.offload.watch.check()
-    return seal_state(state, evaluation.runner.live, evaluation.arrays.true_rows)
+    live = evaluation.runner.live
+    return state if live.state.foreign else seal_state(state, live, evaluation.arrays.true_rows)
 
 
 def load(
@@ -173,7 +175,7 @@ def load_into(
     seal: StateSeal | None = getattr(state, SEAL, None)
     ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
     arrays.note_native(ids)
-    if adopt_tokens(live, ids) is None and live.n:
+    if adopt_tokens(live, ids, foreign=seal is None) is None and live.n:
         if seal is not None and seal.logits is not None:
             live.row.put(seal.logits)
         logits = live.row.logits()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,23 @@ def test_sizes(said: Any, n_bytes: int, nothing_said: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     "said",
-    ["lots", "2 GiB please", "-1", "GiB", "1e9", "0x10", "2", 2, "1KiB", -5, True, 1.5, "nan", "1,5GiB"],
+    [
+        "lots",
+        "2 GiB please",
+        "-1",
+        "GiB",
+        "1e9",
+        "0x10",
+        "2",
+        2,
+        "1KiB",
+        "0.5",
+        -5,
+        True,
+        1.5,
+        "nan",
+        "1,5GiB",
+    ],
 )
 def test_what_is_no_size_is_refused(said: Any, nothing_said: pytest.MonkeyPatch) -> None:
     configure(ram="64MiB")
@@ -95,6 +113,16 @@ def test_the_disk_is_a_folder_a_size_or_nothing(tmp_path: Path) -> None:
     for nonsense in ("chats", "20 buckets", -1, 1.5, "/tmp/x:0", "3"):
         with pytest.raises(ConfigurationError, match="disk="):
             configure(disk=nonsense)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-that-name/chats", "~nobody-of-that-name/chats:20GiB"])
+def test_a_folder_in_a_home_that_nobody_has_is_refused(folder: str, nothing_said: pytest.MonkeyPatch) -> None:
+    for named in (folder, Path(folder)):
+        with pytest.raises(ConfigurationError, match="disk="):
+            configure(disk=named)
+    nothing_said.setenv("LLAMAHYBRID_DISK", folder)
+    with pytest.raises(ConfigurationError, match="LLAMAHYBRID_DISK"):
+        cache_for(None)
 
 
 def test_the_number_of_requests_at_once() -> None:
@@ -273,3 +301,18 @@ def test_the_folder_for_conversations_is_moved_with_all_else(
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
     assert default_folder() == tmp_path / "prompts"
     assert configure(disk=True).disk == Disk(tmp_path / "prompts")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+def test_a_process_that_is_forked_while_a_cache_is_opened_waits_for_nobody() -> None:
+    """Opening one reads a folder, or waits for a server: a pool of workers may be forked meanwhile."""
+    with configuration._lock:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(20)
+                configure(ram="64MiB")
+                os._exit(0 if cache_for(None) is cache_for(None) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0

@@ -38,16 +38,17 @@ def adopt_native(live: LiveSequence, n: int) -> bool:
     return True
 
 
-def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer]) -> str | None:
+def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer], *, foreign: bool = False) -> str | None:
     """Take `ids` for what is live after a whole state was loaded; the fault if memory disagrees.
 
-    Ids below zero stand for opaque content, whose cells are taken as they are.
+    Ids below zero stand for opaque content, whose cells are taken as they are. `foreign`: nothing says that
+    this model computed it.
     """
     state = live.state
     live.cells.cut(0)
     state.replace_tokens(ids)
     live.planes.invalidate()
-    state.grown = False
+    state.grown, state.foreign = False, foreign
     state.extra_bytes = 0
     state.lag = 0
     if state.opaque:

@@ -6,6 +6,7 @@ the recent ones counts, and what was said once stands until that has moved by ha
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
@@ -32,6 +33,10 @@ NO_TIME = 1e-6
 BAND = 1.5
 """How far a cost may move from what was said before it is said anew."""
 
+FADE_SECONDS = 60.0
+"""What a restore takes counts half for each such time since the last one. A machine that was busy during the
+first few would else never restore a short chat again, and see that it is quick; nor would a later process."""
+
 
 class CostMeter:
     """Steady figures from recent measurements; zero where nothing was measured yet.
@@ -50,6 +55,7 @@ class CostMeter:
         self._snapshot: deque[float] = deque(maxlen=WINDOW)
         self._restore: deque[float] = deque(maxlen=WINDOW)
         self._segment: deque[float] = deque(maxlen=WINDOW)
+        self._restored = time.monotonic()
 
     def decoded(self, tokens: int, seconds: float) -> None:
         """A native batch of `tokens` took `seconds`."""
@@ -72,6 +78,7 @@ class CostMeter:
 
     def restored(self, seconds: float, tokens: int) -> None:
         """A snapshot, and attention of so many tokens, was loaded and verified."""
+        self._restored = time.monotonic()
         if tokens < LARGE_BATCH:
             self._restore.append(seconds)
         else:
@@ -87,10 +94,15 @@ class CostMeter:
             prefill_seconds=_steady(known.prefill_seconds, said.prefill_seconds, self._prefill),
             batch_seconds=_steady(known.batch_seconds, said.batch_seconds, self._beyond(), FEW),
             snapshot_seconds=_steady(known.snapshot_seconds, said.snapshot_seconds, self._snapshot),
-            restore_seconds=_steady(known.restore_seconds, said.restore_seconds, self._restore, FEW),
-            segment_seconds=_steady(known.segment_seconds, said.segment_seconds, self._segment, FEW),
+            restore_seconds=_at_most(known.restore_seconds, said.restore_seconds, self._restore),
+            segment_seconds=_at_most(known.segment_seconds, said.segment_seconds, self._segment),
         )
-        return self._said
+        fade = 0.5 ** ((time.monotonic() - self._restored) // FADE_SECONDS)
+        return replace(
+            self._said,
+            restore_seconds=self._said.restore_seconds * fade,
+            segment_seconds=self._said.segment_seconds * fade,
+        )
 
     def _beyond(self) -> list[float]:
         """What small batches took beyond their share of large ones: both as they mostly are, sizes differ.
@@ -115,3 +127,10 @@ def _steady(known: float, said: float, samples: Collection[float], least: int = 
         return said
     now = min(samples)
     return said if said / BAND <= now <= said * BAND and said else now
+
+
+def _at_most(known: float, said: float, samples: Collection[float]) -> float:
+    """The same of a cost that, once said, keeps samples from being taken: one that is less is believed."""
+    if samples and min(samples) < said / BAND:
+        return min(samples)
+    return _steady(known, said, samples, FEW)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,9 +21,11 @@ from typing import Any
 import llama_cpp
 import xxhash
 
+from llamahybrid.devices import ggml
 from llamahybrid.devices.offload import identities
 from llamahybrid.engine.content import Nameless
 from llamahybrid.engine.loaded import engine_digest
+from llamahybrid.errors import DeviceError
 from llamahybrid.memory.adapters import Adapters
 from llamahybrid.memory.model_files import ModelFiles
 
@@ -45,8 +48,10 @@ WITHOUT_EFFECT = frozenset(
 )
 """Fields that change neither numbers nor the layout of states."""
 
-ENVIRONMENT = ("LLAMA_ATTN_ROT_DISABLE",)
-"""Variables by which llama.cpp computes other states (src/llama-kv-cache.cpp, its constructor)."""
+ALWAYS = "LLAMA_ATTN_ROT_DISABLE"
+ENVIRONMENT = re.compile(r"GGML_(?!NO_BACKTRACE$).*|NVIDIA_TF32_OVERRIDE")
+"""Variables by which llama.cpp computes other states (src/llama-kv-cache.cpp, its constructor), and backends
+other numbers (GGML_CPU_TILED_MM, GGML_VK_DISABLE_F16, ...), those that nobody has looked at included."""
 
 
 def parameters(model: Any, context: Any) -> bytes:
@@ -56,7 +61,7 @@ def parameters(model: Any, context: Any) -> bytes:
         for name, kind in params._fields_:
             if name not in WITHOUT_EFFECT:
                 hasher.update(f"{name}={_value(name, kind, getattr(params, name))!r};".encode())
-    for name in ENVIRONMENT:
+    for name in sorted({ALWAYS, *filter(ENVIRONMENT.fullmatch, os.environ)}):
         hasher.update(f"{name}={os.environ.get(name)!r};".encode())
     return hasher.digest()
 
@@ -66,11 +71,19 @@ def _value(name: str, kind: Any, value: Any) -> object:
         return value[: llama_cpp.LLAMA_MAX_DEVICES] if value else None
     if name == "kv_overrides":
         return sorted(_overrides(value)) if value else []
-    if name == "devices" and value and (found := identities(value)) is not None:
+    if name == "devices" and (found := identities(value) if value else _own_devices()) is not None:
         return found
     if issubclass(kind, ctypes._SimpleCData) and kind is not ctypes.c_void_p:
         return value
     return Nameless() if value else None  # a pointer (cb_eval, ...): nothing tells two apart
+
+
+def _own_devices() -> list[str] | Nameless | None:
+    """What llama.cpp takes where none are named: the GPUs of this machine that it is shown; None for none."""
+    try:
+        return [device.identity for device in ggml.local()] or None
+    except (DeviceError, AttributeError):  # nobody can tell
+        return Nameless()
 
 
 def _overrides(array: Any) -> Iterator[bytes]:

@@ -139,7 +139,8 @@ def _others(live: LiveSequence) -> list[LiveSequence]:
     return [
         other
         for other in live.shared.members
-        if other is not live and other.fingerprint == live.fingerprint and not other.planes.pending
+        if other is not live and other.fingerprint == live.fingerprint
+        if not (other.planes.pending or other.state.foreign)
     ]
 
 
@@ -175,6 +176,8 @@ def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:
     if plan.checkpoint is not None or plan.segments:
         record = None if plan.checkpoint is None else plan.checkpoint.snapshot
         fault = restore(live, record, tokens[: plan.cached], plan.segments, plan.live_kept)
+        if not (plan.live_kept if plan.segments else live.profile.needs_attention):
+            live.state.foreign = False  # nothing stayed
     else:
         fault = None if live.cut(plan.cached) else f"the library refused to cut at {plan.cached}"
         fault = fault or live.fault()

@@ -99,6 +99,7 @@ class LiveSequence:
             cut_floor=self.profile.cut_floor(state.n, self.native.positions()[0]),
             tip_logits=state.tip_logits,
             reuse_limit=reuse_limit,
+            foreign=state.foreign,
         )
 
     def blank_view(self, namespace: str) -> LiveView:
@@ -331,7 +332,7 @@ class LiveSequence:
             state.ids[:] = 0
         self.cells.cut(0)
         state.n = state.lag = state.extra_bytes = 0
-        state.needs_zeroing = False
+        state.needs_zeroing = state.foreign = False
         state.grown = True
         self.planes.invalidate()
         if self.shared.slots == 1:  # else what others have decoded may lie in another sequence

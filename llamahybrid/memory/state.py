@@ -43,6 +43,8 @@ class SequenceState:
     """Buffers hold NaN, or text that is to be forgotten: removing cells is not enough."""
     grown: bool = True
     """It grew by our own decodes alone, since it was empty."""
+    foreign: bool = False
+    """It rests on a state of which nothing says that this model computed it: nothing of it is stored."""
 
     @classmethod
     def empty(cls, capacity: int) -> SequenceState:
@@ -105,7 +107,7 @@ class SequenceState:
         self.forget_row()
         self.ids[:] = other.ids
         self.lag, self.extra_bytes = other.lag, other.extra_bytes
-        self.needs_zeroing, self.grown = other.needs_zeroing, False
+        self.needs_zeroing, self.grown, self.foreign = other.needs_zeroing, False, other.foreign
         self.n = other.n
 
     def invalidate_tip(self) -> None:

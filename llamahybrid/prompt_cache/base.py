@@ -130,10 +130,18 @@ class LiveView:
     """Attention KV is all of the state: every position that live and stored attention reaches is a restore
     point. A checkpoint is then an empty snapshot, which says that attention before it is worth keeping."""
 
+    foreign: bool = False
+    """Nothing says that what is live was computed by what the namespace names."""
+
     @property
     def forgotten(self) -> bool:
-        """Nothing of this sequence may be stored any more."""
+        """What is live was forgotten."""
         return self.state is not None and self.state.forgotten
+
+    @property
+    def storable(self) -> bool:
+        """What is live may be stored."""
+        return not (self.foreign or self.forgotten)
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,15 @@ class PromptCache(BasePromptCache):
     """Checkpoints and attention segments of many conversations, indexed by a radix tree of tokens.
 
     `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
-    exactly; None: an eighth of physical memory, within 256 MiB and 8 GiB. Only what is pinned or handed out
-    at one time can be more than that. `disk_dir`: a folder that keeps them for later processes; several may
-    share it. `disk_bytes`: its budget (0: what lies there is read, and nothing is written); None: a quarter
-    of what is free, at most 32 GiB. `disk_write_bytes`: what this process may write to it in an hour (0:
-    nothing); None: 8 GiB. A folder that cannot be used costs a warning and the disk, nothing else. `remote`:
-    a Redis or Valkey server that several machines share, as "redis://host:6379/0", behind RAM and disk;
-    `remote_bytes`: what may lie there (8 GiB; 0 as for the disk). One that is slow or away costs a warning
-    and is asked again later. `eviction`: another order in which things go from RAM. May be shared by threads
-    and by several models.
+    exactly; None: an eighth of physical memory (of a container's, where that is less), within 256 MiB and 8
+    GiB. Only what is pinned or handed out at one time can be more than that. `disk_dir`: a folder that keeps
+    them for later processes; several may share it. `disk_bytes`: its budget (0: what lies there is read, and
+    nothing is written); None: a quarter of what is free, at most 32 GiB. `disk_write_bytes`: what this
+    process may write to it in an hour (0: nothing); None: 8 GiB. A folder that cannot be used costs a warning
+    and the disk, nothing else. `remote`: a Redis or Valkey server that several machines share, as
+    "redis://host:6379/0", behind RAM and disk; `remote_bytes`: what may lie there (8 GiB; 0 as for the disk).
+    One that is slow or away costs a warning and is asked again later. `eviction`: another order in which
+    things go from RAM. May be shared by threads and by several models.
 
     A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
     used again once its entry is gone. What a `Plan` names is safe until `release(plan)`, or while the plan
@@ -193,7 +193,7 @@ class PromptCache(BasePromptCache):
         if not self.outside or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
-        if not view.forgotten:
+        if view.storable:
             points = self.ram.restart_points(view.namespace, path)
             for tier in self.outside:
                 tier.later(view, path, points)
@@ -217,20 +217,24 @@ class PromptCache(BasePromptCache):
         """Keep the checkpoints on this path, now and later, whatever the budget asks for; how many there are.
 
         Their segments stay with them, and records of this path stay on disk. `unpin` takes it back. Pins do
-        not survive `clear`.
+        not survive `clear`. Raises as `forget`.
         """
-        return self.ram.pin(np.array(prefix, dtype=np.int32))
+        return self.ram.pin(token_path(prefix))
 
     def unpin(self, prefix: Sequence[int] | Tokens) -> None:
-        """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned."""
-        self.ram.unpin(np.array(prefix, dtype=np.int32))
+        """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned.
+
+        Raises as `forget`.
+        """
+        self.ram.unpin(token_path(prefix))
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
         """See `BasePromptCache.forget`; what the user pinned of the path's beginning stays, too.
 
-        It goes from the disk as well, and from what is queued for it.
+        It goes from the disk as well, and from what is queued for it. Raises TypeError for what are no token
+        ids (a text, say), ValueError for ids that no model has.
         """
-        tokens = np.array(prefix, dtype=np.int32)
+        tokens = token_path(prefix)
         if not len(tokens):
             return 0
         freed = self.ram.forget(tokens)  # first, so that nothing can be queued again
@@ -288,6 +292,19 @@ def budget(name: str, n_bytes: object) -> int:
     if not n_bytes >= 0:  # NaN, too
         raise ValueError(f"{name}: give a number of bytes, 0 or more, not {n_bytes!r}")
     return int(min(n_bytes, sys.maxsize))
+
+
+def token_path(prefix: Sequence[int] | Tokens) -> Tokens:
+    """A copy of token ids that the user gave, shape (n,). Raises TypeError for what are none, ValueError for
+    ids beyond 32 bits.
+    """
+    given = np.asarray(prefix)
+    if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
+        raise TypeError(f"give token ids, as `llm.tokenize` does, not {type(prefix).__name__}")
+    ids = given.astype(np.int32)
+    if not np.array_equal(ids, given):
+        raise ValueError("a token id has 32 bits")
+    return ids
 
 
 def default_disk_bytes(folder: Path, held: int = 0) -> int:

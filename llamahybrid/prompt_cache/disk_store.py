@@ -241,7 +241,7 @@ class DiskStore:
 
     @guarded(nothing, later=True)
     def damaged(self, key: str, error: Exception) -> None:
-        """A record is not what it should be, or not there: it goes."""
+        """A record is not what it should be: it goes. Or it is not there, and not known any more."""
         self._damaged(key, error)
 
     @guarded(nothing, later=True)
@@ -342,8 +342,10 @@ class DiskStore:
             logger.warning("a record of the %s cache is dropped: %s", self.name, error)
         self.counts.gone += gone
         self.counts.damaged += not gone
-        self._index.remove(key)
-        self._erase(key)
+        if gone:  # another process may be writing it anew
+            self._index.remove(key)
+        else:
+            self._erase(key)
 
     def _erase_all(self, keys: list[str]) -> bool:
         return all([self._erase(key) for key in keys])
@@ -355,7 +357,7 @@ class DiskStore:
         try:
             self.records.delete(key)
         except OSError as error:
-            self._refused.stuck[key] = n_bytes
+            self._refused.stuck[key] = n_bytes or self._refused.stuck.get(key, 0)
             self.refused(WRITE, error)
             return False
         self._refused.replaced(key)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
-from statistics import median
 
 import numpy as np
 
@@ -31,19 +29,13 @@ from llamahybrid.prompt_cache.disk import Records
 from llamahybrid.prompt_cache.disk_index import Offer
 from llamahybrid.prompt_cache.disk_store import READ, TINY, WRITE, DiskStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
-from llamahybrid.prompt_cache.lateness import ENOUGH_SECONDS, Lateness, ReadLate
+from llamahybrid.prompt_cache.lateness import ENOUGH_SECONDS, Lateness, ReadCosts, ReadLate
 from llamahybrid.prompt_cache.pins import pinned_before
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
 
 logger = logging.getLogger("llamahybrid")
-
-READ_SAMPLES = 15
-"""Recent reads that say what reading costs."""
-
-LARGE_READ = 1 << 20
-"""Bytes from which a read tells the bandwidth."""
 
 CANCEL_SECONDS = 10.0
 """How long `forget` waits for a record that is just being written."""
@@ -73,8 +65,7 @@ class DiskTier:
         hourly = DEFAULT_WRITE_BYTES if hourly is None else hourly
         self.writer = DiskWriter(self.store, source, hourly, quiet_seconds)
         self._lateness = Lateness()
-        self._latencies: deque[float] = deque(maxlen=READ_SAMPLES)
-        self._rates: deque[float] = deque(maxlen=READ_SAMPLES)
+        self._costs = ReadCosts()
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -105,17 +96,7 @@ class DiskTier:
 
     def seconds(self, n_bytes: int) -> float:
         """What reading so many bytes takes, as measured; 0 while not measured."""
-        latency = median(self._latencies) if self._latencies else 0.0
-        measured = latency + (n_bytes * median(self._rates) if self._rates else 0.0)
-        return max(measured, self._lateness.seconds())
-
-    def _measured(self, n_bytes: int, seconds: float) -> None:
-        """A read of so many bytes took so long; a small one says little of the bandwidth."""
-        self._lateness.worked()
-        if n_bytes < LARGE_READ:
-            self._latencies.append(seconds)
-        else:
-            self._rates.append(seconds / n_bytes)
+        return max(self._costs.seconds(n_bytes), self._lateness.seconds())
 
     def _gave_up(self, seconds: float, error: ReadLate) -> None:
         """A read had not come after so long; who had little to save says nothing to who has much."""
@@ -166,7 +147,8 @@ class DiskTier:
                 return None
         if not whole:
             return None
-        self._measured(offer.nbytes, time.perf_counter() - started)
+        self._lateness.worked()
+        self._costs.measured(offer.nbytes, time.perf_counter() - started)
         self.store.counts.loaded += 1
         attention = tuple(sorted(segments, key=lambda s: s.start))
         if not offer.checkpoint:

@@ -10,6 +10,8 @@ import contextlib
 import mmap
 import os
 import weakref
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +20,9 @@ from llamahybrid.prompt_cache.base import Bytes
 
 MIN_RAM_BYTES = 256 << 20
 MAX_RAM_BYTES = 8 << 30
+
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""Where Linux says which control groups a process is in, and what these may have (versions 1 and 2)."""
 
 MAPPED_BYTES = 64 << 10
 """Buffers from this size on are mappings of their own."""
@@ -28,12 +33,23 @@ HUGE_BYTES = 4 << 20
 
 
 def default_ram_bytes() -> int:
-    """An eighth of physical memory, within 256 MiB and 8 GiB."""
+    """An eighth of physical memory, or of what a container may have, within 256 MiB and 8 GiB."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not every system tells
         physical = 0
-    return max(MIN_RAM_BYTES, min(MAX_RAM_BYTES, physical // 8))
+    return max(MIN_RAM_BYTES, min(MAX_RAM_BYTES, min([physical, *_group_limits()]) // 8))
+
+
+def _group_limits() -> Iterator[int]:
+    """What the control groups of this process (a container's, a service's) let it have, where they say so."""
+    groups = [""]  # a container sees its own as the first
+    with contextlib.suppress(OSError):
+        groups += [line.split(":", 2)[2].strip("/") for line in OWN_GROUPS.read_text().splitlines()]
+    for group in groups:
+        for file in (group, "memory.max"), ("memory", group, "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # "max"
+                yield int(GROUPS.joinpath(*file).read_text())
 
 
 def new_buffer(n_bytes: int, *, filled: bool = True) -> Bytes:

@@ -140,7 +140,7 @@ class RamTier:
 
     @guarded(no, changes=False)
     def _admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None) -> bool:
-        if view.forgotten:
+        if not view.storable:
             return False
         store, tree = self.store, self.tree
         path = view.tokens[:position]
@@ -175,13 +175,13 @@ class RamTier:
         """See `BasePromptCache.missing`: nothing behind the deepest checkpoint, where no restore needs it."""
         match = self.tree.match(view.namespace, view.tokens)
         entries = match.entries()
-        wanted = entries and view.split is not None and not view.forgotten
+        wanted = entries and view.split is not None and view.storable
         return match.missing(entries[-1].position) if wanted else []
 
     @guarded(zero, changes=False)
     def unstored(self, view: LiveView) -> int:
         """See `BasePromptCache.unstored`."""
-        if view.forgotten:
+        if not view.storable:
             return 0
         entries = self.tree.match(view.namespace, view.tokens).entries()
         return len(view.tokens) - (entries[-1].position if entries else 0)
@@ -190,7 +190,7 @@ class RamTier:
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """A buffer for attention; evicts while other paths have anything."""
         store = self.store
-        if view.forgotten:
+        if not view.storable:
             return None
         match = self.tree.match(view.namespace, view.tokens)
         self.guard.changing = True
@@ -204,7 +204,7 @@ class RamTier:
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
         """Keep attention; evicts while other paths have anything."""
         store, tree = self.store, self.tree
-        if view.forgotten:
+        if not view.storable:
             return False
         match = tree.match(view.namespace, view.tokens)
         self.guard.changing = True

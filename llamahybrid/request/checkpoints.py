@@ -48,7 +48,7 @@ class Checkpoints:
         """The live sequence as the cache needs to know it."""
         view = replace(self._live.view(reuse_limit), state=self.known)
         end = self._prompt_end
-        if end is None or view.forgotten or not end.lies_in(view):
+        if end is None or not view.storable or not end.lies_in(view):
             self._prompt_end = None  # what was said goes with what is live
             return view
         return replace(view, end_logits=(len(end.tokens), end.logits))

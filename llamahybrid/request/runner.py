@@ -23,6 +23,7 @@ from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.restore import apply_plan
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.placement import tip_due
 from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
@@ -119,6 +120,8 @@ class RequestRunner:
         live = self.live
         if live.state.opaque and not live.state.is_invalid and np.array_equal(live.tokens, prompt[: live.n]):
             return  # native content cannot be decoded again: it goes on, and nothing of it is stored
+        if live.state.foreign and 2 * common_prefix(live.tokens, prompt) < live.n:
+            live.empty()  # for a beginning that all prompts share it would stay, and nothing ever be stored
         while not self.cache.follow(self.checkpoints.known, prompt):
             self._batches.forget()
             live.require_zeroing()

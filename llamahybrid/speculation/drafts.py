@@ -65,14 +65,15 @@ class Undo:
         self._live = live
         self._record: Bytes = np.empty(0, dtype=np.uint8)
         self._tokens: Tokens | None = None
-        self._named = b""
+        self._named = b"", False
 
     @property
     def position(self) -> int | None:
         """Tokens of the state that is saved, where it is one of this history; else None."""
         if self._tokens is None or not self._live.state.starts_with(self._tokens):
             return None
-        if self._named != self._live.fingerprint:  # it was for requests of another salt
+        named = self._live.fingerprint, self._live.state.foreign
+        if self._named != named:  # it was for requests of another salt, or rests on a state that is gone
             return None
         return len(self._tokens)
 
@@ -83,7 +84,7 @@ class Undo:
             return
         self._tokens = None  # what is saved next is not theirs, even if we are interrupted on the way
         if live.snapshot(self._buffer) is not None:
-            self._named = live.fingerprint
+            self._named = live.fingerprint, live.state.foreign
             self._tokens = live.tokens.copy()
 
     def drop(self) -> None:

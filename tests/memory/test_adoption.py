@@ -1,14 +1,19 @@
 """Content that others put into context memory is taken for what is live, where it really is there."""
 
 import ctypes
+import itertools
+import pickle
 
 import llama_cpp
 import pytest
 
+from llamahybrid import Llama, PromptCache
 from llamahybrid.memory.adoption import adopt_native, take_over
 from llamahybrid.memory.restore import restore
+from llamahybrid.speculation.drafts import Undo
+from tests.conftest import SETTINGS, take
 
-from .conftest import PROMPT, ids, new
+from .conftest import LONGER, PROMPT, ids, new, stock
 
 
 @pytest.fixture
@@ -109,3 +114,96 @@ def test_an_images_fewer_positions_go_with_the_image(llm, live, whole):
     else:
         assert restore(live, record, ids(PROMPT)) is None
     assert live.state.holds(ids(PROMPT))
+
+
+# -- states of which nothing says whose they are ---------------------------------------------------
+
+OTHER = [(11 * i + 5) % 200 for i in range(50)]
+
+
+@pytest.fixture
+def foreign(tiny_model):
+    """`foreign(arch)`: what stock saved of another model of the same shape, which is not sealed."""
+
+    def make(arch):
+        llm = llama_cpp.Llama(str(tiny_model(arch, seed=1)), **SETTINGS)
+        llm.eval(PROMPT)
+        return llm.save_state()
+
+    return make
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "rwkv7", "jamba", "qwen35"])
+@pytest.mark.parametrize("saved_by", ["stock", "us"])
+def test_nothing_that_rests_on_a_foreign_state_is_stored(tiny_model, tmp_path, foreign, arch, saved_by):
+    """The prompt cache, its folder and a seal would pass it on as what this model has computed."""
+    path, state, cache = tiny_model(arch), foreign(arch), PromptCache(1 << 26, tmp_path)
+    want = stock(path, LONGER)
+    llm = Llama(str(path), prompt_cache=cache, **SETTINGS)
+    llm.load_state(state)
+    if saved_by == "us":
+        state = pickle.loads(pickle.dumps(llm.save_state()))
+        llm.load_state(state)
+    assert take(llm, LONGER) != want, "its user has it where it was loaded"
+    take(llm, OTHER)
+    assert take(llm, LONGER) == want
+    llm.load_state(state)
+    llm.reset()
+    assert take(llm, LONGER) == want
+    llm.close()
+    again = Llama(str(path), prompt_cache=PromptCache(1 << 26, tmp_path), **SETTINGS)
+    assert take(again, LONGER) == want
+    assert again.last_request.source == "disk", "what was computed here is stored"
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_a_foreign_state_that_prompts_have_left_keeps_nothing_from_being_stored(tiny_model, foreign, arch):
+    """Prompts share a beginning: for that alone it would stay for ever."""
+    llm = Llama(str(tiny_model(arch)), **SETTINGS)
+    llm.load_state(foreign(arch))
+    for prompt in ([*PROMPT[:9], *OTHER], OTHER[::-1]):
+        assert take(llm, prompt) == stock(tiny_model(arch), prompt)
+    take(llm, [*PROMPT[:9], *OTHER, 3])
+    assert llm.last_request.cached >= len(PROMPT[:9])
+    assert llm.prompt_cache.stats().bytes_ram > 4 * (len(OTHER) + len(PROMPT))
+
+
+@pytest.mark.parametrize("arch", ["llama", "mamba", "qwen35"])
+def test_what_takes_the_place_of_a_foreign_state_is_stored(tiny_model, foreign, arch):
+    llm = Llama(str(tiny_model(arch)), **SETTINGS)
+    take(llm, [*PROMPT, *OTHER])
+    take(llm, OTHER)
+    llm.load_state(foreign(arch))
+    assert take(llm, [*PROMPT, *OTHER, 3]) == stock(tiny_model(arch), [*PROMPT, *OTHER, 3])
+    assert llm.last_request.source == "ram"
+    assert not llm.evaluation.runner.live.state.foreign
+
+
+@pytest.mark.parametrize("arch", ["llama", "mamba", "qwen35"])
+def test_a_foreign_state_is_not_shared_with_other_slots(tiny_model, foreign, arch):
+    llm = Llama(str(tiny_model(arch)), n_parallel=3, **SETTINGS)
+    want = stock(tiny_model(arch), LONGER)
+    for prompt in (
+        PROMPT,
+        OTHER,
+        OTHER[::-1],
+        OTHER[20:],
+    ):  # who loads the first of them may borrow attention
+        take(llm, prompt)
+    llm.load_state(foreign(arch))
+    in_its_slot = llm.generate(LONGER, temp=0.0)
+    answer = [next(in_its_slot)]
+    assert take(llm, LONGER) == want
+    assert [*answer, *itertools.islice(in_its_slot, 7)] != want
+
+
+def test_a_foreign_state_that_guesses_were_made_from_is_no_way_back_later(tiny_model, foreign):
+    llm = Llama(str(tiny_model("mamba")), **SETTINGS)
+    live = llm.evaluation.runner.live
+    undo = Undo(live)
+    llm.load_state(foreign("mamba"))
+    undo.take()
+    assert undo.position == len(PROMPT)
+    llm.reset()
+    llm.eval(PROMPT)
+    assert undo.position is None

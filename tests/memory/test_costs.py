@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llamahybrid.memory.costs import BAND, FEW, WINDOW, CostMeter
+from llamahybrid.memory import costs
+from llamahybrid.memory.costs import BAND, FADE_SECONDS, FEW, WINDOW, CostMeter
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.placement import UNMEASURED_CUT, cut_tokens
 
@@ -41,9 +42,9 @@ def test_what_a_cut_costs_is_what_small_batches_take_beyond_their_share() -> Non
         assert meter.costs().batch_seconds == 0
         meter.decoded(tokens, tokens * 2e-3 + 5e-3)
     meter.decoded(40, 1.0)
-    costs = meter.costs()
-    assert costs.batch_seconds == pytest.approx(5e-3)
-    assert cut_tokens(costs) == pytest.approx(2.5)
+    found = meter.costs()
+    assert found.batch_seconds == pytest.approx(5e-3)
+    assert cut_tokens(found) == pytest.approx(2.5)
     for _ in range(WINDOW):
         meter.decoded(16, 1e-3)
     assert 0 < meter.costs().batch_seconds < 1e-4, "less than their share is none, not unmeasured"
@@ -61,3 +62,39 @@ def test_a_batch_that_was_held_up_makes_no_cut_cheap() -> None:
         meter.decoded(tokens, tokens * 2e-3 + 10e-3)
     assert meter.costs().batch_seconds == pytest.approx(10e-3)
     assert cut_tokens(meter.costs()) == pytest.approx(5.0)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be set."""
+    clock = [100.0]
+    monkeypatch.setattr(costs.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def test_restores_that_were_held_up_do_not_keep_others_from_being_tried(now: list[float]) -> None:
+    meter = CostMeter(512)
+    for _ in range(FEW):
+        meter.restored(8.0, 1)
+        meter.restored(8.0 + 64 * 0.5, 64)
+    said = meter.costs()
+    assert (said.restore_seconds, said.segment_seconds) == (8.0, 0.5)
+    now[0] += FADE_SECONDS - 1
+    assert meter.costs() == said
+    now[0] += 2 * FADE_SECONDS
+    assert (meter.costs().restore_seconds, meter.costs().segment_seconds) == (2.0, 0.125)
+    meter.restored(0.01, 1)
+    assert meter.costs().restore_seconds == 0.01
+    assert meter.costs().segment_seconds == 0.5, "that was not tried"
+
+
+def test_what_an_earlier_process_found_slow_is_tried_again_too(now: list[float]) -> None:
+    meter = CostMeter(512, Costs(prefill_seconds=1e-3, restore_seconds=8.0))
+    assert meter.costs().restore_seconds == 8.0
+    now[0] += 3 * FADE_SECONDS
+    assert meter.costs().restore_seconds == 1.0
+    meter.restored(0.01, 1)
+    assert meter.costs().restore_seconds == 0.01, "it takes no longer than that"
+    meter.restored(9.0, 1)
+    meter.restored(9.0, 1)
+    assert meter.costs().restore_seconds == 0.01, "those were held up"

@@ -15,8 +15,10 @@ import llama_cpp
 import pytest
 
 from llamahybrid import Llama, PromptCache
+from llamahybrid.devices.ggml import Device
 from llamahybrid.engine import loaded
 from llamahybrid.engine.content import Nameless
+from llamahybrid.errors import DeviceError
 from llamahybrid.memory import fingerprint
 from llamahybrid.memory.adapters import Adapters
 from llamahybrid.memory.fingerprint import Computation, settings
@@ -144,6 +146,42 @@ def test_a_variable_that_turns_attention_counts(tiny_model, monkeypatch):
     before = named(tiny_model("llama"))
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
     assert named(tiny_model("llama")) != before
+
+
+@pytest.mark.parametrize("name", ["GGML_CPU_TILED_MM", "GGML_VK_DISABLE_F16", "NVIDIA_TF32_OVERRIDE"])
+def test_variables_by_which_a_backend_computes_otherwise_count(monkeypatch, name):
+    """GGML_CPU_TILED_MM=0 changes the logits of a model in K-quants; a folder outlives the process."""
+    made = [fingerprint.parameters(*defaults())]
+    for value in ("0", "1"):
+        monkeypatch.setenv(name, value)
+        made.append(fingerprint.parameters(*defaults()))
+    assert len(set(made)) == 3
+
+
+def test_other_variables_do_not_count(monkeypatch):
+    before = fingerprint.parameters(*defaults())
+    for name in ("GGML_NO_BACKTRACE", "LLAMAHYBRID_RAM", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    assert fingerprint.parameters(*defaults()) == before
+
+
+def test_the_gpus_that_llama_cpp_takes_by_itself_count(monkeypatch):
+    """Machines that share a store have other ones, and CUDA_VISIBLE_DEVICES hides some."""
+    made = [fingerprint.parameters(*defaults())]
+    for found in (["CUDA0: A"], ["CUDA0: B"], ["CUDA0: A", "CUDA1: A"], ["CUDA0: A"]):
+        devices = [Device(1, identity) for identity in found]
+        monkeypatch.setattr(fingerprint.ggml, "local", lambda devices=devices: devices)
+        made.append(fingerprint.parameters(*defaults()))
+    assert len(set(made)) == 4
+    assert made[1] == made[4]
+
+
+def test_gpus_that_cannot_be_told_equal_nothing(monkeypatch):
+    def untold():
+        raise DeviceError("the libraries of llama.cpp cannot be found")
+
+    monkeypatch.setattr(fingerprint.ggml, "local", untold)
+    assert isinstance(settings(*defaults()), Nameless)
 
 
 def test_an_overridden_model_answers_for_itself(tiny_model):

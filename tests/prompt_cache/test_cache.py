@@ -229,3 +229,29 @@ def test_what_is_forgotten_is_gone_from_both_tiers(folder: Path) -> None:
     assert cache.forget(A) == held
     assert (cache.stats().bytes_ram, files(folder)) == (0, [])
     cache.close()
+
+
+NO_PATHS = ["123", b"123", 5, None, {1: 2}, iter(A), [[1, 2]], [1, [2]], [1.7, 2.0], ["1"], [None], [1 << 31]]
+
+
+@pytest.mark.parametrize("what", ["pin", "unpin", "forget"])
+@pytest.mark.parametrize("prefix", NO_PATHS, ids=lambda prefix: type(prefix).__name__)
+def test_what_are_no_token_ids_is_an_error_and_costs_nothing(what: str, prefix: object) -> None:
+    cache = PromptCache(1 << 20)
+    ask(cache, A)
+    before = cache.stats()
+    with pytest.raises((TypeError, ValueError)):
+        getattr(cache, what)(prefix)
+    assert cache.stats() == before
+    assert ask(cache, A).cached == len(A)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.int64, np.uint32, np.int32])
+def test_token_ids_may_come_in_any_sequence(kind: type) -> None:
+    cache = PromptCache(1 << 20)
+    ask(cache, A)
+    prefix = kind(A) if kind in (list, tuple) else np.array(A, kind)
+    assert cache.pin(prefix) > 0
+    cache.unpin(prefix)
+    assert cache.forget(prefix) > 0
+    assert cache.forget([]) == 0

@@ -50,6 +50,27 @@ def test_what_others_add_and_remove_is_noticed(tmp_path: Path) -> None:
     check_integrity(store)
 
 
+def test_a_record_that_another_writes_anew_while_it_is_found_gone_stays(tmp_path: Path, monkeypatch) -> None:
+    others = RecordStore(tmp_path)
+    key, load = put(others), RecordStore.load
+    store = DiskStore(tmp_path, 1 << 30)
+    others.delete(key)
+
+    def just_before(*given: Any) -> Any:
+        try:
+            return load(*given)
+        finally:
+            put(others)
+
+    monkeypatch.setattr(RecordStore, "load", just_before)
+    assert store.load(key) is None
+    monkeypatch.undo()
+    assert store.counts.gone == 1
+    store.refresh()
+    assert store.load(key) is not None
+    check_integrity(store)
+
+
 def test_what_was_missed_while_reading_failed_is_noticed_later(tmp_path: Path, monkeypatch) -> None:
     for name in ("FIRST_BACKOFF_SECONDS", "UNREADABLE_SECONDS"):
         monkeypatch.setattr(refusals, name, 0.0)
@@ -251,6 +272,10 @@ def test_what_could_not_be_forgotten_is_forgotten_when_it_is_asked_again(folder:
     with refusing("delete", PermissionError, errno.EPERM, whole):
         for _ in range(2):  # it is not taken for gone because it is not known any more
             assert not again(cache)
+            there = {path.stem: path.stat().st_size for path in files(folder)}
+            assert store_of(cache)._refused.nbytes == sum(
+                there[key] for key in store_of(cache)._refused.stuck
+            )
         assert tells_a(folder)
     assert again(cache)
     assert not tells_a(folder)

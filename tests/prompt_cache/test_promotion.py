@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, LiveView, PromptCache
+from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, lateness
+from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_tier import DiskTier
 from llamahybrid.prompt_cache.promotion import promote, recall_path
+from llamahybrid.prompt_cache.records import Record
 from tests.lab.fake_engine import FakeAttention
 
 from .asking import SLOW, A, B, filled
@@ -61,6 +64,23 @@ def test_nothing_is_read_where_decoding_is_quicker(
     monkeypatch.setattr(disk(cache), "seconds", lambda n_bytes: len(A) * SLOW.prefill_seconds * 1.01)
     assert promoted(cache) == []
     monkeypatch.setattr(disk(cache), "seconds", lambda n_bytes: len(A) * SLOW.prefill_seconds * 0.99)
+    assert promoted(cache) == [len(A)]
+
+
+def test_a_disk_that_was_slow_once_is_read_again(cache: PromptCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that spins up takes seconds for its first read; most chats save less than that."""
+    load, counter, passed = RecordStore.load, time.perf_counter, [0.0]
+
+    def slowly(store: RecordStore, key: str, within: float | None = None) -> Record:
+        passed[0] = 86_400.0
+        return load(store, key, within)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: counter() + passed[0])
+    monkeypatch.setattr(RecordStore, "load", slowly)
+    assert promoted(cache) == [len(A)]
+    cache.ram.clear()
+    assert promoted(cache) == [], "decoding is quicker"
+    monkeypatch.setattr(lateness, "FADE_SECONDS", 1e-9)
     assert promoted(cache) == [len(A)]
 
 

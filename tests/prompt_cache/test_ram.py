@@ -90,3 +90,30 @@ def test_nothing_is_not_kept_for_later() -> None:
     account = ram.Account(100)
     account.keep(np.empty(0, np.uint8))
     assert account.reuse(0) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/\n", {"memory.max": "4294967296\n"}, 512 * MIB),
+        ("0::/\n", {"memory.max": "max\n"}, 4096 * MIB),
+        ("0::/own.slice/a:b.service\n", {"own.slice/a:b.service/memory.max": "8589934592\n"}, 1024 * MIB),
+        ("4:memory:/docker/1\n0::/\n", {"memory/memory.limit_in_bytes": "4294967296\n"}, 512 * MIB),
+        ("4:memory:/own\n", {"memory/own/memory.limit_in_bytes": "9223372036854771712\n"}, 4096 * MIB),
+        ("0::/\n", {"memory.max": "1048576\n"}, ram.MIN_RAM_BYTES),
+        (None, {}, 4096 * MIB),
+    ],
+)
+def test_a_container_has_no_more_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], limit: int
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    if groups is not None:
+        (tmp_path / "own").write_text(groups)
+    physical = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": (32 << 30) // 4096}
+    monkeypatch.setattr(ram.os, "sysconf", physical.__getitem__)
+    monkeypatch.setattr(ram, "GROUPS", tmp_path)
+    monkeypatch.setattr(ram, "OWN_GROUPS", tmp_path / "own")
+    assert ram.default_ram_bytes() == limit
