@@ -38,6 +38,8 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
     else:
         if body.logprobs and body.top_logprobs is None:  # upstream gives none then
             options["top_logprobs"] = 0
+        if body.tool_choice == "required":  # no format of upstream's makes the model choose
+            options["tool_choice"] = the_only_tool(body)
         require_followed(body)
     if body.logit_bias is not None:
         options["logit_bias"] = biases(llm, body)
@@ -54,16 +56,24 @@ def _listed(stop: str | list[str] | None) -> list[str]:
     return [stop] if isinstance(stop, str) else stop or []
 
 
+def the_only_tool(body: ChatCompletionRequest) -> dict[str, Any]:
+    """The choice of the tool there is. Raises Refusal where there is none, or several."""
+    tools: list[Any] = body.tools or []
+    if not tools:
+        raise bad("there are no tools to choose from", "tool_choice")
+    if len(tools) > 1:
+        raise bad('"required" is for one tool here; of several, name one', "tool_choice")
+    return {"type": "function", "function": {"name": tools[0]["function"]["name"]}}
+
+
 def require_followed(body: ChatCompletionRequest) -> None:
     """Raise Refusal for a form that answers would not have: upstream takes any JSON, or any text, instead."""
     form: Any = body.response_format or {}
     if form.get("type") == "json_object" and form.get("schema") is not None:
         require_grammar(form["schema"], "response_format")
-    choice: Any = body.tool_choice
+    choice: Any = the_only_tool(body) if body.tool_choice == "required" else body.tool_choice
     if isinstance(body.function_call, dict):
         choice = {"function": body.function_call}
-    if choice == "required" and not body.tools:
-        raise bad("there are no tools to choose from", "tool_choice")
     if isinstance(choice, dict):
         name = choice["function"]["name"]
         functions: list[Any] = [tool["function"] for tool in body.tools or ()] + list(body.functions or ())

@@ -129,6 +129,15 @@ def test_a_tool_that_there_is_not_cannot_be_chosen(choice: Any) -> None:
     arguments(LLM, chat(**choice, tools=[tool("f", {"type": "object", "properties": {}})]), "")
 
 
+def test_required_is_the_only_tool_and_not_one_of_several() -> None:
+    tools: list[Any] = [tool(name, {"type": "object", "properties": {}}) for name in "fg"]
+    told = arguments(LLM, chat(tool_choice="required", tools=tools[:1]), "")
+    assert told["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(Refusal) as refused:
+        arguments(LLM, chat(tool_choice="required", tools=tools), "")
+    assert refused.value.param == "tool_choice"
+
+
 def test_logprobs_of_a_chat_are_given_where_their_number_is_not_said() -> None:
     assert arguments(LLM, chat(logprobs=True), "")["top_logprobs"] == 0
     assert arguments(LLM, chat(logprobs=True, top_logprobs=3), "")["top_logprobs"] == 3

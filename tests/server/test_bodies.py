@@ -15,6 +15,7 @@ from llamahybrid.server.bodies import (
     count_refused,
 )
 from llamahybrid.server.errors import Refusal
+from llamahybrid.server.schemas import MOST_LETTERS
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -82,6 +83,15 @@ def test_schemas_whose_grammar_would_fill_memory_are_refused(many: dict[str, Any
     assert chat(functions=[{"name": "f", "parameters": inner}]).refused(16, 20)
     form["schema"] = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 500}}}
     assert chat(response_format=form).refused(16, 20) is None
+
+
+def test_grammars_whose_tokens_would_take_for_ever_are_refused() -> None:
+    many = {"enum": list(range(MOST_LETTERS // 3))}
+    assert chat(response_format={"type": "json_object", "schema": many}).refused(16, 20)
+    assert chat(tools=[{"type": "function", "function": {"name": "f", "parameters": many}}]).refused(16, 20)
+    for text, fine in (("x" * MOST_LETTERS, True), ("x" * (MOST_LETTERS + 1), False)):
+        assert (chat(grammar=text).refused(16, 20) is None) is fine
+        assert (CompletionRequest(prompt="a", grammar=text).refused(16, 20) is None) is fine
 
 
 @pytest.mark.parametrize(

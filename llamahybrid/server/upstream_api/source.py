@@ -18,7 +18,7 @@ from llamahybrid.engine.sdist import PIN, read
 from llamahybrid.errors import EngineError
 from llamahybrid.server.bodies import CacheOptions, First, Texts, count_refused
 from llamahybrid.server.errors import Refusal, bad
-from llamahybrid.server.schemas import MOST_REPEATS, repeats
+from llamahybrid.server.schemas import excess
 from llamahybrid.upstream import Look, mentions, takes
 
 logger = logging.getLogger("llamahybrid.server")
@@ -285,9 +285,8 @@ def _bounds_refused(most: int | None, name: str, logprobs: int | None, max_logpr
 
 
 def _schema_refused(schema: Any, name: str) -> Refusal | None:
-    if repeats(schema) > MOST_REPEATS:
-        return bad(f"lengths in a schema add up to more than {MOST_REPEATS:,}", name)
-    return None
+    why = excess(schema)
+    return None if why is None else bad(why, name)
 
 
 @cache
