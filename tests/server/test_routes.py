@@ -265,6 +265,11 @@ def test_a_body_that_is_no_json_is_told_so(http: httpx.Client) -> None:
     told = http.post("/v1/completions", content=b"{1", headers=JSON).json()["error"]
     assert told["param"] is None
     assert "JSON" in told["message"]
+    for said in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):  # curl -d
+        told = http.post("/v1/completions", content=b'{"prompt": "a"}', headers=said).json()["error"]
+        assert "content-type: application/json" in told["message"]
+    told = http.post("/v1/completions", content=b"[]", headers=JSON).json()["error"]
+    assert "content-type" not in told["message"]
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], [""]])
