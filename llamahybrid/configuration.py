@@ -233,7 +233,7 @@ def _disk(value: object, said: str) -> Disk | bool:
         n_bytes = _size(value, said)
         return Disk(default_folder(), n_bytes) if n_bytes else False
     if isinstance(value, os.PathLike):
-        return Disk(Path(value).expanduser().absolute())
+        return Disk(_absolute(value, said))
     raise ConfigurationError(f'{said}: give a folder, a size like "20GiB", or 0 for none')
 
 
@@ -249,11 +249,18 @@ def _folder(text: str, said: str) -> Disk:
         )
     if budget == 0:
         raise ConfigurationError(f"{said}: a folder for nothing; leave out its size, or give 0 alone")
-    return Disk(Path(text).expanduser().absolute(), budget)
+    return Disk(_absolute(text, said), budget)
+
+
+def _absolute(path: str | os.PathLike[str], said: str) -> Path:
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:  # nobody of that name
+        raise ConfigurationError(f"{said}: {error}") from error
 
 
 def _number(value: object, said: str) -> int:
     text = value.strip() if isinstance(value, str) else "" if isinstance(value, bool) else str(value)
-    if not (text.isascii() and text.isdecimal() and int(text)):
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
         raise ConfigurationError(f"{said}: give how many requests may run at once on a model, 1 or more")
     return int(text)

@@ -40,6 +40,8 @@ MOST_PARTS = 1000
 """Of one message: its contents, its calls of tools."""
 
 MOST_BIASES = 200_000
+MOST_STOPS = 1000
+"""Upstream looks for each of them after each token, and meanwhile no other answer goes on."""
 
 
 class StreamOptions(BaseModel):
@@ -74,9 +76,11 @@ class CacheOptions(BaseModel):
     def _bounded(cls, said: Any) -> Any:
         """Raise ValueError for more than is looked at one by one."""
         if isinstance(said, dict):
-            biases, messages = said.get("logit_bias"), said.get("messages")
+            biases, messages, stop = said.get("logit_bias"), said.get("messages"), said.get("stop")
             if isinstance(biases, dict) and len(biases) > MOST_BIASES:
                 raise ValueError(f"logit_bias names more than {MOST_BIASES:,} tokens")
+            if isinstance(stop, list) and len(stop) > MOST_STOPS:
+                raise ValueError(f"there are more than {MOST_STOPS:,} stop strings")
             for message in messages if isinstance(messages, list) else ():
                 parts = message.values() if isinstance(message, dict) else ()
                 if any(isinstance(part, list) and len(part) > MOST_PARTS for part in parts):

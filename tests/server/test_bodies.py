@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -147,6 +148,15 @@ def test_much_that_is_wrong_is_not_told_of_one_by_one(body: type[BaseModel], sai
 
 
 # -- what OpenAI's clients send ----------------------------------------------------------------------------
+
+
+def test_few_stop_strings_are_looked_for() -> None:
+    for most, fine in ((1000, True), (1001, False)):
+        stops = ["x"] * most
+        with nullcontext() if fine else pytest.raises(ValidationError, match="stop"):
+            chat(stop=stops)
+        with nullcontext() if fine else pytest.raises(ValidationError, match="stop"):
+            CompletionRequest(prompt="a", stop=stops)
 
 
 def test_a_call_of_a_tool_may_be_sent_back_as_it_came() -> None:

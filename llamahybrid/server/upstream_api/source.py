@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from os.path import expanduser
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar
@@ -187,7 +188,7 @@ def dialect(named: str | None, template: str) -> Dialect:
         text = files()[f"{CONFIGS}/{named}.json"]
     else:
         try:
-            text = Path(named).expanduser().read_bytes()
+            text = Path(expanduser(named)).read_bytes()
         except OSError as error:
             raise ValueError(
                 f"api_config: {error}; it is a file, or one of {', '.join(OWN_CONFIGS)}"
