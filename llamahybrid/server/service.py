@@ -60,6 +60,7 @@ class Service:
         self.models = Models(models, loader)
         self.admission = Admission(self._open, settings.max_queue, lambda llm: llm.offload.lost)
         self.metrics = Metrics(self._gauges)
+        self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
         self.history = History()
         self.observer: Callable[[Request], Observer | None] = lambda _: None

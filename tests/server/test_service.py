@@ -251,7 +251,8 @@ def test_more_than_may_wait_are_told_so_and_the_others_are_answered(
                 assert 1 <= int(answer.headers["retry-after"]) <= 60
                 assert answer.json()["error"]["type"] == "rate_limit_error"
         server.await_settled()
-        assert "llamahybrid:refused_total" in client.get("/metrics").text
+        counted = f'llamahybrid:refused_total{{why="queue"}} {kinds[429]}.0'
+        assert counted in client.get("/metrics").text
 
 
 def test_one_that_waits_may_end_the_longest_stream_if_the_operator_says_so(
