@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from math import isinf
 from typing import Any
 
 import uvicorn
@@ -35,6 +36,7 @@ def server_of(app: FastAPI, **more: Any) -> Server:
     """
     service: Service = app.state.service
     settings = service.settings
+    grace = settings.shutdown_seconds + GRACE
     config = uvicorn.Config(
         app,
         host=os.getenv("HOST", settings.host),
@@ -48,7 +50,7 @@ def server_of(app: FastAPI, **more: Any) -> Server:
             settings.max_connections,
         ),
         ws="none",
-        timeout_graceful_shutdown=int(settings.shutdown_seconds + GRACE),
+        timeout_graceful_shutdown=None if isinf(grace) else int(grace),
         server_header=False,
         **more,
     )

@@ -186,8 +186,8 @@ def from_file(path: Path) -> tuple[ServerSettings, list[ModelSettings]]:
         import yaml
 
         try:
-            text = json.dumps(yaml.safe_load(text))
-        except yaml.YAMLError as error:
+            text = json.dumps(yaml.safe_load(text), default=str)  # dates, say
+        except (yaml.YAMLError, TypeError) as error:
             raise ValueError(f"{path} is no YAML: {error}") from error
     with in_one_line(f"{path}: "):
         config = ConfigFileSettings.model_validate_json(text)

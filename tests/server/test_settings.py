@@ -68,6 +68,14 @@ def test_an_empty_key_is_none(tmp_path: Path) -> None:
             ServerSettings(api_key_file=absent).keys()
 
 
+def test_what_yaml_takes_for_a_date_is_a_name(tmp_path: Path) -> None:
+    (file := tmp_path / "config.yaml").write_text("models: [{model: a.gguf, model_alias: 2026-05-01}]")
+    assert from_file(file)[1][0].model_alias == "2026-05-01"
+    file.write_text("2026-05-01: nothing")
+    with pytest.raises(ValueError, match="no YAML"):
+        from_file(file)
+
+
 def test_files_may_begin_with_a_mark_of_their_encoding(tmp_path: Path) -> None:
     """Editors on Windows write one."""
     (tmp_path / "keys").write_text("one\ntwo\n", encoding="utf-8-sig")
