@@ -274,7 +274,7 @@ def _whole(path: Path, said: str) -> Path:
 
 def _number(value: object, said: str) -> int:
     text = value.strip() if isinstance(value, str) else "" if isinstance(value, bool) else str(value)
-    if not (text.isascii() and text.isdecimal() and int(text)):
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
         raise ConfigurationError(f"{said}: give how many requests may run at once on a model, 1 or more")
     return int(text)
 

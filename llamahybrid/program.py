@@ -12,11 +12,11 @@ import importlib.util
 import io
 import os
 import pkgutil
-import runpy
 import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import SourceFileLoader, SourcelessFileLoader
-from types import ModuleType
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from types import CodeType, ModuleType
+from typing import Any
 
 from llamahybrid import configuration
 from llamahybrid.engine.import_hook import Then, after_import
@@ -55,43 +55,57 @@ def run(arguments: Sequence[str], then: Callable[[], None] | None = None) -> int
         after_import(module, once)
     if as_module:
         _set_first_path(os.getcwd())
-        if _missing(name):
+        sys.argv[:] = ["-m", *rest[1:]]  # what packages above it see while they are imported
+        if (spec := _found(name)) is None:
             return _failed(f"llamahybrid run: No module named {name}", 1)
-        sys.argv[:] = ["-m", *rest[1:]]  # runpy puts the file's path in the first place
-        if _not_executable(name):
+        if spec.submodule_search_locations is not None and (spec := _found(f"{name}.__main__")) is None:
             return _failed(f"llamahybrid run: {name} is a package without a __main__ module", 1)
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-        return 0
+        sys.argv[0] = str(spec.origin)
+        return _run_found(spec, name)
     sys.argv[:] = rest
     path = os.path.abspath(name)
     if (inside := pkgutil.get_importer(path)) is not None:  # a folder, or an archive
-        if inside.find_spec("__main__") is None:
+        spec = inside.find_spec("__main__")
+        if spec is None:
             return _failed(f"llamahybrid run: can't find '__main__' module in {path!r}", 1)
-        del sys.path[:1]  # runpy puts it there itself
-        runpy.run_path(path, run_name="__main__")
-    else:
-        _set_first_path(os.path.dirname(os.path.realpath(path)))
-        _run_script(path)
-    return 0
+        _set_first_path(path, always=True)
+        return _run_found(spec, name)
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    return _run_script(path)
 
 
-def _run_script(path: str) -> None:
-    """As `runpy.run_path`, which would put the absolute path into `sys.argv` or a relative one in `__file__`.
-
-    The module stays what `__main__` is: to threads, and to functions that are called at the end.
-    """
+def _run_script(path: str) -> int:
     compiled = path.endswith(".pyc")
     loader = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
-    main = ModuleType("__main__")
-    main.__dict__.update(__file__=path, __loader__=loader, __cached__=None, __builtins__=builtins)
     if compiled:
         code = loader.get_code("__main__")
     else:
         with io.open_code(path) as file:  # not `get_code`, which would write a .pyc
-            code = compile(file.read(), path, "exec")
+            # its own __future__ imports, without those of this file
+            code = compile(file.read(), path, "exec", dont_inherit=True)
     assert code is not None, "it has a file"
+    return _execute(code, __file__=path, __loader__=loader, __cached__=None)
+
+
+def _run_found(spec: ModuleSpec, name: str) -> int:
+    loader: Any = spec.loader
+    code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
+    if code is None:  # it is built in, say
+        return _failed(f"llamahybrid run: there is no code of {name}", 1)
+    places = {"__file__": spec.origin, "__cached__": spec.cached, "__package__": spec.parent}
+    return _execute(code, __spec__=spec, __loader__=loader, **places)
+
+
+def _execute(code: CodeType, **names: Any) -> int:
+    """As `__main__`, which it stays to threads and to functions that are called at the end.
+
+    `runpy` would put the former one back, and into `sys.argv` what it was told as the path.
+    """
+    main = ModuleType("__main__")
+    main.__dict__.update(names, __builtins__=builtins)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
+    return 0
 
 
 def _installer(then: Callable[[], None] | None) -> Then:
@@ -113,24 +127,25 @@ def _installer(then: Callable[[], None] | None) -> Then:
     return install_once
 
 
-def _set_first_path(folder: str) -> None:
-    """In place of what was put there for this process; under `python -P` there is nothing."""
+def _set_first_path(folder: str, always: bool = False) -> None:
+    """In place of what was put there for this process; under `python -P` there is nothing.
+
+    `always`: a program in a folder or an archive has it there all the same.
+    """
     if not getattr(sys.flags, "safe_path", False):
         sys.path[:1] = [folder]
+    elif always:
+        sys.path.insert(0, folder)
 
 
-def _missing(name: str) -> bool:
+def _found(name: str) -> ModuleSpec | None:
+    """A module's spec; imports the packages above it, as runpy does. Raises what they raise."""
     try:
-        return importlib.util.find_spec(name) is None
-    except ModuleNotFoundError:  # a package above it
-        return True
-
-
-def _not_executable(name: str) -> bool:
-    """It is a package without `__main__`; imports it, as runpy does."""
-    spec = importlib.util.find_spec(name)
-    package = spec is not None and spec.submodule_search_locations is not None
-    return package and importlib.util.find_spec(f"{name}.__main__") is None
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # something that a package above it wants
+        return None
 
 
 def _failed(text: str, status: int) -> int:

@@ -110,7 +110,8 @@ def test_the_disk_is_a_folder_a_size_or_nothing(tmp_path: Path) -> None:
     assert configure(disk=True).disk == configure(disk="on").disk == Disk(default_folder())
     for off in (0, False, "0", "off"):
         assert configure(disk=off).disk is False
-    for nonsense in ("chats", "20 buckets", -1, 1.5, "/tmp/x:0", "3"):
+    nobody = "~nobody-of-this-name/chats"
+    for nonsense in ("chats", "20 buckets", -1, 1.5, "/tmp/x:0", "3", nobody, f"{nobody}:2GiB", Path(nobody)):
         with pytest.raises(ConfigurationError, match="disk="):
             configure(disk=nonsense)  # type: ignore[arg-type]
 
@@ -127,7 +128,7 @@ def test_a_folder_in_a_home_that_nobody_has_is_refused(folder: str, nothing_said
 
 def test_the_number_of_requests_at_once() -> None:
     assert configure(parallel="4").parallel == 4
-    for nonsense in (0, -1, "many", "", 1.5, True, "2GiB", "٣"):
+    for nonsense in (0, -1, "many", "", 1.5, True, "2GiB", "٣", "9" * 5000):
         with pytest.raises(ConfigurationError, match="1 or more"):
             configure(parallel=nonsense)  # type: ignore[arg-type]
     assert current().parallel == 4

@@ -54,11 +54,18 @@ class RequestReport:
     """The last token handed out; -1: none."""
     cancelled: bool = False
     """`cancel()` ended it."""
+    unreached: int = 0
+    """Prompt tokens that were not decoded: it is not there yet, or was ended before."""
 
     @property
     def left(self) -> int:
         """Prompt tokens that had to be decoded."""
         return self.total - self.cached
+
+    @property
+    def decoded(self) -> int:
+        """Those that were, so far."""
+        return self.left - self.unreached
 
 
 def sentence(plan: Plan, spell: Callable[[int], str] | None = str, *, explain: bool = False) -> str:

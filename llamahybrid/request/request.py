@@ -40,6 +40,8 @@ class Request:
     checkpoints: int = 0
     """Those that the cache took."""
     prefilling: bool = True
+    reached: int = 0
+    """Where in the prompt its last finished batch ended."""
     cancelled: bool = False
     over: bool = False
     """Another one has begun in its place, or a state was loaded there: it cannot go on."""
@@ -54,6 +56,7 @@ class Request:
             total=self.plan.total,
             matched=self.plan.matched,
             cached=self.plan.cached,
+            unreached=0 if self.generated or not self.prefilling else self._unreached(),
             source=self.plan.source,
             reason=sentence(self.plan, spell, explain=explain),
             generated=self.generated,
@@ -71,6 +74,9 @@ class Request:
             last_token_seconds=self.last_token_seconds,
             last=self.last,
         )
+
+    def _unreached(self) -> int:
+        return self.plan.total - max(self.plan.cached, self.reached)
 
     def hand_out(self, token: int) -> None:
         """A token is about to go to the caller."""

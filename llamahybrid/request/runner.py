@@ -283,6 +283,7 @@ class RequestRunner:
                     if prefilled is not None:
                         self._measure(end - start, clock)
                 if prefilled is not None:
+                    prefilled.reached = end
                     self.checkpoints.carry_out(prefilled.schedule.decoded(end), prefilled)
                     if end < last and prefilled.schedule.recut(live.n):
                         borders = batch_borders(first, last, prefilled.schedule.cuts, self._n_batch)
@@ -290,14 +291,14 @@ class RequestRunner:
                 start = end
         finally:
             live.settle()
-        seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            if prefilled is not None:  # also of one that ends here
+                prefilled.prefill_seconds += seconds
         timed = len(tokens) <= self._n_batch
         if prefilled is not None:  # else batch by batch
             timed = self.live.profile.attention_is_all and self._batcher is None
         if timed:
             self.meter.decoded(len(tokens), seconds)
-        if request is not None and request.prefilling:
-            request.prefill_seconds += seconds
 
     def _alone(self, tokens: int) -> AbstractContextManager[None]:
         """Room for a batch of this sequence alone."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from llamahybrid.errors import DeviceError, LlamaHybridError
 from llamahybrid.llama import Llama
-from llamahybrid.server.errors import later, refusal
+from llamahybrid.server.errors import Refusal, later, refusal
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -63,6 +63,8 @@ class Admission:
         self._mean_seconds = 1.0
         self.on_crowd: Callable[[], None] | None = None
         """Called where somebody has to wait."""
+        self.on_refused: Callable[[], None] | None = None
+        """Called where `enter` sends somebody away: the queue has filled while the body came in."""
 
     @property
     def waiting(self) -> int:
@@ -87,6 +89,15 @@ class Admission:
         if self.is_full:
             raise later(f"{self.waiting} requests wait already; ask again later", self.retry_after(), 429)
 
+    def _require_room_still(self) -> None:
+        try:
+            self.require_room()
+        except Refusal as refused:
+            logger.warning("refused (queue): %s", refused)
+            if self.on_refused is not None:
+                self.on_refused()
+            raise
+
     def retry_after(self) -> int:
         """Seconds after which the queue will have moved, by how long requests took."""
         rounds = (len(self._queue) + 1) / max(1, self.slots)
@@ -105,7 +116,7 @@ class Admission:
         ):
             self._inside.append(place)  # it takes nothing from those who wait for slots
             return self._llm, place
-        self.require_room()
+        self._require_room_still()
         self._queue.append(place)
         self._move()
         if not place.granted.done() and weight and self._swap is None and self.on_crowd is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import llama_cpp
 import numpy as np
@@ -19,6 +21,8 @@ NEVER = -1e30
 """Added to a logit: what has it is sampled only where all else is forbidden."""
 
 LARGEST_BIAS = 1e9
+
+_ends: WeakKeyDictionary[Llama, list[int]] = WeakKeyDictionary()
 
 _OURS = {"best_of", "logit_bias_type", "user", "min_tokens", *CacheOptions.model_fields}
 """What says something of a request that is no argument."""
@@ -38,15 +42,19 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
     else:
         if body.logprobs and body.top_logprobs is None:  # upstream gives none then
             options["top_logprobs"] = 0
+        if body.tool_choice == "required":  # no format of upstream's makes the model choose
+            options["tool_choice"] = the_only_tool(body)
         require_followed(body)
+    processors: list[Any] = []
     if body.logit_bias is not None:
-        options["logit_bias"] = biases(llm, body)
+        processors.append(Biased(biases(llm, body)))
+        options["logit_bias"] = None  # upstream loses it, and the processors, where there are both
     if body.grammar is not None:
         options["grammar"] = llama_cpp.LlamaGrammar.from_string(body.grammar, verbose=False)
     if body.min_tokens > 0:
-        options["logits_processor"] = llama_cpp.LogitsProcessorList(
-            [AtLeast(body.min_tokens, llm.token_eos())]
-        )
+        processors.append(AtLeast(body.min_tokens, ends_of(llm)))
+    if processors:
+        options["logits_processor"] = llama_cpp.LogitsProcessorList(processors)
     return options
 
 
@@ -54,16 +62,24 @@ def _listed(stop: str | list[str] | None) -> list[str]:
     return [stop] if isinstance(stop, str) else stop or []
 
 
+def the_only_tool(body: ChatCompletionRequest) -> dict[str, Any]:
+    """The choice of the tool there is. Raises Refusal where there is none, or several."""
+    tools: list[Any] = body.tools or []
+    if not tools:
+        raise bad("there are no tools to choose from", "tool_choice")
+    if len(tools) > 1:
+        raise bad('"required" is for one tool here; of several, name one', "tool_choice")
+    return {"type": "function", "function": {"name": tools[0]["function"]["name"]}}
+
+
 def require_followed(body: ChatCompletionRequest) -> None:
     """Raise Refusal for a form that answers would not have: upstream takes any JSON, or any text, instead."""
     form: Any = body.response_format or {}
     if form.get("type") == "json_object" and form.get("schema") is not None:
         require_grammar(form["schema"], "response_format")
-    choice: Any = body.tool_choice
+    choice: Any = the_only_tool(body) if body.tool_choice == "required" else body.tool_choice
     if isinstance(body.function_call, dict):
         choice = {"function": body.function_call}
-    if choice == "required" and not body.tools:
-        raise bad("there are no tools to choose from", "tool_choice")
     if isinstance(choice, dict):
         name = choice["function"]["name"]
         functions: list[Any] = [tool["function"] for tool in body.tools or ()] + list(body.functions or ())
@@ -98,16 +114,40 @@ def biases(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> dict[
     return told
 
 
+def ends_of(llm: Llama) -> list[int]:
+    """The tokens that end an answer: most chat models have several."""
+    found = _ends.get(llm)
+    if found is None:
+        vocab = llm._model.vocab
+        found = [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]
+        _ends[llm] = found
+    return found
+
+
+class Biased:
+    """Adds to the logits of some tokens."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self._tokens = np.array(list(biases), np.intp)
+        self._added = np.array(list(biases.values()), np.single)
+
+    def __call__(self, _: npt.NDArray[np.intc], scores: Logits) -> Logits:
+        """`scores`, shape (n_vocab,), with what was added."""
+        scores = np.array(scores)
+        scores[self._tokens] += self._added
+        return scores
+
+
 class AtLeast:
     """Keeps an answer from ending before it has so many tokens; one object serves several answers.
 
-    Upstream's counts one prompt and forbids the end for good: with a grammar that wants nothing else all
+    Upstream's counts one prompt and forbids one end, for good: with a grammar that wants nothing else all
     tokens are forbidden then.
     """
 
-    def __init__(self, tokens: int, eos: int) -> None:
+    def __init__(self, tokens: int, ends: Sequence[int]) -> None:
         self._tokens = tokens
-        self._eos = eos
+        self._ends = list(ends)
         self._prompt: int | None = None
 
     def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
@@ -116,5 +156,5 @@ class AtLeast:
             self._prompt = len(ids)
         if len(ids) - self._prompt < self._tokens:
             scores = np.array(scores)
-            scores[self._eos] += NEVER
+            scores[self._ends] += NEVER
         return scores

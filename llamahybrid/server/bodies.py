@@ -10,7 +10,7 @@ from llama_cpp.server import types as upstream
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from llamahybrid.server.errors import Refusal, bad
-from llamahybrid.server.schemas import MOST_REPEATS, repeats
+from llamahybrid.server.schemas import MOST_LETTERS, excess
 
 _CONFIG = ConfigDict(allow_inf_nan=False)
 
@@ -40,6 +40,8 @@ MOST_PARTS = 1000
 """Of one message: its contents, its calls of tools."""
 
 MOST_BIASES = 200_000
+MOST_STOPS = 1000
+"""Upstream looks for each of them after each token, and meanwhile no other answer goes on."""
 
 
 class StreamOptions(BaseModel):
@@ -74,9 +76,11 @@ class CacheOptions(BaseModel):
     def _bounded(cls, said: Any) -> Any:
         """Raise ValueError for more than is looked at one by one."""
         if isinstance(said, dict):
-            biases, messages = said.get("logit_bias"), said.get("messages")
+            biases, messages, stop = said.get("logit_bias"), said.get("messages"), said.get("stop")
             if isinstance(biases, dict) and len(biases) > MOST_BIASES:
                 raise ValueError(f"logit_bias names more than {MOST_BIASES:,} tokens")
+            if isinstance(stop, list) and len(stop) > MOST_STOPS:
+                raise ValueError(f"there are more than {MOST_STOPS:,} stop strings")
             for message in messages if isinstance(messages, list) else ():
                 parts = message.values() if isinstance(message, dict) else ()
                 if any(isinstance(part, list) and len(part) > MOST_PARTS for part in parts):
@@ -141,7 +145,7 @@ class CompletionRequest(upstream.CreateCompletionRequest, CacheOptions):  # type
             return bad("echo comes with a whole answer, not with a stream", "echo")
         if self.echo and not isinstance(self.text_or_tokens(), str):
             return bad("echo needs a prompt of text", "echo")
-        return count_refused(self.n, max_n)
+        return _grammar_refused(self.grammar) or count_refused(self.n, max_n)
 
 
 class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):  # type: ignore[misc]
@@ -181,9 +185,9 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
         if (self.top_logprobs or 0) > max_logprobs:
             return bad(f"no more than {max_logprobs} logprobs for each token", "top_logprobs")
         for name in ("response_format", "tools", "functions"):
-            if repeats(getattr(self, name)) > MOST_REPEATS:
-                return bad(f"lengths in a schema add up to more than {MOST_REPEATS:,}", name)
-        return count_refused(self.n, max_n)
+            if (why := excess(getattr(self, name))) is not None:
+                return bad(why, name)
+        return _grammar_refused(self.grammar) or count_refused(self.n, max_n)
 
 
 def _message(said: dict[str, Any]) -> dict[str, Any]:
@@ -227,6 +231,12 @@ class DetokenizeRequest(upstream.DetokenizeInputRequest):  # type: ignore[misc]
     """`/extras/detokenize`."""
 
     tokens: Tokens = Field(description="Token ids.")
+
+
+def _grammar_refused(text: str | None) -> Refusal | None:
+    if len(text or "") > MOST_LETTERS:
+        return bad(f"a grammar has at most {MOST_LETTERS:,} letters", "grammar")
+    return None
 
 
 def count_refused(n: int | None, most: int) -> Refusal | None:

@@ -125,11 +125,13 @@ def install(app: FastAPI) -> None:
         refused.headers["Connection"] = "close"  # starlette raises it once more, and uvicorn hangs up
         return refused.response()
 
-    async def invalid(_: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return bad(f"the body is no JSON: {first['ctx']['error']}").response()
+        if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
+            return bad("the body is JSON: say so, with content-type: application/json").response()
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return bad(f"{where}: {first['msg']}" if where else str(first["msg"]), where or None).response()
 

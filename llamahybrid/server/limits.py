@@ -32,6 +32,7 @@ WAITS_FOR_SLOTS = (
     "/v1/chat/completions",
     "/v1/responses",
     "/v1/engines/copilot-codex/completions",
+    "/v1/embeddings",
 )
 """Paths whose requests may have to wait."""
 

@@ -91,12 +91,12 @@ class Metrics:
         """A request is over; `waited`: seconds from its arrival until it was begun with."""
         self._requests.labels(end).inc()
         for report in reports:
-            self._prompt.inc(report.left)
+            self._prompt.inc(report.decoded)
             self._prompt_seconds.inc(report.prefill_seconds)
             self._predicted.inc(report.generated)
             said_seconds = max(0.0, report.last_token_seconds - report.first_token_seconds)
             self._predicted_seconds.inc(said_seconds)
-            self._sums["prompt"] += report.left
+            self._sums["prompt"] += report.decoded
             self._sums["prompt_seconds"] += report.prefill_seconds
             self._sums["said"] += report.generated
             self._sums["said_seconds"] += said_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import llama_cpp
@@ -18,6 +19,7 @@ from llama_cpp.server.types import (
     TokenizeInputResponse,
 )
 
+from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import (
     ChatCompletionRequest,
@@ -91,21 +93,39 @@ async def create_chat_completion(
 
 
 @router.post("/v1/embeddings", summary="Embedding", tags=[_OPENAI], response_model=None)
-async def create_embedding(body: EmbeddingRequest, service: InService) -> Response:
+async def create_embedding(request: Request, body: EmbeddingRequest, service: InService) -> Response:
     """Embed texts; the model has to be opened with `embedding`."""
+    texts = Texts([body.input] if isinstance(body.input, str) else body.input)
 
     def work(llm: Llama) -> Any:
         if not llm.context_params.embeddings:
             raise bad("this model was not opened for embeddings (embedding: true)", "model")
-        return llm.create_embedding(input=body.input)
+        return llm.create_embedding(input=texts)
 
     body.require_understood()
-    made = await service.use(body.model, work, slots=1)
+    made = await service.use_slot(request, body.model, work, texts.give_up)
     if body.encoding_format == "base64":
         for each in made["data"]:
             each["embedding"] = packed(each["embedding"])
     made["model"] = service.models.alias(body.model)
     return Response(json.dumps(made), media_type="application/json")
+
+
+class Texts(list[str]):
+    """Texts to embed, while somebody waits for that: upstream embeds them one batch after the other."""
+
+    _wanted = True
+
+    def give_up(self) -> None:
+        """Nobody does any more."""
+        self._wanted = False
+
+    def __iter__(self) -> Iterator[str]:
+        """Raises RequestCancelled where nobody does."""
+        for text in super().__iter__():
+            if not self._wanted:
+                raise RequestCancelled("nobody waits for these embeddings any more")
+            yield text
 
 
 def packed(embedding: list[Any]) -> str | list[Any]:

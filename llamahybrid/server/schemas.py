@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,10 +10,24 @@ MOST_REPEATS = 100_000
 """Upstream writes each repetition into the grammar (llama_cpp/llama_grammar.py, _build_repetition): a
 `minLength` of a billion is gigabytes of text."""
 
+MOST_LETTERS = 128 << 10
+"""Of a schema, or a grammar. A token takes the square of a rule's alternatives, in one native call that
+nothing ends: 300,000 of them kept a slot for minutes."""
+
 _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems")
 _DATA = ("enum", "const", "default", "examples", "required")
 """Their values are no schemas."""
 _BRACES = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}", re.ASCII)
+
+
+def excess(schema: Any) -> str | None:
+    """What is too much of a schema, or of a list of what holds some; None: nothing."""
+    if repeats(schema) > MOST_REPEATS:
+        return f"lengths in a schema add up to more than {MOST_REPEATS:,}"
+    each = schema if isinstance(schema, list) else [schema]
+    if any(len(json.dumps(part, default=str)) > MOST_LETTERS for part in each):
+        return f"a schema has more than {MOST_LETTERS:,} letters"
+    return None
 
 
 def repeats(schema: Any) -> float:

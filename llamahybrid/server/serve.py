@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from math import isinf
 from typing import Any
 
 import uvicorn
@@ -31,14 +32,15 @@ class Server(uvicorn.Server):
 def server_of(app: FastAPI, **more: Any) -> Server:
     """A server for an app, that `run` starts; host and port from its settings, or HOST and PORT.
 
-    `more`: what else uvicorn takes.
+    `more`: what else uvicorn takes. Raises ValueError for no port, and for certificates that cannot be read.
     """
     service: Service = app.state.service
     settings = service.settings
+    grace = settings.shutdown_seconds + GRACE
     config = uvicorn.Config(
         app,
         host=os.getenv("HOST", settings.host),
-        port=int(os.getenv("PORT", settings.port)),
+        port=_port(os.getenv("PORT", str(settings.port))),
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,
         http=protocol(
@@ -48,8 +50,20 @@ def server_of(app: FastAPI, **more: Any) -> Server:
             settings.max_connections,
         ),
         ws="none",
-        timeout_graceful_shutdown=int(settings.shutdown_seconds + GRACE),
+        timeout_graceful_shutdown=None if isinf(grace) else int(grace),
         server_header=False,
         **more,
     )
+    if settings.ssl_keyfile and not settings.ssl_certfile:
+        raise ValueError("ssl_keyfile goes with an ssl_certfile")
+    try:
+        config.load()  # `run` would, once the model is open, and tells no file's name
+    except OSError as error:
+        raise ValueError(f"ssl_certfile and ssl_keyfile cannot be used: {error}") from error
     return Server(config)
+
+
+def _port(said: str) -> int:
+    if not (said.isascii() and said.isdecimal() and int(said) < 1 << 16):
+        raise ValueError(f"port: {said!r} is none")
+    return int(said)

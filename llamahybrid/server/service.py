@@ -60,12 +60,15 @@ class Service:
         self.models = Models(models, loader)
         self.admission = Admission(self._open, settings.max_queue, lambda llm: llm.offload.lost)
         self.metrics = Metrics(self._gauges)
+        self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
         self.history = History()
         self.observer: Callable[[Request], Observer | None] = lambda _: None
         """What is told the ids of a request's prompts, in its thread; None: nobody."""
         self.jobs: dict[Job, None] = {}
         """Those that run, oldest first."""
+        self._wanted: set[asyncio.Future[None]] = set()
+        """Each is done when nobody waits any more for what is made in a slot without a job."""
         self._outbox: Outbox | None = None
         self._stopping: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
@@ -89,6 +92,8 @@ class Service:
         """End what runs; each client gets what there is."""
         for job in list(self.jobs):
             job.cancel()
+        for wanted in list(self._wanted):
+            wanted.cancel()
 
     async def stop(self) -> None:
         """End what runs, and close the model: what waits for the disk is written. Once: the second waits."""
@@ -150,22 +155,42 @@ class Service:
             raise
         return form(job, account, self._ping_seconds)
 
-    async def use(self, model: str | None, work: Callable[[Llama], Result], slots: int = 0) -> Result:
-        """`work` on a model, in a thread. Raises Refusal, and what it raises."""
-        llm, place = await self.admission.enter(self.models.alias(model), slots)
-        loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(self._threads, work, llm)
+    async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
+        """`work` on a model, in a thread; it takes no slot. Raises Refusal, and what it raises."""
+        return await asyncio.shield(self._run(work, *await self.admission.enter(self.models.alias(model), 0)))
+
+    async def use_slot(
+        self,
+        request: Request,
+        model: str | None,
+        work: Callable[[Llama], Result],
+        give_up: Callable[[], None],
+    ) -> Result:
+        """`work` in a slot of a model, in a thread. Raises Refusal, and what it raises.
+
+        `give_up` is called, in the loop, once nobody waits for it, or the server ends; also when it is done.
+        """
+        made = self._run(work, *await self._enter(request, self.models.alias(model), 1))
+        gone = asyncio.ensure_future(_gone(request))
+        self._wanted.add(gone)
+        gone.add_done_callback(self._wanted.discard)
+        gone.add_done_callback(lambda _: give_up())
+        try:
+            return await asyncio.shield(made)
+        finally:
+            gone.cancel()
+
+    def _run(self, work: Callable[[Llama], Result], llm: Llama, place: Place) -> asyncio.Future[Result]:
+        """`work` in a thread, which leaves the place when it is done."""
+        made = asyncio.get_running_loop().run_in_executor(self._threads, work, llm)
         made.add_done_callback(lambda _: self.admission.leave(place))
-        return await asyncio.shield(made)
+        return made
 
     async def look(self, see: Callable[[Llama], Result]) -> Result | None:
         """What is seen of the open model, in a thread; None where none is open, or it is about to change."""
         if (visit := self.admission.visit()) is None:
             return None
-        llm, place = visit
-        seen = asyncio.get_running_loop().run_in_executor(self._threads, see, llm)
-        seen.add_done_callback(lambda _: self.admission.leave(place))
-        return await asyncio.shield(seen)
+        return await asyncio.shield(self._run(see, *visit))
 
     async def _enter(self, request: Request, alias: str, slots: int) -> tuple[Llama, Place]:
         """A place, unless the client hangs up while it waits. Raises Refusal."""
@@ -219,8 +244,13 @@ class Service:
 
 
 def _native(llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
+    return partial(_complete, llm, body, alias), {"stream": body.stream}
+
+
+def _complete(llm: Llama, body: Any, alias: str, stream: bool) -> Any:
+    """In the request's thread: tokenizing names, and schemas, may take seconds."""
     create = llm.create_completion if isinstance(body, CompletionRequest) else llm.create_chat_completion
-    return create, arguments(llm, body, alias)
+    return create(**{**arguments(llm, body, alias), "stream": stream})
 
 
 def _limited(

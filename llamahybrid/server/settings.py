@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Literal, Optional
 
@@ -139,7 +140,7 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
         if self.operator_key is not None:
             given.append(self.operator_key.get_secret_value())
         if self.api_key_file is not None:
-            lines = Path(self.api_key_file).expanduser().read_text(encoding="utf-8").split("\n")
+            lines = Path(expanduser(self.api_key_file)).read_text(encoding="utf-8-sig").split("\n")
             read = [line.strip() for line in lines if line.strip()]
             if not read:
                 raise ValueError(f"{self.api_key_file} holds no API key")
@@ -180,13 +181,13 @@ def from_file(path: Path) -> tuple[ServerSettings, list[ModelSettings]]:
 
     Raises ValueError where it does not say what it should, OSError where it cannot be read.
     """
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if path.suffix in (".yaml", ".yml"):
         import yaml
 
         try:
-            text = json.dumps(yaml.safe_load(text))
-        except yaml.YAMLError as error:
+            text = json.dumps(yaml.safe_load(text), default=str)  # dates, say
+        except (yaml.YAMLError, TypeError) as error:
             raise ValueError(f"{path} is no YAML: {error}") from error
     with in_one_line(f"{path}: "):
         config = ConfigFileSettings.model_validate_json(text)

@@ -38,10 +38,10 @@ def timings(reports: Sequence[RequestReport]) -> dict[str, Any]:
     said_ms = 1e3 * max(r.last_token_seconds - r.first_token_seconds for r in reports)
     told: dict[str, Any] = {
         "cache_n": first.cached,
-        "prompt_n": first.left,
+        "prompt_n": first.decoded,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / first.left if first.left else 0.0,
-        "prompt_per_second": _rate(first.left, prompt_ms),
+        "prompt_per_token_ms": prompt_ms / first.decoded if first.decoded else 0.0,
+        "prompt_per_second": _rate(first.decoded, prompt_ms),
         "predicted_n": said,
         "predicted_ms": said_ms,
         "predicted_per_token_ms": said_ms / said if said else 0.0,

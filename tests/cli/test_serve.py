@@ -68,6 +68,9 @@ def test_an_error_is_one_line(tmp_path: Path) -> None:
         "does not exist": [str(absent)],
         "Failed to load model": [str(nothing)],
         "n_parallel: Input should be": [str(absent), "--n_parallel", "0"],
+        "port: '65536'": [str(absent), "--port", "65536"],
+        "ssl_keyfile goes with": [str(absent), "--ssl_keyfile", str(nothing)],
+        "ssl_certfile and ssl_keyfile cannot be used": [str(absent), "--ssl_certfile", str(nothing)],
     }.items():
         result = CliRunner().invoke(app, ["serve", *arguments])
         assert result.exit_code == 1

@@ -40,7 +40,8 @@ def test_other_folders_in_the_cache_are_passed_over(built: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [{"patches": None}, {"patches": 3}, {"built": 5}, {"version": None}, {"source": []}, {"files": [1]}]
+    "harm",
+    [{"patches": None}, {"patches": 3}, {"built": 5}, {"version": None}, {"source": []}, {"files": [1]}],
 )
 def test_a_manifest_with_other_things_in_it_is_none(built: Build, harm: dict[str, object]) -> None:
     good, odd = built("good"), built("odd")

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from llamahybrid.errors import RequestCancelled
 from llamahybrid.prompt_cache import Checkpoint, Costs, Plan
 from llamahybrid.prompt_cache.base import Reason, Segment
 from llamahybrid.request.request import Request
@@ -64,3 +65,24 @@ def test_usage_names_the_cached_tokens(open_model):
     assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": again["usage"]["prompt_tokens"]}
     assert llm.create_completion(PROMPT, max_tokens=2)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_prompt_that_was_cancelled_tells_what_was_decoded_of_it(open_model, monkeypatch):
+    llm = open_model(n_batch=16)
+    decode, batches = llm.runner.live.decode, iter(range(100))
+
+    def hooked(tokens, outputs):
+        if next(batches) == 2:
+            llm.cancel()
+        decode(tokens, outputs)
+
+    monkeypatch.setattr(llm.runner.live, "decode", hooked)
+    with pytest.raises(RequestCancelled):
+        take(llm, PROMPT)
+    report = llm.last_request
+    assert report.decoded == llm.runner.live.n > 0
+    assert (report.left, report.unreached) == (80, 80 - report.decoded)
+    assert report.prefill_seconds > 0
+    monkeypatch.undo()
+    take(llm, PROMPT)
+    assert (llm.last_request.decoded, llm.last_request.unreached) == (llm.last_request.left, 0)

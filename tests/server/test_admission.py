@@ -119,9 +119,11 @@ def test_a_full_queue_sends_away_and_says_for_how_long() -> None:
         await client(admission, log, "1")
         waiting = asyncio.ensure_future(client(admission, log, "2"))
         await beat()
+        admission.on_refused = lambda: log.append("sent away")
         with pytest.raises(Refusal) as refused:
             await admission.enter("a", 1)
         assert refused.value.status == 429
+        assert log[-1] == "sent away"
         assert 1 <= int(refused.value.headers["Retry-After"]) <= 60
         waiting.cancel()
         await beat()

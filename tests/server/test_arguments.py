@@ -18,9 +18,6 @@ class Vocabulary:
     def n_vocab(self) -> int:
         return 100
 
-    def token_eos(self) -> int:
-        return 3
-
     def tokenize(self, text: bytes, **_: Any) -> list[int]:
         return [letter - 64 for letter in text]
 
@@ -61,7 +58,7 @@ def test_a_bias_stays_a_number() -> None:
 
 
 def test_an_answer_does_not_end_before_it_has_its_tokens_and_nothing_becomes_infinite() -> None:
-    least, scores = AtLeast(2, 3), np.ones(10, np.single)
+    least, scores = AtLeast(2, [3, 5]), np.ones(10, np.single)
     ids = np.arange(50, dtype=np.intc)
     for n, ends in (
         (5, False),
@@ -74,7 +71,8 @@ def test_an_answer_does_not_end_before_it_has_its_tokens_and_nothing_becomes_inf
         (6, True),
     ):
         told = least(ids[:n], scores)
-        assert (told[3] > 0) == ends, n
+        assert (told[3] > 0) == (told[5] > 0) == ends, n
+        assert told[4] == 1
         assert np.isfinite(told).all()
         assert (scores == 1).all()
 
@@ -127,6 +125,15 @@ def test_a_tool_that_there_is_not_cannot_be_chosen(choice: Any) -> None:
             arguments(LLM, chat(**choice, **tools), "")
         assert refused.value.param == "tool_choice"
     arguments(LLM, chat(**choice, tools=[tool("f", {"type": "object", "properties": {}})]), "")
+
+
+def test_required_is_the_only_tool_and_not_one_of_several() -> None:
+    tools: list[Any] = [tool(name, {"type": "object", "properties": {}}) for name in "fg"]
+    told = arguments(LLM, chat(tool_choice="required", tools=tools[:1]), "")
+    assert told["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(Refusal) as refused:
+        arguments(LLM, chat(tool_choice="required", tools=tools), "")
+    assert refused.value.param == "tool_choice"
 
 
 def test_logprobs_of_a_chat_are_given_where_their_number_is_not_said() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from llamahybrid.server.bodies import (
     count_refused,
 )
 from llamahybrid.server.errors import Refusal
+from llamahybrid.server.schemas import MOST_LETTERS
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -84,6 +86,15 @@ def test_schemas_whose_grammar_would_fill_memory_are_refused(many: dict[str, Any
     assert chat(response_format=form).refused(16, 20) is None
 
 
+def test_grammars_whose_tokens_would_take_for_ever_are_refused() -> None:
+    many = {"enum": list(range(MOST_LETTERS // 3))}
+    assert chat(response_format={"type": "json_object", "schema": many}).refused(16, 20)
+    assert chat(tools=[{"type": "function", "function": {"name": "f", "parameters": many}}]).refused(16, 20)
+    for text, fine in (("x" * MOST_LETTERS, True), ("x" * (MOST_LETTERS + 1), False)):
+        assert (chat(grammar=text).refused(16, 20) is None) is fine
+        assert (CompletionRequest(prompt="a", grammar=text).refused(16, 20) is None) is fine
+
+
 @pytest.mark.parametrize(
     ("n", "fine"), [(None, True), (1, True), (16, True), (17, False), (0, False), (-1, False)]
 )
@@ -137,6 +148,15 @@ def test_much_that_is_wrong_is_not_told_of_one_by_one(body: type[BaseModel], sai
 
 
 # -- what OpenAI's clients send ----------------------------------------------------------------------------
+
+
+def test_few_stop_strings_are_looked_for() -> None:
+    for most, fine in ((1000, True), (1001, False)):
+        stops = ["x"] * most
+        with nullcontext() if fine else pytest.raises(ValidationError, match="stop"):
+            chat(stop=stops)
+        with nullcontext() if fine else pytest.raises(ValidationError, match="stop"):
+            CompletionRequest(prompt="a", stop=stops)
 
 
 def test_a_call_of_a_tool_may_be_sent_back_as_it_came() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamahybrid.request.report import RequestReport
 from llamahybrid.server.metrics import Gauges, Metrics
 
@@ -58,3 +60,10 @@ def test_two_servers_of_a_process_count_for_themselves() -> None:
     one.answered((REPORT,), 0.0, "done")
     assert told(other)["llamacpp:tokens_predicted_total"] == 0
     assert told(other)["llamacpp:predicted_tokens_seconds"] == 0
+
+
+def test_a_prompt_that_was_cancelled_counts_as_far_as_it_was_decoded() -> None:
+    metrics = Metrics(lambda: Gauges(0, 0, 1, 0, {}, {}))
+    metrics.answered((replace(REPORT, unreached=20, generated=0),), 0.0, "cancelled")
+    assert told(metrics)["llamacpp:prompt_tokens_total"] == 5
+    assert told(metrics)["llamacpp:prompt_tokens_seconds"] == 10

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import llama_cpp
 import numpy as np
 import openai
 import pytest
@@ -265,12 +266,31 @@ def test_a_body_that_is_no_json_is_told_so(http: httpx.Client) -> None:
     told = http.post("/v1/completions", content=b"{1", headers=JSON).json()["error"]
     assert told["param"] is None
     assert "JSON" in told["message"]
+    for said in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):  # curl -d
+        told = http.post("/v1/completions", content=b'{"prompt": "a"}', headers=said).json()["error"]
+        assert "content-type: application/json" in told["message"]
+    told = http.post("/v1/completions", content=b"[]", headers=JSON).json()["error"]
+    assert "content-type" not in told["message"]
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], [""]])
 def test_an_empty_prompt_is_no_overflow(http: httpx.Client, prompt: Any) -> None:
     told = http.post("/v1/completions", json={"prompt": prompt}).json()["error"]
     assert (told["code"], told["param"]) == (None, "prompt")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_biases_and_a_shortest_length_count_together(server: Serving, http: httpx.Client, n: int) -> None:
+    vocab = server.llm._model.vocab
+    ends = [t for t in range(server.llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, t)]
+    assert len(ends) > 1
+    wished = ord("a")  # the tiny vocabulary begins with all bytes
+    for end in ends:
+        asked = {"prompt": "hello", "temperature": 0.0, "max_tokens": 8, "min_tokens": 4, "n": n}
+        bias = {str(end): 200.0, str(wished): 100.0}
+        told = http.post("/v1/completions", json={**asked, "logit_bias": bias}).json()
+        assert [choice["text"] for choice in told["choices"]] == ["aaaa"] * n
+        assert {choice["finish_reason"] for choice in told["choices"]} == {"stop"}
 
 
 def test_health_has_a_head(http: httpx.Client) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.server.schemas import repeats
+from llamahybrid.server.schemas import MOST_LETTERS, MOST_REPEATS, excess, repeats
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,11 @@ from llamahybrid.server.schemas import repeats
 )
 def test_lengths_and_repetitions_are_counted(schema: Any, most: float) -> None:
     assert repeats(schema) == most
+
+
+def test_what_is_too_much_is_told() -> None:
+    half = {"enum": ["x" * (MOST_LETTERS // 2)]}
+    assert excess(None) is excess({}) is excess(half) is excess([half, half]) is None
+    assert "letters" in (excess({"anyOf": [half, half]}) or "")
+    assert "letters" in (excess([half, {"enum": list(range(MOST_LETTERS // 3))}]) or "")
+    assert "lengths" in (excess([{"minLength": MOST_REPEATS + 1}]) or "")

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from llamahybrid.server.app import app_of
+from llamahybrid.server.serve import server_of
+from llamahybrid.server.service import Service
+from llamahybrid.server.settings import ModelSettings, ServerSettings
 from tests.lab.serving import COMMAND, ServerProcess
 
 TinyModel = Callable[..., Path]
@@ -42,6 +46,12 @@ def test_told_to_end_it_ends_what_runs_and_writes_what_was_said(
     second.end(signal.SIGINT)
     assert again["choices"][0]["text"] == said
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+
+
+@pytest.mark.parametrize(("seconds", "graceful"), [(5.5, 15), (float("inf"), None)])
+def test_what_runs_may_be_waited_for_for_ever(seconds: float, graceful: int | None) -> None:
+    service = Service(ServerSettings(shutdown_seconds=seconds), [ModelSettings(model="x.gguf")])
+    assert server_of(app_of(service)).config.timeout_graceful_shutdown == graceful
 
 
 def test_a_model_that_is_none_ends_it_with_an_error(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.llama import Llama
 from llamahybrid.request.report import RequestReport
+from llamahybrid.server.arguments import arguments
 from llamahybrid.server.loading import load
 from llamahybrid.server.settings import ModelSettings
 from tests.lab.serving import SMALL, Serving, serving, wait_until
@@ -158,6 +159,68 @@ def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(
             each.result()
 
 
+class Embeddings:
+    """In place of a model's: each goes on until nobody waits for it, or `enough`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = 0
+        self.enough = threading.Event()
+
+        def embed(_: Llama, input: list[str]) -> Any:
+            self.begun += 1
+            while not self.enough.is_set():
+                for _text in input:
+                    self.enough.wait(0.001)
+
+        monkeypatch.setattr(Llama, "create_embedding", embed)
+
+
+def test_embeddings_that_nobody_waits_for_are_given_up(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Embeddings(monkeypatch)
+    path, asked = "/v1/embeddings", {"input": ["one", "two"]}
+    told: list[httpx.Response] = []
+    options: dict[str, Any] = {"model": {"embedding": True, "n_parallel": 1}, "shutdown_seconds": 0.0}
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(tiny_model("llama"), **options))
+        client = stack.enter_context(server.client())
+        stack.callback(held.enough.set)
+
+        def another_hung_up_in_the_queue() -> bool:
+            wait_until(lambda: held.begun == 1)
+            server.hang_up(path, asked, lambda: server.service.admission.waiting == 1)
+            wait_until(lambda: server.service.admission.waiting == 0)
+            return True
+
+        server.hang_up(path, asked, another_hung_up_in_the_queue)
+        server.await_settled()
+        assert held.begun == 1
+        asking = threading.Thread(target=lambda: told.append(client.post(path, json=asked)))
+        asking.start()
+        wait_until(lambda: held.begun == 2)
+        server.stop()
+        asking.join()
+        assert not held.enough.is_set()
+    assert [answer.status_code for answer in told] == [503]
+
+
+def test_arguments_are_made_where_they_hold_nobody_up(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_in = []
+
+    def noted(*args: Any) -> dict[str, Any]:
+        made_in.append(threading.current_thread().name)
+        return arguments(*args)
+
+    monkeypatch.setattr("llamahybrid.server.service.arguments", noted)
+    assert post(server, {"prompt": "a", "max_tokens": 1}).status_code == 200
+    assert post(server, {"prompt": "a", "logit_bias": {"x": 1}}).status_code == 400
+    assert all(name.startswith("llamahybrid-request") for name in made_in)
+    assert len(made_in) == 2
+
+
 def test_a_slow_reader_holds_no_slot(server: Serving, http: httpx.Client, told: list[RequestReport]) -> None:
     with http.stream("POST", "/v1/completions", json={**ENDLESS, "max_tokens": 300}) as response:
         lines = response.iter_lines()
@@ -188,7 +251,8 @@ def test_more_than_may_wait_are_told_so_and_the_others_are_answered(
                 assert 1 <= int(answer.headers["retry-after"]) <= 60
                 assert answer.json()["error"]["type"] == "rate_limit_error"
         server.await_settled()
-        assert "llamahybrid:refused_total" in client.get("/metrics").text
+        counted = f'llamahybrid:refused_total{{why="queue"}} {kinds[429]}.0'
+        assert counted in client.get("/metrics").text
 
 
 def test_one_that_waits_may_end_the_longest_stream_if_the_operator_says_so(

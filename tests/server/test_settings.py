@@ -63,8 +63,25 @@ def test_an_empty_key_is_none(tmp_path: Path) -> None:
     for wrong in ({"api_key": ""}, {"api_keys": [""]}, {"api_key_file": str(tmp_path / "keys")}):
         with pytest.raises(ValueError, match="key"):
             ServerSettings(**wrong).keys()
-    with pytest.raises(OSError, match="absent"):
-        ServerSettings(api_key_file=str(tmp_path / "absent")).keys()
+    for absent in (str(tmp_path / "absent"), "~nobody-of-this-name/absent"):
+        with pytest.raises(OSError, match="absent"):
+            ServerSettings(api_key_file=absent).keys()
+
+
+def test_what_yaml_takes_for_a_date_is_a_name(tmp_path: Path) -> None:
+    (file := tmp_path / "config.yaml").write_text("models: [{model: a.gguf, model_alias: 2026-05-01}]")
+    assert from_file(file)[1][0].model_alias == "2026-05-01"
+    file.write_text("2026-05-01: nothing")
+    with pytest.raises(ValueError, match="no YAML"):
+        from_file(file)
+
+
+def test_files_may_begin_with_a_mark_of_their_encoding(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    (tmp_path / "keys").write_text("one\ntwo\n", encoding="utf-8-sig")
+    assert ServerSettings(api_key_file=str(tmp_path / "keys")).keys() == ["one", "two"]
+    (tmp_path / "config.json").write_text('{"models": [{"model": "a.gguf"}]}', encoding="utf-8-sig")
+    assert from_file(tmp_path / "config.json")[1][0].model == "a.gguf"
 
 
 def test_the_environment_counts_as_it_does_upstream(monkeypatch: pytest.MonkeyPatch) -> None:

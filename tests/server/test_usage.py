@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llamahybrid.request.report import RequestReport
@@ -61,3 +63,8 @@ def test_nothing_is_divided_by_nothing() -> None:
 def test_drafts_are_told_where_there_were_any() -> None:
     told = timings([RequestReport(5, 5, 5, "live", "", drafted=7, accepted=3)])
     assert (told["draft_n"], told["draft_n_accepted"]) == (7, 3)
+
+
+def test_a_prompt_that_was_cancelled_is_timed_as_far_as_it_was_decoded() -> None:
+    told = timings([replace(FIRST, unreached=20, generated=0)])
+    assert (told["prompt_n"], told["prompt_per_token_ms"], told["prompt_per_second"]) == (5, 200.0, 5.0)

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from os.path import expanduser
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar
@@ -18,7 +19,7 @@ from llamahybrid.engine.sdist import PIN, read
 from llamahybrid.errors import EngineError
 from llamahybrid.server.bodies import CacheOptions, First, Texts, count_refused
 from llamahybrid.server.errors import Refusal, bad
-from llamahybrid.server.schemas import MOST_REPEATS, repeats
+from llamahybrid.server.schemas import excess
 from llamahybrid.upstream import Look, mentions, takes
 
 logger = logging.getLogger("llamahybrid.server")
@@ -187,7 +188,7 @@ def dialect(named: str | None, template: str) -> Dialect:
         text = files()[f"{CONFIGS}/{named}.json"]
     else:
         try:
-            text = Path(named).expanduser().read_bytes()
+            text = Path(expanduser(named)).read_bytes()
         except OSError as error:
             raise ValueError(
                 f"api_config: {error}; it is a file, or one of {', '.join(OWN_CONFIGS)}"
@@ -285,9 +286,8 @@ def _bounds_refused(most: int | None, name: str, logprobs: int | None, max_logpr
 
 
 def _schema_refused(schema: Any, name: str) -> Refusal | None:
-    if repeats(schema) > MOST_REPEATS:
-        return bad(f"lengths in a schema add up to more than {MOST_REPEATS:,}", name)
-    return None
+    why = excess(schema)
+    return None if why is None else bad(why, name)
 
 
 @cache

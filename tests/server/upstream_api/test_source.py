@@ -165,8 +165,9 @@ def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
 
 
 def test_a_name_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match=r"one of .*qwen3.6-27b"):
-        dialect("qwen9", "")
+    for absent in ("qwen9", "~nobody-of-this-name/qwen9"):
+        with pytest.raises(ValueError, match=r"one of .*qwen3.6-27b"):
+            dialect(absent, "")
 
 
 # -- what requests say -----------------------------------------------------------------------------------
