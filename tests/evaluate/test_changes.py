@@ -177,8 +177,6 @@ def test_a_verdict_that_was_not_there_before_is_said_and_a_bad_one_with_why() ->
 def test_the_request_that_grew_is_found_where_clients_came_in_another_order() -> None:
     old = [request(chat=str(chat), decoded=decoded) for chat, decoded in ((0, 1000), (1, 60))]
     new = [request(chat=str(chat), decoded=decoded) for chat, decoded in ((1, 500), (0, 1000))]
-    sides = [
-        workload(requests=tuple(side), decoded=decoded) for side, decoded in ((old, 1060), (new, 1500))
-    ]
+    sides = [workload(requests=tuple(side), decoded=decoded) for side, decoded in ((old, 1060), (new, 1500))]
     texts = [change.text for change in between(*sides)]
     assert texts == ["tokens decoded: 1,060 before, 1,500 now, most of it at chat 1, turn 1 (+440)"]

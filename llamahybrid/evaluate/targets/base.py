@@ -77,7 +77,9 @@ class Reply:
         """Prompt tokens that were not decoded, by counters, or by what the target says was decoded."""
         if self.total is None:
             return None
-        if self.decoded is not None and self.tokens:  # without an answer, what was not decoded was left undone
+        if (
+            self.decoded is not None and self.tokens
+        ):  # without an answer, what was not decoded was left undone
             return self.total - (self.decoded - (len(self.tokens) - 1))
         return None if self.worked is None else self.total - self.worked
 
@@ -181,6 +183,8 @@ class Target(ABC):
     name: str
     kind: str
     needs_model: bool = True
+    kept_in: str | None = None
+    """A folder in which processes that are started keep conversations, where the target can."""
 
     @abstractmethod
     def open(self, model: ModelFile | None, shape: Shape) -> AbstractContextManager[Session]:
