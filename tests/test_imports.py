@@ -86,6 +86,7 @@ ORDER = (
     "devices",
     "capi",
     "engine",
+    "children",
     "files",
     "signatures",
     "upstream",  # the names of llama_cpp that all of these lean on

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Lib
 from llamahybrid.cli.engine import errors_shown
 
@@ -35,7 +36,9 @@ def bench(
     on: On = None,
     lib: Lib = None,
     rounds: Annotated[int, typer.Option(min=1, help="times are medians of so many")] = 3,
-    clients: Annotated[list[int] | None, typer.Option(help="at once; repeatable; default: 1, 4, 8")] = None,
+    clients: Annotated[
+        list[int] | None, typer.Option(min=1, help="at once; repeatable; default: 1, 4, 8")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="write the results here, part by part")] = None,
@@ -55,7 +58,7 @@ def bench(
     layers = {"n_gpu_layers": n_gpu_layers} if n_gpu_layers else {}
     options = {"n_threads": n, "n_threads_batch": n, **layers}
     server = ["-t", str(n), *(("-ngl", "999" if n_gpu_layers < 0 else str(n_gpu_layers)) if layers else ())]
-    with errors_shown(ValueError, OSError):
+    with ended_in_order(), errors_shown(ValueError, OSError):
         targets = choice.targets(on or PEERS, lib, server)
         with _progress() as told:
             file = ModelFile(model.name, model, options, server)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from llamahybrid.children import ended_in_order
 from llamahybrid.cli.engine import errors_shown
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def check(
     from llamahybrid.evaluate.check import Check, models
     from llamahybrid.evaluate.targets import choice
 
-    with errors_shown(ValueError, OSError):
+    with ended_in_order(), errors_shown(ValueError, OSError):
         targets = choice.targets(on, lib, server_option or ())
         chosen = _workloads(workload or (), quick)
         given = model or ()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from llamahybrid.children import ended_in_order
 from llamahybrid.cli.bench import bench
 from llamahybrid.cli.cache import cache
 from llamahybrid.cli.check import check
@@ -51,10 +52,10 @@ def _count(text: str | None) -> int | None:
     if text is None:
         return None
     unit = {"K": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:].upper(), 1)
-    try:
-        return int(float(text if unit == 1 else text[:-1]) * unit)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a number like 500K, 100M or 1G") from error
+    with suppress(ValueError, OverflowError):
+        if (count := int(float(text if unit == 1 else text[:-1]) * unit)) > 0:
+            return count
+    raise typer.BadParameter(f"{text!r} is not a number like 500K, 100M or 1G")
 
 
 @app.command()
@@ -208,7 +209,7 @@ def hazards(
 
     if expect not in (None, "stock") or (expect and arch):
         raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
-    with errors_shown(ValueError, OSError):
+    with ended_in_order(), errors_shown(ValueError, OSError):
         passed = report.hazards(
             lib,
             arch,

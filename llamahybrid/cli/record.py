@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Json, Lib, Models, On, finish, progress
 from llamahybrid.cli.engine import errors_shown
 
@@ -81,7 +82,7 @@ def replay(
     from llamahybrid.evaluate.targets import choice
     from llamahybrid.evaluate.traces.replay import replay as play
 
-    with errors_shown(ValueError, OSError):
+    with ended_in_order(), errors_shown(ValueError, OSError):
         targets = choice.targets(on, lib)
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")

@@ -6,7 +6,6 @@ them; times are medians over rounds. Counts do not depend on the machine.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections import defaultdict
@@ -265,7 +264,7 @@ class Bench:
 
     def _restarts(self, target: Target, number: int) -> Callable[[_Measured], None]:
         def step(measured: _Measured) -> None:
-            with tempfile.TemporaryDirectory(prefix="llamahybrid-bench-") as folder, _kept_in(folder):
+            with tempfile.TemporaryDirectory(prefix="llamahybrid-bench-") as folder, _kept_in(target, folder):
                 shape = Shape(4096)
                 with target.open(self.model, shape) as session:
                     vocabulary = session.vocabulary
@@ -309,17 +308,13 @@ def _ask(tokens: Sequence[int]) -> Ask:
 
 
 @contextmanager
-def _kept_in(folder: str) -> Iterator[None]:
-    """Processes that are started meanwhile keep conversations in a folder."""
-    before = os.environ.get("LLAMAHYBRID_DISK")
-    os.environ["LLAMAHYBRID_DISK"] = folder
+def _kept_in(target: Target, folder: str) -> Iterator[None]:
+    """Processes that the target starts meanwhile keep conversations in a folder."""
+    target.kept_in = folder
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["LLAMAHYBRID_DISK"]
-        else:
-            os.environ["LLAMAHYBRID_DISK"] = before
+        target.kept_in = None
 
 
 def _play(session: Session, workload: Workload, measured: _Measured, first: bool) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid import tiny
+from llamahybrid.children import python
 from llamahybrid.engine import installed
 from llamahybrid.errors import EngineError
 from llamahybrid.hazards.outcome import Outcome, Verdict
 from llamahybrid.hazards.probe import Model, Probe
 
-_CHILD = (sys.executable, "-m", "llamahybrid.hazards.child")
+_CHILD = python("llamahybrid.hazards.child")
+_running: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True)
@@ -76,27 +77,23 @@ def library(path: Path | None = None) -> Library:
 
 def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Outcome:
     """Run a child whose last line is an outcome, and make an outcome of its death or hanging too."""
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace")
+    _running.add(child)
     try:
-        child = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
-        return Outcome(Verdict.DIED, f"hung: killed after {seconds:g} s{_quoted(said or '')}")
+        said, log = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        log = child.communicate()[1]
+        return Outcome(Verdict.DIED, f"hung: killed after {seconds:g} s{_quoted(log)}")
+    finally:
+        _running.discard(child)
     if child.returncode < 0:
-        return Outcome(Verdict.DIED, f"{_signal(-child.returncode)}{_quoted(child.stderr)}")
+        return Outcome(Verdict.DIED, f"{_signal(-child.returncode)}{_quoted(log)}")
     if child.returncode:
-        return Outcome(
-            Verdict.FAILED, _last_line(child.stderr) or f"the child's exit status was {child.returncode}"
-        )
+        return Outcome(Verdict.FAILED, _last_line(log) or f"the child's exit status was {child.returncode}")
     try:
-        return Outcome.from_json(json.loads(child.stdout.splitlines()[-1]))
+        return Outcome.from_json(json.loads(said.splitlines()[-1]))
     except (ValueError, KeyError, IndexError, TypeError):
         return Outcome(Verdict.FAILED, "the child ended without an outcome")
 
@@ -143,17 +140,27 @@ def run(
             for model in (probe.known if known else (probe.model,))
         ]
         files = {model: _make(model, Path(folder)) for model in dict.fromkeys(model for _, model in chosen)}
+        # a probe that dies leaves its files behind
+        library_here = replace(under_test, environment={**under_test.environment, "TMPDIR": folder})
 
         def run_one(pair: tuple[Probe, Model]) -> Result:
             probe, model = pair
             start = time.perf_counter()
-            outcome = run_on(files[model], probe, under_test, gpu_layers=gpu_layers, rpc=rpc, seconds=seconds)
+            outcome = run_on(
+                files[model], probe, library_here, gpu_layers=gpu_layers, rpc=rpc, seconds=seconds
+            )
             result = Result(probe, model, outcome, time.perf_counter() - start)
             done(result)
             return result
 
         with ThreadPoolExecutor(max(1, jobs)) as pool:
-            return list(pool.map(run_one, chosen))
+            try:
+                return list(pool.map(run_one, chosen))
+            except BaseException:  # Ctrl-C, say: who waits for it does not wait for a probe that hangs
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in tuple(_running):
+                    child.kill()
+                raise
 
 
 def _make(model: Model, folder: Path) -> Path:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -90,3 +94,35 @@ def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
     assert sorted(each.probe.id for each in told) == sorted(ids)
     (other,) = runner.run(probes[1:], library, arch="jamba")
     assert other.model == Model("jamba")
+
+
+def test_who_ends_a_run_does_not_wait_for_a_probe_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A child that says it runs has its files in the run's folder, and hangs; then Ctrl-C."""
+    script = "import os, sys, tempfile, time; tempfile.mkdtemp(); time.sleep(100)"
+    monkeypatch.setattr(runner, "_CHILD", (sys.executable, "-c", script))
+    monkeypatch.setattr(runner, "_make", lambda model, folder: folder / model.name)
+    folders: list[Path] = []
+    started = subprocess.Popen
+
+    def popen(*command: object, env: dict[str, str], **more: object) -> object:
+        folders.append(Path(env["TMPDIR"]))
+        child = started(*command, env=env, **more)  # type: ignore[call-overload]
+        threading.Thread(target=interrupt, daemon=True).start()
+        return child
+
+    def interrupt() -> None:
+        while not list(folders[0].iterdir()):
+            time.sleep(0.01)
+        if not stopped.is_set():
+            stopped.set()
+            signal.pthread_kill(main, signal.SIGINT)
+
+    stopped, main = threading.Event(), threading.get_ident()
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(PROBES[:3], runner.Library("", "", os.environ), jobs=1, seconds=90)
+    assert len(folders) == 1, "no other was started"
+    assert not folders[0].exists(), "what it left is gone"
+    assert not runner._running

@@ -181,6 +181,8 @@ class Target(ABC):
     name: str
     kind: str
     needs_model: bool = True
+    kept_in: str | None = None
+    """A folder in which processes that are started keep conversations, where the target can."""
 
     @abstractmethod
     def open(self, model: ModelFile | None, shape: Shape) -> AbstractContextManager[Session]:

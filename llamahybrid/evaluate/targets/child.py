@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
+from operator import index
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -98,10 +99,15 @@ class Child:
         return {
             "parallel": self._parallel,
             "template": "tokenizer.chat_template" in self.llm.metadata,
-            "salts": hasattr(self.llm, "request") and hasattr(type(self.llm), "cache_salt"),
+            "salts": self._salts(),
             "vocabulary": known_words(self.llm),
             "state_bytes": state,
         }
+
+    def _salts(self) -> bool:
+        """It keeps salts apart; ours does not where the environment leaves it no cache."""
+        knows = hasattr(self.llm, "request") and hasattr(type(self.llm), "cache_salt")
+        return knows and getattr(self.llm, "prompt_cache", True) is not None
 
     def _state_bytes(self) -> int | None:
         """Of a conversation of `STATE_TOKENS`, by a context that is made for it."""
@@ -177,7 +183,7 @@ class Child:
             prompt=seen.prompt,
             tokens=tokens,
             total=len(seen.prompt),
-            reported=getattr(told, "cached", None),
+            reported=_count(getattr(told, "cached", None)),
             decoded=self._counter.take() if self._parallel == 1 else None,
             reason=getattr(told, "reason", None),
         )
@@ -246,6 +252,11 @@ class Child:
         return None if found is None else asdict(found)
 
 
+def _count(told: Any) -> int | None:
+    """A number of any integer type, as numpy's. Raises TypeError for what is none."""
+    return None if told is None else index(told)
+
+
 def content(library: Path) -> str:
     """A libllama's file name, and a digest of it and of the ggml beside it: no path, but builds differ."""
     parts = sorted({*library.parent.glob("*llama*"), *library.parent.glob("*ggml*")})
@@ -281,11 +292,11 @@ def main() -> None:
     def serve(call: dict[str, Any]) -> None:
         number, do = call.pop("id"), call.pop("do")
         try:
-            answer = {"id": number, "reply": getattr(child, do)(**call)}
+            answer = json.dumps({"id": number, "reply": getattr(child, do)(**call)})
         except Exception as error:
-            answer = {"id": number, "error": f"{type(error).__name__}: {error}"}
+            answer = json.dumps({"id": number, "error": f"{type(error).__name__}: {error}"})
         with lock:
-            print(json.dumps(answer), file=out, flush=True)
+            print(answer, file=out, flush=True)
 
     pool = ThreadPoolExecutor(16)
     for line in sys.stdin:

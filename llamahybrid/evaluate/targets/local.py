@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from llamahybrid.children import python
 from llamahybrid.engine import installed
 from llamahybrid.errors import TargetError
 from llamahybrid.evaluate.report import Sameness
 from llamahybrid.evaluate.targets.base import Ask, ModelFile, Reply, Saving, Session, Shape, Target
 from llamahybrid.evaluate.vocabularies import from_json
 
+DISK = "LLAMAHYBRID_DISK"
 SECONDS = 600.0
 """A request that takes longer hangs."""
 
@@ -28,10 +29,12 @@ SECONDS = 600.0
 def library_environment(lib: Path | None, kind: str) -> dict[str, str]:
     """Environment of a process that loads the libllama in `lib` (a file, or its folder).
 
-    None: the engine that llamahybrid chooses for ours, what llama_cpp brings for the others.
+    None: the engine that llamahybrid chooses for ours, what llama_cpp brings for the others. The user's own
+    folder of conversations is not in it: what an earlier run left there would be found, and be written to.
     Raises TargetError where there is none.
     """
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    environment.pop(DISK, None)
     if lib is None:
         return environment if kind == "ours" else {**environment, "LLAMAHYBRID_ENGINE": "stock"}
     folder = (lib if lib.is_dir() else lib.parent).resolve()
@@ -46,10 +49,10 @@ class Process:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `close`
-        command = [sys.executable, "-m", "llamahybrid.evaluate.targets.child"]
+        self._folder = tempfile.TemporaryDirectory(prefix="llamahybrid-target-")
         self._process = subprocess.Popen(
-            command,
-            env=environment,
+            python("llamahybrid.evaluate.targets.child"),
+            env={**environment, "TMPDIR": self._folder.name},  # what it leaves when it dies goes, too
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -113,17 +116,18 @@ class Process:
             f"its process died, exit status {status}: {lines[-1] if lines else ''}".rstrip(": ")
         )
 
-    def close(self) -> None:
-        """End it."""
+    def close(self, patience: float = 20.0) -> None:
+        """End it; kill it after so many seconds."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(20)
+            self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._log.close()
+        self._folder.cleanup()
 
 
 class LocalSession(Session):
@@ -181,7 +185,7 @@ class LocalTarget(Target):
         """The model opened anew, in this target's process. Raises TargetError."""
         if model is None:
             raise TargetError(f"{self.name} needs a model")
-        process = self._process = self._process or Process(library_environment(self._lib, self.kind))
+        process = self._process = self._process or Process(self._environment())
         try:
             options = {"n_threads": 1, "n_threads_batch": 1, **model.options}
             kind, path = self.kind, str(model.path)
@@ -191,16 +195,21 @@ class LocalTarget(Target):
             self._versions = self._versions or process.call("versions")
             self.library = self.library or process.call("library")
             yield LocalSession(process, opened)
-        except BaseException:
-            self.close()  # whatever it was about, the next workload starts in a process of its own
+        except BaseException as error:
+            # whatever it was about, the next workload starts in a process of its own
+            self.close(20.0 if isinstance(error, Exception) else 1.0)
             raise
+
+    def _environment(self) -> dict[str, str]:
+        kept = {} if self.kept_in is None else {DISK: self.kept_in}
+        return library_environment(self._lib, self.kind) | kept
 
     def versions(self) -> dict[str, str]:
         """Of llama-cpp-python, of this package, and of the library that was loaded: its name and content."""
         return self._versions
 
-    def close(self) -> None:
-        """End the process."""
+    def close(self, patience: float = 20.0) -> None:
+        """End the process; kill it after so many seconds."""
         if self._process is not None:
-            self._process.close()
+            self._process.close(patience)
             self._process = None

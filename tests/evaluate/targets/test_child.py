@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from llamahybrid.capi import openmp
+from llamahybrid.evaluate.targets.base import Ask
 from llamahybrid.evaluate.targets.child import Child
 
 OPTIONS = {"n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "seed": 7}
@@ -24,5 +27,34 @@ def test_it_keeps_no_team_of_its_own(
     try:
         child.open("stock", str(tiny_model("qwen35")), OPTIONS, 256, 1)
         assert ended == [threading.current_thread()]
+    finally:
+        child.close()
+
+
+@pytest.mark.parametrize("n_bytes", [None, 0])
+def test_ours_without_a_cache_knows_no_salts(
+    n_bytes: int | None, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMAHYBRID_RAM", raising=False)
+    if n_bytes is not None:
+        monkeypatch.setenv("LLAMAHYBRID_RAM", str(n_bytes))
+    child = Child()
+    try:
+        about = child.open("ours", str(tiny_model("qwen35")), OPTIONS, 256, 1)
+        assert about["salts"] is (n_bytes is None)
+    finally:
+        child.close()
+
+
+def test_what_a_class_reports_is_a_number_of_any_integer_type(tiny_model: Callable[..., Path]) -> None:
+    child = Child()
+    try:
+        child.open("stock", str(tiny_model("qwen35")), OPTIONS, 256, 1)
+        ask = Ask(2, (5, 6, 7)).as_json()
+        child.llm.last_request = SimpleNamespace(cached=np.int64(0))
+        assert type(child.ask(ask)["reported"]) is int
+        child.llm.last_request = SimpleNamespace(cached=1.5)
+        with pytest.raises(TypeError):
+            child.ask(ask)
     finally:
         child.close()

@@ -25,6 +25,25 @@ def test_only_ours_runs_on_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) ->
     assert chosen == {"ours": "/chosen", "stock": "stock"}
 
 
+def test_conversations_that_the_user_keeps_are_none_of_a_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier run left there would be reused as if it had been said in this one."""
+    monkeypatch.setenv("LLAMAHYBRID_DISK", "/chats")
+    ours = LocalTarget("ours", "ours")
+    assert "LLAMAHYBRID_DISK" not in ours._environment()
+    ours.kept_in = "/for/this/run"
+    assert ours._environment()["LLAMAHYBRID_DISK"] == "/for/this/run"
+
+
+def test_what_a_process_leaves_in_temporary_folders_goes_with_it() -> None:
+    process = Process(dict(os.environ))
+    folder = Path(process._folder.name)
+    left = folder / "left"
+    left.touch()
+    process._process.kill()
+    process.close()
+    assert not folder.exists()
+
+
 def test_a_library_of_its_own_is_loaded_whatever_engine_is_chosen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
