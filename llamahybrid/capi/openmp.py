@@ -8,6 +8,7 @@ twice as long, for whoever decodes (`benchmarks.slots --only team`, on two idle 
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -42,3 +43,13 @@ def leave_team() -> None:
     end = team_ender()
     if end is not None and threading.current_thread() is not threading.main_thread():
         end()
+
+
+def _end_team() -> None:
+    """A child process has no threads but the one that forks: it would wait for its team's for ever."""
+    if (end := team_ender()) is not None:
+        end()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_end_team)

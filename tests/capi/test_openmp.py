@@ -40,6 +40,28 @@ llm.eval([4])
 print(before - after, settled(before) - after)
 '''
 
+FORKING = """
+import itertools, os, signal, sys
+from llamahybrid import Llama
+
+llm = Llama(
+    sys.argv[1], n_ctx=256, n_threads=2, n_threads_batch=2, n_parallel=int(sys.argv[2]), verbose=False
+)
+def answer():
+    return list(itertools.islice(llm.generate(range(10, 60), temp=0.0), 12))
+
+expected = answer()
+stream = llm.generate(range(30, 70), temp=0.0)
+first = next(stream)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(0 if answer() == expected else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+next(stream)
+print(status, answer() == expected)
+"""
+
 
 @pytest.fixture
 def found(monkeypatch):
@@ -72,6 +94,22 @@ def test_a_team_ends_and_is_made_again(tiny_model):
         env=environment,
     )
     assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+@pytest.mark.native
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_forked_process_decodes_with_a_model_that_has_decoded(
+    tiny_model: Callable[..., Path], slots: int
+) -> None:
+    """It has the tables of its parent's team, whose threads it has not."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(tiny_model("qwen35")), str(slots)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.stdout.split() == ["0", "True"], done.stderr
 
 
 @pytest.mark.native
