@@ -61,6 +61,17 @@ def test_the_wheel_holds_the_package_its_types_and_the_patches(checkout: Path, t
     assert "llamahybrid/py.typed" in wheel
 
 
+def test_what_an_earlier_build_left_is_not_in_the_wheel(checkout: Path, tmp_path: Path) -> None:
+    old = tmp_path / "llamahybrid" / "patches" / "0.3.1" / "series"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    (tmp_path / "llamahybrid" / "gone.py").touch()
+    setup(checkout, "build_py", "--build-lib", str(tmp_path))
+    assert not old.exists()
+    assert not (tmp_path / "llamahybrid" / "gone.py").exists()
+    assert (tmp_path / "llamahybrid" / "py.typed").exists()
+
+
 def test_the_sdist_holds_what_the_wheel_is_made_of(checkout: Path, tmp_path: Path) -> None:
     setup(checkout, "egg_info", "--egg-base", str(tmp_path), "sdist", "--dist-dir", str(tmp_path))
     (archive,) = tmp_path.glob("*.tar.gz")

@@ -17,7 +17,7 @@ from llamahybrid.cli.engine import engine, errors_shown
 from llamahybrid.cli.record import record, replay
 from llamahybrid.cli.report import report
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.split(".")[0] + ".")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=(__doc__ or "").split(".")[0])
 
 app.add_typer(engine, name="engine")
 app.add_typer(cache, name="cache")
