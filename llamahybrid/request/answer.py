@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import time
 from codecs import getincrementaldecoder
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -35,7 +35,17 @@ Chunk = dict[str, Any]
 def answer(llm: Llama, options: Mapping[str, Any]) -> Generator[Any, Any, None]:
     """Upstream's completion with these arguments of its, or the chunks of it. Raises what upstream raises."""
     asked = {**_DEFAULTS, **options}
+    if asked["logit_bias"] is not None and isinstance(asked["logits_processor"], list):
+        asked["logits_processor"] = _Processors(asked["logits_processor"])
     return _stream(llm, asked) if asked["stream"] else _whole(llm, asked)
+
+
+class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
+    """Upstream extends the caller's list by the biases, and takes what `list.extend` returns for it: none."""
+
+    def extend(self, more: Iterable[Any]) -> _Processors:
+        """A list with these, too."""
+        return _Processors([*self, *more])
 
 
 class Bounds:

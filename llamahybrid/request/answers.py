@@ -13,7 +13,6 @@ import random
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -147,8 +146,6 @@ def _parts(
 
     def make(index: int) -> Any:
         own = dict(options, seed=each[index])
-        if own.get("logits_processor") is not None:  # upstream adds to the list that it is given
-            own["logits_processor"] = copy(own["logits_processor"])
         return create(**own)
 
     if not requests.gate.nested() and _go_on_from_each_other(llm, options):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,16 +45,12 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         if body.tool_choice == "required":  # no format of upstream's makes the model choose
             options["tool_choice"] = the_only_tool(body)
         require_followed(body)
-    processors: list[Any] = []
     if body.logit_bias is not None:
-        processors.append(Biased(biases(llm, body)))
-        options["logit_bias"] = None  # upstream loses it, and the processors, where there are both
+        options["logit_bias"] = biases(llm, body)
     if body.grammar is not None:
         options["grammar"] = llama_cpp.LlamaGrammar.from_string(body.grammar, verbose=False)
     if body.min_tokens > 0:
-        processors.append(AtLeast(body.min_tokens, ends_of(llm)))
-    if processors:
-        options["logits_processor"] = llama_cpp.LogitsProcessorList(processors)
+        options["logits_processor"] = llama_cpp.LogitsProcessorList([AtLeast(body.min_tokens, ends_of(llm))])
     return options
 
 
@@ -122,20 +118,6 @@ def ends_of(llm: Llama) -> list[int]:
         found = [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]
         _ends[llm] = found
     return found
-
-
-class Biased:
-    """Adds to the logits of some tokens."""
-
-    def __init__(self, biases: Mapping[int, float]) -> None:
-        self._tokens = np.array(list(biases), np.intp)
-        self._added = np.array(list(biases.values()), np.single)
-
-    def __call__(self, _: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        """`scores`, shape (n_vocab,), with what was added."""
-        scores = np.array(scores)
-        scores[self._tokens] += self._added
-        return scores
 
 
 class AtLeast:

@@ -253,19 +253,21 @@ def test_processors_see_their_own_tokens(hybrid, opened, stock):
     assert len(processors) == 1
 
 
-def test_what_upstream_does_to_a_list_of_processors_it_does_for_each(hybrid, opened, stock):
-    """`logit_bias` is added to the list that was given, in place, and both are then lost (llama.py:1287)."""
-    llm, processors = opened(hybrid, 2), llama_cpp.LogitsProcessorList([])
-    asked = {"logit_bias": {70: 100.0}}
-    made = llm.create_completion(PROMPT, n=2, seed=40, logits_processor=processors, **ASKED, **asked)
-    theirs = [
-        stock(hybrid, PROMPT, n=1, seed=s, logits_processor=llama_cpp.LogitsProcessorList([]), **asked)[0][0]
-        for s in (40, 41)
-    ]
-    assert [text(c) for c in made["choices"]] == [text(c) for c in theirs]
-    assert processors == []
-    biased = llm.create_completion(PROMPT, n=2, seed=40, **ASKED, **asked)
-    assert biased["choices"] == stock(hybrid, PROMPT, n=2, **asked)[0]
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_processors_and_a_bias_count_together(hybrid, opened, n, stream):
+    """Upstream adds the bias to the list that was given, in place, and both are then lost (llama.py:1287)."""
+
+    def forbid(_, scores):
+        scores[70] -= 1e9
+        return scores
+
+    llm, processors = opened(hybrid, 2), llama_cpp.LogitsProcessorList([forbid])
+    asked = {"logit_bias": {70: 2e8, 71: 1e8}, "logits_processor": processors, "max_tokens": 3}
+    made = llm.create_completion(PROMPT, n=n, stream=stream, **asked)
+    said = ["".join(c["text"] for m in (made if stream else [made]) for c in m["choices"])]
+    assert said == [llm.detokenize([71] * 3 * n).decode()]
+    assert len(processors) == 1
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
