@@ -258,7 +258,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
         """As upstream's, with `n` answers to one prompt, which is decoded once.
 
-        A stream says what the whole answer says; `max_tokens` holds where a character is unfinished, too.
+        A stream says what the whole answer says, which upstream's does not always.
 
         Answer i is what `seed + i` gives alone (answer 0: what this call gives without `n`), as the choice
         of that index; usage counts the prompt once. In a stream each chunk has one choice, whose index says

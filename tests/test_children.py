@@ -26,8 +26,9 @@ def test_a_module_of_the_working_folder_hides_none_that_is_installed(tmp_path: P
 
 
 WAITS = """
-import sys, tempfile, time
+import signal, sys, tempfile, time
 from llamahybrid.children import ended_in_order
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's children ignore it
 with ended_in_order(), tempfile.TemporaryDirectory(dir=sys.argv[1]):
     print("there", flush=True)
     time.sleep(60)

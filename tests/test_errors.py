@@ -41,6 +41,7 @@ INTERNAL = {
     *(
         "Abandoned",
         "BatchLost",
+        "_Asked",
         "Taken",
         "NotApplicable",
         "Refused",

@@ -81,11 +81,8 @@ class _Observed:
 
 
 @contextmanager
-def _observe(llm: llama_cpp.Llama, most: int) -> Iterator[_Observed]:
-    """Note prompt, sampled tokens and the first token's time of whatever reaches `llm.generate`.
-
-    No more than `most` tokens: upstream's completions go on where a character is unfinished, and ours do not.
-    """
+def _observe(llm: llama_cpp.Llama) -> Iterator[_Observed]:
+    """Note prompt, sampled tokens and the first token's time of whatever reaches `llm.generate`."""
     seen = _Observed()
     generate = llm.generate
 
@@ -95,8 +92,6 @@ def _observe(llm: llama_cpp.Llama, most: int) -> Iterator[_Observed]:
             seen.first_token = seen.first_token or time.perf_counter()
             seen.generated.append(int(token))
             yield token
-            if len(seen.generated) >= most:
-                return
 
     llm.generate = watched
     try:
@@ -135,7 +130,7 @@ def ask(llm: llama_cpp.Llama, request: Request, counter: DecodeCounter) -> tuple
 
     counter.take()
     started = time.perf_counter()
-    with _observe(llm, request.max_tokens) as seen:
+    with _observe(llm) as seen:
         usage = _send(llm, request)
     seconds = time.perf_counter() - started
     answer = Answer(tuple(seen.generated), text)

@@ -1,9 +1,8 @@
 """One answer, whole or as a stream of chunks, with the same text, end and log-probabilities either way.
 
 Upstream's own stream (`Llama._create_completion`) loses characters of several tokens, all that follows a byte
-which is no UTF-8, and what might have begun a stop string; and it asks neither for a stop string nor for
-`max_tokens` while a character may be unfinished. What comes before the first token is upstream's, and so is
-what a whole answer is made of at its end.
+which is no UTF-8, and what might have begun a stop string. What comes before the first token is upstream's,
+and so is a whole answer, but for one that fills the context inside a character: upstream goes on.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ _DEFAULTS = {
 }
 _Decoder = getincrementaldecoder("utf-8")
 _UNKNOWN = "\ufffd".encode()
+_LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
+"""Bytes of a character in UTF-8, and the bits that its first one has set at least."""
 
 Chunk = dict[str, Any]
 
@@ -49,16 +50,34 @@ class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
 
 
 class Bounds:
-    """What ends an answer beside the model: its stop strings, and the number of its tokens."""
+    """What ends an answer beside the model: its stop strings, the number of its tokens, and the context."""
 
     def __init__(self, llm: Llama, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
         stop = options["stop"]
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
         self._stops = [each.encode("utf-8") for each in stops]
         self._longest = max(map(len, self._stops), default=0)
-        most, room = options["max_tokens"], llm._n_ctx - len(prompt)
-        self.tokens: int = room if most is None or most <= 0 else min(most, room)
+        self._lacking = 0
+        most = options["max_tokens"]
+        self.room = llm._n_ctx - len(prompt)
+        """Tokens that the context takes."""
+        self.tokens: int = self.room if most is None or most <= 0 else min(most, self.room)
         """At most so many, with the one that upstream puts before the answer to an empty prompt."""
+
+    def asked(self, text: bytes) -> bool:
+        """After one more token, that made this text: upstream asks for a stop string and for `max_tokens`.
+
+        Not while the end of it looks like a character whose other bytes come with as many tokens; a text of
+        less than three bytes is taken for the beginning of such a one.
+        """
+        for left, byte in zip((3, 2, 1), text[-3:], strict=False):
+            for width, lead in _LEADS:
+                if byte & lead == lead and width > left:
+                    self._lacking = width - left
+        if self._lacking:
+            self._lacking -= 1
+            return False
+        return True
 
     def stop(self, text: bytes, start: int) -> int | None:
         """Where in a text the stop string begins that ends it, none of them before `start`; None: nowhere."""
@@ -73,15 +92,11 @@ class Bounds:
         It may be the beginning of a stop string, or of a character that a tokenizer of `transformers` has not
         seen all of.
         """
-        for at in range(max(start, self.tail(text)), len(text)):
+        for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if any(each.startswith(text[at:]) for each in self._stops):
                 return at
         known = text.rstrip(_UNKNOWN) if text.endswith(_UNKNOWN) else text
         return max(start, len(known))
-
-    def tail(self, text: bytes) -> int:
-        """From where on a stop string may begin that more text completes."""
-        return max(0, len(text) - self._longest + 1)
 
 
 class _Stand:
@@ -98,33 +113,24 @@ class _Stand:
 
 
 class _Bounded(_Stand):
-    """Generates no more than the bounds allow, where upstream does not look at them."""
+    """Generates no more than there is room for, where upstream does not look: inside a character."""
 
     def __init__(self, llm: Llama, options: Mapping[str, Any]) -> None:
         super().__init__(llm)
         self._options = options
-        self._text = b""
         self.ended: bytes | None = None
         """The text of an answer that was ended here."""
-        self.stopped = False
-        """By a stop string."""
 
-    def detokenize(self, tokens: list[int], *args: Any, **kwargs: Any) -> bytes:
-        """As the `Llama`; while it generates, upstream asks for the whole answer after each token."""
-        self._text = self.stands_for.detokenize(tokens, *args, **kwargs)
-        return self._text
-
-    def generate(self, tokens: Sequence[int], **options: Any) -> Iterator[int]:
+    def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """See `Llama.generate`."""
-        bounds = Bounds(self.stands_for, self._options, tokens)
-        n, tail = len(_begun(self.stands_for, self._options)), 0
-        for n, token in enumerate(self.stands_for.generate(tokens, **options), n + 1):  # noqa: B020
+        llm, said = self.stands_for, _begun(self.stands_for, self._options)
+        room = Bounds(llm, self._options, tokens).room
+        for token in llm.generate(tokens, **options):
+            said.append(token)
             yield token
-            end = bounds.stop(self._text, tail)
-            if end is not None or n >= bounds.tokens:
-                self.ended, self.stopped = self._text[:end], end is not None
+            if len(said) >= room:
+                self.ended = llm.detokenize(said, prev_tokens=tokens)
                 return
-            tail = bounds.tail(self._text)
 
 
 def _whole(llm: Llama, options: Mapping[str, Any]) -> Generator[Any, Any, None]:
@@ -134,7 +140,6 @@ def _whole(llm: Llama, options: Mapping[str, Any]) -> Generator[Any, Any, None]:
             (choice,) = made["choices"]
             said = bounded.ended.decode("utf-8", errors="ignore")
             choice["text"] = options["prompt"] + said if options["echo"] else said
-            choice["finish_reason"] = "stop" if bounded.stopped else choice["finish_reason"]
         yield made
 
 
@@ -185,6 +190,10 @@ def _stream(llm: Llama, options: Mapping[str, Any]) -> Generator[Chunk, Any, Non
         odds.add(token, said, text)
         said.append(token)
         text = llm.detokenize(said, prev_tokens=prompt)
+        if not bounds.asked(text):
+            if len(said) >= bounds.room:
+                break
+            continue
         end = bounds.stop(text, sent)
         if end is not None:
             finish_reason = "stop"
@@ -197,7 +206,7 @@ def _stream(llm: Llama, options: Mapping[str, Any]) -> Generator[Chunk, Any, Non
             yield chunk(piece, odds.take())
     criteria = options["stopping_criteria"]
     if criteria is not None and criteria(llm._input_ids, llm._scores[-1, :]):
-        finish_reason = "stop"
+        finish_reason, end = "stop", None
     if llm.verbose:
         llm._ctx.print_timings()
     piece, logprobs = decoder.decode(text[sent:end], final=True), odds.take()

@@ -48,18 +48,6 @@ def test_without_a_seed_it_is_greedy_and_with_one_it_is_that_one(llm: llama_cpp.
     assert len({sampled(None), sampled(3), sampled(4)}) == 3
 
 
-def test_no_more_is_asked_for_inside_a_character(
-    llm: llama_cpp.Llama, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Upstream's completion would go on to its end, and be compared with one of ours that does not."""
-    said = iter(llm.tokenize("ab😀cd".encode(), add_bos=False))
-    monkeypatch.setattr(llm, "sample", lambda *args, **kwargs: next(said), raising=False)
-    request = Request(4, messages=[{"role": "user", "content": "1+1?"}])
-    record, answer = ask(llm, request, DecodeCounter(llm))
-    assert len(record.generated) == 4
-    assert answer.text() == "ab"
-
-
 def test_messages_and_tools_go_through_the_chat_template(llm: llama_cpp.Llama) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     request = Request(4, messages=[{"role": "user", "content": "1+1?"}], tools=[tool], seed=1)

@@ -28,7 +28,6 @@ import typer
 from rich.console import Console
 
 from llamahybrid import tiny
-from tests.lab.bounded import Bounded
 from tests.lab.differential import Mismatch
 from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
@@ -45,7 +44,7 @@ def judge(model: Path, load: Load, every: int = 1) -> None:
     reference = Reference(model, SETTING)
     try:
         for said in load.answers[::every]:
-            with closing(SETTING.open(Bounded, model)) as llm:
+            with closing(SETTING.open(llama_cpp.Llama, model)) as llm:
                 prompts = watched(llm)
                 create = llm.create_completion if said.path == TEXT else llm.create_chat_completion
                 made = create(**said.asked, **PLAIN)
