@@ -251,11 +251,16 @@ def test_the_users_criterion_ends_an_answer_with_its_text(llm: Llama, stream: bo
 
 def test_a_criterion_that_is_met_with_a_stop_string_has_all_of_the_text(llm: Llama) -> None:
     """As upstream: it is asked once more at the end."""
-    processor, prompt = says(llm, b"abcd"), len(llm.tokenize(PROMPT.encode(), add_bos=False))
-    criteria = llama_cpp.StoppingCriteriaList([lambda ids, scores: len(ids) >= prompt + 2])
-    options: dict[str, Any] = {"stopping_criteria": criteria, "stop": ["b"], "logits_processor": processor}
+    options: dict[str, Any] = {"stop": ["b"], "logits_processor": says(llm, b"abcd"), "max_tokens": 9}
     for stream in (False, True):
-        made = llm.create_completion(PROMPT, stream=stream, **options)
+        asked: list[int] = []
+
+        def third(*_: Any, asked: list[int] = asked) -> bool:
+            asked.append(len(asked))
+            return len(asked) > 2
+
+        criteria = llama_cpp.StoppingCriteriaList([third])
+        made = llm.create_completion(PROMPT, stream=stream, stopping_criteria=criteria, **options)
         joined = Joined(list(made) if stream else [made])
         assert (joined.text, joined.finish_reason) == ("ab", "stop")
 
