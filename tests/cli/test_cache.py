@@ -347,6 +347,14 @@ def test_pruning_needs_to_be_told_what(folder: Path) -> None:
     assert len(keys(folder)) == 9
 
 
+@pytest.mark.parametrize("option", ["--max-mib", "--older-than"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_what_is_no_finite_number_prunes_nothing_and_says_so(folder: Path, option: str, number: str) -> None:
+    result = run("prune", option, number, "--dir", folder)
+    assert result.exit_code == 2
+    assert "finite" in result.output
+
+
 @pytest.mark.parametrize("command", ["list", "show", "verify", "prune"])
 def test_a_folder_with_nothing_is_left_alone(tmp_path: Path, command: str) -> None:
     result = run(command, "--dir", tmp_path, *(["--max-mib", "1"] if command == "prune" else []))
