@@ -352,7 +352,7 @@ def test_pruning_needs_to_be_told_what(folder: Path) -> None:
 def test_what_is_no_finite_number_prunes_nothing_and_says_so(folder: Path, option: str, number: str) -> None:
     result = run("prune", option, number, "--dir", folder)
     assert result.exit_code == 2
-    assert f"{number} is" in result.output or f"is {number}" in result.output
+    assert option in result.output
 
 
 @pytest.mark.parametrize("command", ["list", "show", "verify", "prune"])
