@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
@@ -64,11 +65,32 @@ class HasRow(Protocol):
         """
 
 
+class Processors:
+    """A caller's processors of logits, shown the tokens up to the one that they say the next of.
+
+    Upstream shows them all that was decoded, with a draft's guesses behind that: what an answer comes to then
+    depends on how far was guessed.
+    """
+
+    def __init__(self, given: Iterable[Any]) -> None:
+        self.row = -1
+        """Whose logits are processed, counted from the last one that was decoded."""
+        self._given = given
+
+    def __iter__(self) -> Iterator[Callable[[Any, Any], Any]]:
+        return (partial(self._process, each) for each in self._given)
+
+    def _process(self, processor: Callable[[Any, Any], Any], ids: Any, scores: Any) -> Any:
+        return processor(ids[: self.row + 1] if self.row < -1 else ids, scores)
+
+
 class CheckedSampler(LlamaSampler):  # type: ignore[misc]
     """A `LlamaSampler` that raises where there are no logits: the library ends the process.
 
     (src/llama-sampler.cpp, llama_sampler_sample)
     """
+
+    processors: Processors | None = None
 
     @classmethod
     def checking(cls, sampler: LlamaSampler) -> CheckedSampler:
@@ -80,6 +102,8 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
     def sample(self, ctx: Any, idx: int = -1) -> int:
         """Sample and accept a token, as `LlamaSampler.sample`. Raises LlamaHybridError without logits."""
         _row(ctx, idx)
+        if self.processors is not None:
+            self.processors.row = idx
         return int(super().sample(ctx, idx))
 
 
@@ -117,6 +141,8 @@ class RowSampler(CheckedSampler):
         vocabulary cannot spell: the library accepts one all the same, and the process ends
         (src/llama-grammar.cpp, llama_grammar_accept_token).
         """
+        if self.processors is not None:
+            self.processors.row = idx
         model = self._model()
         row = idx if model is None or idx != -1 else model.last_row()
         if isinstance(row, np.ndarray):
@@ -153,10 +179,17 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     llm._calls.require_open()
     if (grammar := kwargs.get("grammar")) is not None:
         llm._calls.run(require_grammar, llm._model.vocab, grammar)
+    processors = None
+    if (given := kwargs.get("logits_processor")) is not None:
+        kwargs["logits_processor"] = processors = Processors(given)
     sampler = make(*args, **kwargs)
+    checked: CheckedSampler
     if grammar is None and llm._parallel == 1:
-        return CheckedSampler.checking(sampler)
-    return RowSampler.over(sampler, llm, None if grammar is None else llm.n_vocab())
+        checked = CheckedSampler.checking(sampler)
+    else:
+        checked = RowSampler.over(sampler, llm, None if grammar is None else llm.n_vocab())
+    checked.processors = processors
+    return checked
 
 
 def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:

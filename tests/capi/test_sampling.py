@@ -1,15 +1,18 @@
 """A sampler over a copied row says what it would say over the context's."""
 
 from contextlib import closing
+from itertools import islice
 
 import llama_cpp
 import numpy as np
 import pytest
-from llama_cpp import LlamaGrammar
+from llama_cpp import LlamaGrammar, LogitsProcessorList
+from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid import Llama
 from llamahybrid.capi.sampling import RowSampler, deep, require_grammar
 from llamahybrid.errors import LlamaHybridError
+from tests.lab.draft_fuzz import EveryDraft
 
 PROMPT = [(7 * i + 1) % 200 for i in range(30)]
 SETTINGS = {"greedy": {"temp": 0.0}, "warm": {"temp": 1.5, "top_k": 50}, "mirostat": {"mirostat_mode": 2}}
@@ -157,3 +160,35 @@ def test_a_grammar_s_tokens_are_upstream_s(tiny_model, llm, how):
 
     with closing(llama_cpp.Llama(llm.model_path, n_ctx=256, n_threads=1, verbose=False, seed=5)) as stock:
         assert said(llm) == said(stock)
+
+
+def test_a_processor_is_shown_what_precedes_its_token_and_no_guesses(tiny_model):
+    """Upstream shows the whole draft: what is forced, say a form to fill in, then depends on the guesses."""
+    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    said = []
+
+    class Guesses(LlamaDraftModel):
+        def __call__(self, input_ids, /, **kwargs):
+            start = len(input_ids) - len(PROMPT)
+            return np.array([*said[start : start + 3], 7, 7], dtype=np.intc)
+
+    def answer(of):
+        seen = []
+
+        def next_of(ids, scores):
+            seen.append(ids.tolist())
+            forced = np.full_like(scores, -1e9)
+            forced[(31 * len(ids) + int(ids[-1])) % len(scores)] = 0
+            return forced
+
+        processors = LogitsProcessorList([next_of])
+        stream = of.generate(PROMPT, temp=0.0, logits_processor=processors)
+        with closing(stream):
+            return list(islice(stream, 20)), seen
+
+    with closing(llama_cpp.Llama(str(tiny_model("qwen35")), **options)) as stock:
+        said, wanted = answer(stock)
+    with closing(Llama(str(tiny_model("qwen35")), draft_model=Guesses(), **options)) as llm:
+        llm.drafts.policy = EveryDraft(llm.runner.meter)
+        assert answer(llm) == (said, wanted)
+        assert llm.last_request.accepted
