@@ -60,7 +60,7 @@ class Bounds:
         self._lacking = 0
         most = options["max_tokens"]
         self.room = llm._n_ctx - len(prompt)
-        """Tokens that the context takes."""
+        """Tokens of an answer that the context takes. One more can be sampled, behind the last of them."""
         self.tokens: int = self.room if most is None or most <= 0 else min(most, self.room)
         """At most so many, with the one that upstream puts before the answer to an empty prompt."""
 
@@ -125,10 +125,10 @@ class _Bounded(_Stand):
         """See `Llama.generate`."""
         llm, said = self.stands_for, _begun(self.stands_for, self._options)
         room = Bounds(llm, self._options, tokens).room
-        for token in llm.generate(tokens, **options):
+        for count, token in enumerate(llm.generate(tokens, **options), 1):
             said.append(token)
             yield token
-            if len(said) >= room:
+            if count > room:
                 self.ended = llm.detokenize(said, prev_tokens=tokens)
                 return
 
@@ -183,7 +183,7 @@ def _stream(llm: Llama, options: Mapping[str, Any]) -> Generator[Chunk, Any, Non
     said, text, sent = _begun(llm, options), b"", 0
     decoder, finish_reason, end = _Decoder(errors="ignore"), "length", None
     odds = _Odds(llm, options, prompt)
-    for token in llm.generate(prompt, **asked.options):
+    for count, token in enumerate(llm.generate(prompt, **asked.options), 1):
         if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
             finish_reason = "stop"
             break
@@ -191,7 +191,7 @@ def _stream(llm: Llama, options: Mapping[str, Any]) -> Generator[Chunk, Any, Non
         said.append(token)
         text = llm.detokenize(said, prev_tokens=prompt)
         if not bounds.asked(text):
-            if len(said) >= bounds.room:
+            if count > bounds.room:
                 break
             continue
         end = bounds.stop(text, sent)

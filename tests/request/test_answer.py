@@ -194,7 +194,23 @@ def test_an_answer_fills_the_context_and_ends_inside_a_character(
     made = llm.create_completion(PROMPT, logits_processor=says(llm, said), max_tokens=None, stream=stream)
     joined = Joined(list(made) if stream else [made])
     assert (joined.text, joined.finish_reason) == ("a" * (room - 1), "length")
-    assert llm.last_request.generated == room
+    assert llm.last_request.generated == room + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_character_whose_end_is_all_that_the_context_does_not_take_is_whole(
+    open_model: Callable[..., Any], stream: bool
+) -> None:
+    """A token can be sampled behind the last that fits: upstream does, and so the text is its text."""
+    told = []
+    for cls in (llama_cpp.Llama, Llama):
+        llm = open_model(cls=cls, n_ctx=256)
+        room = 256 - len(llm.tokenize(PROMPT.encode(), add_bos=False, special=True))
+        options: dict[str, Any] = {"logits_processor": says(llm, b"a" * (room - 1) + "éb".encode())}
+        made = llm.create_completion(PROMPT, max_tokens=-1, stream=stream and cls is Llama, **options)
+        joined = Joined(list(made) if stream and cls is Llama else [made])
+        told.append((joined.text, joined.finish_reason))
+    assert told == [("a" * (room - 1) + "é", "length")] * 2
 
 
 def test_what_comes_behind_an_invalid_byte_comes_as_it_is_made(open_model: Callable[..., Any]) -> None:
