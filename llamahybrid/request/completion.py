@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
@@ -63,7 +63,7 @@ def completion(
 
 def generation(
     requests: Requests,
-    tokens: Sequence[int],
+    tokens: Sequence[int] | Iterator[int],
     reset: bool,
     start: Callable[[list[int]], Generator[int, Sequence[int] | None, None]],
 ) -> Generator[int, Sequence[int] | None, None]:
@@ -74,7 +74,8 @@ def generation(
         return gate.current is not None and gate.current.completing
 
     try:
-        request, rest = requests.open(tokens, reset)
+        prompt = list(tokens) if isinstance(tokens, Iterator) else tokens  # as upstream
+        request, rest = requests.open(prompt, reset)
     except RequestCancelled:
         if completing():
             return

@@ -2,11 +2,13 @@
 
 from array import array
 from collections import deque
+from itertools import chain
 
 import llama_cpp
 import numpy as np
 import pytest
 
+from llamahybrid import Llama
 from llamahybrid.errors import ContextOverflow, DecodeError
 from tests.conftest import take
 
@@ -163,6 +165,14 @@ def test_integers_of_any_kind_are_tokens(open_model, tokens):
     assert evaluation.checked(tokens).tolist() == [5, 6]
     assert evaluation.checked([True]).tolist() == [1], "an integer, to upstream"
     assert evaluation.checked([]).dtype == np.int32
+
+
+@pytest.mark.parametrize("cls", [Llama, llama_cpp.Llama])
+def test_a_prompt_may_come_from_an_iterator(open_model, fresh, cls):
+    llm = open_model("llama", cls)
+    assert take(llm, chain(PROMPT, OTHER)) == fresh(PROMPT + OTHER, arch="llama")
+    with pytest.raises((TypeError, ValueError)):
+        next(llm.generate(iter("12")))
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
