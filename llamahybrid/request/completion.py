@@ -113,7 +113,7 @@ def decode_ahead(llm: Llama, prompt: str | Sequence[int] | Sequence[dict[str, An
         prompt = llm.tokenize(prompt.encode("utf-8"), special=True)
     words: list[Any] = list(prompt)
     if words and isinstance(words[0], dict):
-        llm.create_chat_completion(words, max_tokens=1)
+        llm.create_chat_completion(words, max_tokens=1, seed=llm._seed)  # none is drawn for it
     else:
         stream = llm.generate(words, temp=0.0)
         next(stream)

@@ -79,3 +79,14 @@ def test_what_is_decoded_ahead_is_there(llm):
     llm.warm(WORDS)
     llm.create_completion(WORDS, max_tokens=1)
     assert llm.last_request.left == 0
+
+
+def test_what_is_decoded_ahead_changes_nothing_that_is_said(open_model):
+    """A request without a seed draws it from what the last one drew."""
+    messages, said = [{"role": "user", "content": WORDS}], []
+    for ahead in ((), (WORDS, messages)):
+        llm = open_model(seed=5)
+        for prompt in ahead:
+            llm.warm(prompt)
+        said.append(llm.create_chat_completion(messages, max_tokens=12, temperature=2.0)["choices"][0])
+    assert said[0] == said[1]
