@@ -229,11 +229,11 @@ def test_several_slots_are_a_wish_where_they_were_no_argument(open_model: Opener
     assert len(llm.slots.all) == 1
 
 
-def test_several_slots_are_a_wish_to_architectures_that_cannot(
+def test_several_slots_that_there_cannot_be_are_named(
     open_model: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     llamahybrid.install(n_parallel=2)
-    llm = open_model("deepseek4", cls=BoundEarly)
+    llm = open_model(cls=BoundEarly, n_batch=2)
     assert len(llm.slots.all) == 1
     assert "one request at a time" in caplog.text
 

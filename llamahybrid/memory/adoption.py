@@ -77,9 +77,22 @@ def take_over(live: LiveSequence, other: LiveSequence) -> None:
     if other.state.is_invalid or not other.n:
         return
     live.invalidate()
-    live.native.copy_from(other.native.seq)
+    copied = _copy(live, other)
     live.state.take_over(other.state)
-    if live.fault() is not None:
+    if not copied or live.fault() is not None:
         live.empty()
     elif logits is not None:
         live.row.put(logits)
+
+
+def _copy(live: LiveSequence, other: LiveSequence) -> bool:
+    """Have memory hold as one sequence what it holds as another; False where it does not.
+
+    A copy that comes late is of what the other one holds by then, and replaces what was loaded meanwhile.
+    """
+    if not live.profile.copies_late:
+        live.native.copy_from(other.native.seq)
+        return True
+    state = other.native.state()
+    loaded = state is not None and live.native.load(state)
+    return loaded and live.native.state_size(partial=False) == other.native.state_size(partial=False)

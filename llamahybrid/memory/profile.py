@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import NativeContext
@@ -60,6 +61,9 @@ class MemoryProfile:
     can be put back at any position that stored attention reaches."""
     token_seconds: float = 0.0
     """What a token decoded alone took in the trial, at best."""
+    copies_late: bool = False
+    """A copy of a sequence reads as its source does only when something was decoded after it: what happens to
+    either before that is lost or overwritten."""
     several: bool = False
     """Other sequences share its cells, and take those that lie behind the window of this one."""
     linear: bool = True
@@ -157,7 +161,8 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1) -> MemoryProfile:
         spare = int(llama_cpp.llama_n_seq_max(ctx.ctx)) > slots  # the last sequence is no slot's
         pages = spare and linear and (partial_is_partial or whole) and per_token > 0
         pager = Pager.learn(ctx, *PAGED, whole=whole, window=window) if pages else None
-        for position in range(TRIAL[-1], TRIAL[0] + native.planes() + 1):
+        copies_late = slots > 1 and _copies_late(ctx, native, TRIAL[-1])
+        for position in range(native.positions()[1] + 1, TRIAL[0] + native.planes() + 1):
             native.decode([position], position, "last")  # a cut deeper than rollback planes reach
         cuttable = native.cut(TRIAL[0]) and native.positions()[1] == TRIAL[0] - 1
     except RuntimeError:
@@ -182,5 +187,21 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1) -> MemoryProfile:
         attention_is_all=whole and pager is not None,
         token_seconds=min(times),
         linear=linear,
+        copies_late=copies_late,
         several=slots > 1,
     )
+
+
+def _copies_late(ctx: LlamaContext, native: NativeContext, n: int) -> bool:
+    """What a copy of a sequence of n tokens holds changes when that is decoded on: a token is, here.
+
+    Streams of a cache are copied at the next decode (src/llama-kv-cache-dsv4.cpp, seq_cp), which a memory may
+    have in a context that is unified.
+    """
+    other = NativeContext(ctx, native.seq + 1)
+    other.copy_from(native.seq)
+    before = other.state()
+    native.decode([n], n, "last")
+    after = other.state()
+    same = before is not None and after is not None and np.array_equal(before, after)
+    return not (same and other.cut(0))

@@ -6,13 +6,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 
 from llamahybrid.capi.calls import NativeContext
-from llamahybrid.capi.gguf import Gguf, quiet
 from llamahybrid.capi.shim import library
 from llamahybrid.engine import loaded
 from llamahybrid.memory.adapters import follow
@@ -46,10 +44,6 @@ UNMERGED = {"plamo2": "0030"}
 """Architectures whose batches of several sequences write states to other sequences' places, or end the
 process (src/models/plamo2.cpp multiplies where they begin by n_seqs), and the number of the patch that mends
 it. Without it their answers take turns, by tokens."""
-
-ALONE = ("deepseek4",)
-"""Architectures that were seen to answer otherwise beside other requests than alone, for reasons not found
-yet (0.2 of the logits' range, with sliding windows and restored requests)."""
 
 
 @dataclass(frozen=True)
@@ -126,25 +120,16 @@ def attainable_slots(wish: Wish, model_path: str, caching: bool, options: Mappin
     """So many slots where the model and upstream's arguments for it allow for several, else one."""
     if wish == 1 or not caching:
         return 1
+    reason = ""
+    if options.get("draft_model") is not None:
+        reason = "its program gives a draft_model, which is asked where requests run alone"
     try:
         ContextShape.of(caching, True, None, wish, options)
-        reason = "" if _architecture(model_path) not in ALONE else "its answers beside others are not trusted"
-        if options.get("draft_model") is not None:
-            reason = "its program gives a draft_model, which is asked where requests run alone"
     except ValueError as error:
         reason = str(error)
     if reason:
         logger.warning("one request at a time on %s, not %d: %s", model_path, wish, reason)
     return 1 if reason else int(wish)
-
-
-def _architecture(model_path: str) -> Any:
-    """As its file says; None where there is none that can be read, which upstream tells better."""
-    try:
-        with quiet(), Gguf(Path(model_path)) as file:
-            return file.read("general.architecture").get("general.architecture")
-    except OSError:
-        return None
 
 
 def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
@@ -159,12 +144,8 @@ def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str,
 def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, files: ModelFiles) -> None:
     """Probe the memory, guard the context, and put live sequences into it, one a slot.
 
-    Leaves the slot that there is without one where the context has no memory (encoders). Raises ValueError
-    for several slots of an architecture that cannot have them.
+    Leaves the slot that there is without one where the context has no memory (encoders).
     """
-    architecture = llm.metadata.get("general.architecture")
-    if n_parallel > 1 and architecture in ALONE:
-        raise ValueError(f"n_parallel must be 1 with {architecture}: answers beside others cannot be trusted")
     thread = ComputeThread() if n_parallel > 1 else None
     profile = _probe(llm, thread, n_parallel)
     if not profile.has_memory:
@@ -186,6 +167,7 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     batcher = None
     if n_parallel > 1:
         cells = llm._n_ctx if profile.attention_per_token else None
+        architecture = llm.metadata.get("general.architecture")
         merges = architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
         flash = llm.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         masked = not flash and not NativeContext(guarded).attends_by_seq()

@@ -27,7 +27,7 @@ def run(model: Path, seed: int, count: int) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "mamba", "gemma3", "llama"])
+@pytest.mark.parametrize("arch", ["qwen35", "mamba", "gemma3", "llama", "deepseek4"])
 def test_every_conversation_hears_what_a_fresh_context_says(tiny_model: TinyModel, arch: str) -> None:
     outcome = run(tiny_model(arch, window=16), 3, 4)
     assert outcome.histories >= 1

@@ -3,8 +3,10 @@
 import ctypes
 import itertools
 import pickle
+from dataclasses import replace
 
 import llama_cpp
+import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
@@ -13,7 +15,7 @@ from llamahybrid.memory.restore import restore
 from llamahybrid.speculation.drafts import Undo
 from tests.conftest import SETTINGS, take
 
-from .conftest import LONGER, PROMPT, ids, new, stock
+from .conftest import LONGER, PROMPT, decode, ids, new, stock
 
 
 @pytest.fixture
@@ -88,6 +90,49 @@ def test_cells_are_counted_where_an_image_is_taken_over(open_model, arch):
     one.empty()
     assert two.n == len(PROMPT) + 3
     assert two.shared.cells_held() == len(PROMPT) + 1
+
+
+@pytest.fixture(params=["llama", "mamba", "qwen35", "deepseek4"])
+def two(request, open_model):
+    """Two sequences of one context, the second of which is `PROMPT`; the logits of `LONGER`."""
+    llm = open_model(request.param, n_parallel=2, type_k=0, type_v=0)
+    one, other = (slot.evaluation.runner.live for slot in llm.slots.all)
+    decode(one, PROMPT)
+    wanted = decode(one, LONGER[len(PROMPT) :])
+    one.empty()
+    decode(other, PROMPT)
+    return one, other, wanted
+
+
+def test_what_is_taken_over_goes_on_when_its_source_is_emptied(two):
+    """Before anything is decoded: that is when streams of a cache are copied."""
+    one, other, wanted = two
+    take_over(one, other)
+    other.empty()
+    assert one.state.holds(ids(PROMPT))
+    assert np.allclose(decode(one, LONGER[len(PROMPT) :]), wanted, atol=1e-5)
+
+
+def test_what_takes_the_place_of_what_was_taken_over_stays(two):
+    one, other, wanted = two
+    state = other.native.state()
+    take_over(one, other)
+    other.empty()
+    decode(other, OTHER)
+    take_over(one, other)
+    one.empty()
+    assert one.native.load(state)
+    one.state.replace_tokens(ids(PROMPT))
+    assert np.allclose(decode(one, LONGER[len(PROMPT) :]), wanted, atol=1e-5)
+
+
+def test_what_cannot_be_copied_is_not_taken_over(two, monkeypatch):
+    one, other, _ = two
+    one.profile = replace(one.profile, copies_late=True)
+    monkeypatch.setattr(one.native, "load", lambda state: False)
+    take_over(one, other)
+    assert one.n == 0
+    assert one.native.positions() == (-1, -1)
 
 
 def test_what_is_cut_back_to_before_an_image_is_sound(open_model):

@@ -6,6 +6,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid import Llama
+from llamahybrid.engine import loaded
 from llamahybrid.memory.paging import Pager
 from llamahybrid.memory.profile import NO_MEMORY, MemoryProfile, probe
 
@@ -52,6 +53,14 @@ def test_memory_whose_size_follows_no_line_is_not_restored(tiny_model):
     assert found.has_memory
     assert not found.linear
     assert not found.needs_checkpoints
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "qwen35", "qwen4exp", "deepseek4"])
+def test_whether_a_copy_comes_late_is_seen(open_model, arch):
+    llm = open_model(arch, n_parallel=2)
+    late = arch == "deepseek4" and "0019" not in loaded.patches()
+    assert llm.slots.all[0].evaluation.runner.live.profile.copies_late == late
+    assert all(slot.evaluation.runner.live.native.positions() == (-1, -1) for slot in llm.slots.all)
 
 
 def test_an_embedding_model_without_memory_stays_out(tiny_model):
