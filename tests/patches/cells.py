@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from capi import FULL, Context, lib
 
 _TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_EVALUATE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-_NE = 16
+EVALUATE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+"""`ggml_backend_sched_eval_callback`."""
+
+SHAPE_AT = 16
 """Where the shape is in a `ggml_tensor`: behind the type and the buffer."""
 
 
@@ -58,7 +60,7 @@ class Attended:
 
     def __init__(self) -> None:
         self.cells = 0
-        self._native = _EVALUATE(self._look)
+        self._native = EVALUATE(self._look)
         self.params = {"cb_eval": ctypes.cast(self._native, lib.ggml_backend_sched_eval_callback)}
         """For the context."""
         self._name = lib._lib.ggml_get_name
@@ -72,6 +74,6 @@ class Attended:
 
     def _look(self, tensor: int, ask: bool, _: object) -> bool:
         if ask and self._name(tensor) == b"kq-0":
-            cells, tokens = (ctypes.c_int64 * 2).from_address(tensor + _NE)
+            cells, tokens = (ctypes.c_int64 * 2).from_address(tensor + SHAPE_AT)
             self.cells += cells * tokens
         return False

@@ -114,6 +114,24 @@ def test_a_batch_that_fails_is_tried_by_each_alone(open_slots, monkeypatch):
     assert [said[0], said[1]] == alone
 
 
+def test_a_step_has_its_tokens_in_the_order_of_their_sequences(open_slots, monkeypatch):
+    """Whoever came first: recurrent states change places with every other order."""
+    slots = open_slots(n_parallel=3).slots
+    monkeypatch.setattr(Job, "stands", True)
+    steps = []
+
+    def noted(self, rows):
+        steps.append([live.native.seq for live, _ in rows])
+        return [None] * len(rows)
+
+    monkeypatch.setattr(SharedContext, "decode_step", noted)
+    for slot in (slots.all[2], slots.all[0], slots.all[1]):
+        ticket = Ticket()
+        slots.batcher._jobs[ticket] = Job(ticket, slot.evaluation.runner.live, 1)
+    slots.batcher._lead()
+    assert steps == [[0, 1, 2]]
+
+
 def test_the_memory_is_tried_in_the_thread_that_decodes_later(open_slots, monkeypatch):
     where, probe = [], assembly.probe
     monkeypatch.setattr(
