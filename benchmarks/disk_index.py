@@ -23,7 +23,8 @@ from llamahybrid.evaluate.tables import machine
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_store import DiskStore
-from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, key_of, pack
+from llamahybrid.prompt_cache.envelope import sealed
+from llamahybrid.prompt_cache.records import key_of, pack
 
 SECONDS = 3.0
 RECORD_BYTES, TOKEN_BYTES = 1024, 8
@@ -32,21 +33,21 @@ ROUNDS = 3
 RANGES = ((0, 250), (250, 500), (500, 750), (750, 1000))
 
 
-def chats(count: int, rng: np.random.Generator) -> Iterator[tuple[int, int, Tokens, int, Logits | None]]:
-    """(kind, start, prefix, base, logits) of so many records; 8 for each conversation of 1,000 tokens."""
+def chats(count: int, rng: np.random.Generator) -> Iterator[tuple[int, Tokens, int, Logits | None]]:
+    """(start, prefix, base, logits) of so many records; 8 for each conversation of 1,000 tokens."""
     system = rng.integers(0, VOCABULARY, 200).astype(np.int32)
     for _ in range(count // 8):
         tokens = np.concatenate([system, rng.integers(0, VOCABULARY, 800).astype(np.int32)])
         for start, end in RANGES:
-            yield SEGMENT, start, tokens[:end], start, None
-            yield SNAPSHOT, end, tokens[:end], start, None
+            yield start, tokens[:end], start, None
+            yield end, tokens[:end], start, None
 
 
-def prompts(count: int, rng: np.random.Generator) -> Iterator[tuple[int, int, Tokens, int, Logits | None]]:
+def prompts(count: int, rng: np.random.Generator) -> Iterator[tuple[int, Tokens, int, Logits | None]]:
     """So many prompts of 200 tokens with logits."""
     row = np.zeros(VOCABULARY, np.float32)
     for _ in range(count):
-        yield SNAPSHOT, 200, rng.integers(0, VOCABULARY, 200).astype(np.int32), 0, row
+        yield 200, rng.integers(0, VOCABULARY, 200).astype(np.int32), 0, row
 
 
 SHAPES = {"chats": (chats, 1), "prompts with logits": (prompts, 20)}
@@ -56,11 +57,12 @@ SHAPES = {"chats": (chats, 1), "prompts with logits": (prompts, 20)}
 def fill(folder: Path, shape: str, count: int) -> int:
     """Write records; how many distinct tokens they have."""
     store, tokens, make = RecordStore(folder), 0, SHAPES[shape][0]
-    payload = np.zeros(64, np.uint8)
-    for kind, start, path, base, row in make(count, np.random.default_rng(0)):
-        key = key_of("m" * 32, kind, start, path, logits=row is not None)
-        store.write(key, pack("m" * 32, kind, start, path, row, payload, base))
-        tokens += (len(path) - base) if kind == SNAPSHOT else 0
+    name, payload = "m" * 32, np.zeros(64, np.uint8)
+    for start, path, base, row in make(count, np.random.default_rng(0)):
+        key = key_of(name, start, path, logits=row is not None)
+        state = sealed(payload, namespace=name, tokens=path, start=start)
+        store.write(key, pack(state, path, row, base))
+        tokens += (len(path) - base) if start == len(path) else 0
     return tokens
 
 

@@ -75,8 +75,8 @@ def list_(
         table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=PREVIEW_WIDTH)
     for row in sorted(rows, key=lambda row: max(h.written for h, _ in row)):
         deepest, tokens = max(row, key=lambda one: one[0].end)
-        states = sum(h.kind == 0 for h, _ in row)
-        what = f"[{deepest.start:,}, {deepest.end:,})" if deepest.kind else "snapshot"
+        states = sum(h.is_snapshot for h, _ in row)
+        what = "snapshot" if deepest.is_snapshot else f"[{deepest.start:,}, {deepest.end:,})"
         cells = [
             deepest.namespace[:8],
             *([escape(_salt(deepest))] if salted else []),

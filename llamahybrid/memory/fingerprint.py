@@ -31,9 +31,6 @@ from llamahybrid.memory.model_files import ModelFiles
 
 FORMAT = b"llamahybrid identity 2"
 
-TAG_LETTERS = 14
-"""Of a salt, 6 bits each: what a namespace has room for, beside a fingerprint and `HERE_ONLY`."""
-
 WITHOUT_EFFECT = frozenset(
     {
         # of the model: how it gets into memory
@@ -144,8 +141,8 @@ def with_salt(fingerprint: bytes, salt: bytes) -> bytes:
 
 
 def salt_tag(salt: bytes) -> str:
-    """How a salt is told from others in a namespace, for any model; empty for the shared default."""
-    return b64encode(salt, altchars=b"._").decode()[:TAG_LETTERS]
+    """A salt as it stands in a namespace, whole, for any model; empty for the shared default."""
+    return b64encode(salt, altchars=b"._").decode().rstrip("=")
 
 
 def settings(model: Any, context: Any) -> bytes:

@@ -25,20 +25,18 @@ class Identity:
         """Digest of the salt of the requests that it computes for; empty: the shared default."""
         self._unsalted = fingerprint
         self._state = state
-        self._pager = pager
+        self.splitter = None if pager is None else Splitter(pager.layout)
+        """Cuts stored attention of this kind in two."""
         self._rename(fingerprint)
 
     def _rename(self, unsalted: bytes) -> None:
         self._unsalted = unsalted
-        fingerprint, pager = with_salt(unsalted, self.salt), self._pager
-        self.splitter = Splitter(pager.layout, fingerprint) if pager is not None else None
-        """Cuts stored attention of this name in two."""
-        self.fingerprint = fingerprint
+        self.fingerprint = with_salt(unsalted, self.salt)
         """Compared with `is`: each change brings another object."""
 
     @property
     def namespace(self) -> str:
-        """The fingerprint as the prompt cache knows it."""
+        """The fingerprint as the prompt cache knows it, and as states are sealed with."""
         return self.namespace_of(self.salt)
 
     def namespace_of(self, salt: bytes) -> str:

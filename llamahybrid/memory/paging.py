@@ -21,8 +21,8 @@ from llamahybrid.capi.calls import FULL, PARTIAL
 from llamahybrid.capi.shim import library
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.segment import Layout, SegmentLayout, StackedLayout
-from llamahybrid.memory.snapshot import HEADER_BYTES, SEGMENT, open_snapshot, seal
 from llamahybrid.prompt_cache.base import Bytes, Segment, Tokens
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, open_sealed, seal
 from llamahybrid.prompt_cache.ram import new_buffer
 
 if TYPE_CHECKING:
@@ -39,54 +39,49 @@ fits the cache."""
 
 
 class Splitter:
-    """Cuts sealed segments of one kind of context in two; needs no context."""
+    """Cuts sealed segments of one kind of context in two, each of the same name; needs no context."""
 
-    def __init__(self, layout: Layout, fingerprint: bytes) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._fingerprint = fingerprint
 
     def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
         """The parts [start, at) and [at, end) of a segment of `path`, its own tokens [0, end).
 
         Raises SnapshotError when the segment is damaged.
         """
-        payload = open_segment(segment, self._fingerprint, path)
+        name = header_of(segment.record[:HEADER_BYTES].tobytes()).namespace
+        payload = open_segment(segment, name, path)
         counts = at - segment.start, segment.end - at
         records = tuple(new_buffer(HEADER_BYTES + self._layout.size(n)) for n in counts)
         first, second = records
         self._layout.cut(payload, counts[0], (first[HEADER_BYTES:], second[HEADER_BYTES:]))
         return (
-            seal_segment(first, self._fingerprint, path[:at], segment.start),
-            seal_segment(second, self._fingerprint, path, at),
+            seal_segment(first, name, path[:at], segment.start),
+            seal_segment(second, name, path, at),
         )
 
 
 def seal_segment(
-    record: Bytes, fingerprint: bytes, path: Tokens, start: int, checksum: int | None = None
+    record: Bytes, namespace: str, path: Tokens, start: int, checksum: int | None = None
 ) -> Segment:
     """Close a record whose payload is in place; `path`: the tokens [0, end) it belongs to.
 
-    `checksum` as in `snapshot.seal`.
+    `checksum` as in `envelope.seal`.
     """
-    end = len(path)
-    positions = start, end - 1
-    seal(record, fingerprint=fingerprint, tokens=path, positions=positions, kind=SEGMENT, checksum=checksum)
-    return Segment(start, end, record)
+    seal(record, namespace=namespace, tokens=path, start=start, checksum=checksum)
+    return Segment(start, len(path), record)
 
 
-def open_segment(segment: Segment, fingerprint: bytes, path: Tokens) -> Bytes:
+def open_segment(segment: Segment, namespace: str, path: Tokens) -> Bytes:
     """The payload of a segment of `path`, its tokens [0, end).
 
-    Raises SnapshotError, which names the segment, as `open_snapshot`.
+    Raises SnapshotError, which names the segment, as `open_sealed`.
     """
     try:
-        info = open_snapshot(segment.record, fingerprint=fingerprint, tokens=path, kind=SEGMENT)
-        if (info.pos_min, info.pos_max) != (segment.start, segment.end - 1):
-            raise SnapshotError("segment holds another range")
+        return open_sealed(segment.record, namespace=namespace, tokens=path, start=segment.start)
     except SnapshotError as error:
         error.segment = segment
         raise
-    return info.payload
 
 
 class Pager:

@@ -10,8 +10,8 @@ from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.sharing import forget_what_one_holds
-from llamahybrid.memory.snapshot import open_snapshot
 from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
+from llamahybrid.prompt_cache.envelope import open_sealed
 from llamahybrid.prompt_cache.nodes import common_prefix
 
 
@@ -34,7 +34,7 @@ def open_restorable(
     kept: int,
     live: Tokens,
     *,
-    fingerprint: bytes,
+    namespace: str,
     profile: MemoryProfile,
 ) -> Restorable:
     """Check a snapshot record of `tokens`, shape (c,), and the attention that goes with it.
@@ -47,11 +47,9 @@ def open_restorable(
         raise SnapshotError("a restore cannot be verified in this memory: its size follows no rule we know")
     if record is None and not profile.attention_is_all:
         raise SnapshotError("attention is not all of this memory's state")
-    payload, position = None, len(tokens)
-    if record is not None:
-        info = open_snapshot(record, fingerprint=fingerprint, tokens=tokens)
-        payload, position = info.payload, info.position
-    attention = tuple(open_segment(s, fingerprint, tokens[: s.end]) for s in segments)
+    position = len(tokens)
+    payload = None if record is None else open_sealed(record, namespace=namespace, tokens=tokens)
+    attention = tuple(open_segment(s, namespace, tokens[: s.end]) for s in segments)
     sizes = [0 if profile.pager is None else profile.pager.layout.size(s.end - s.start) for s in segments]
     if sizes != [a.nbytes for a in attention]:
         raise SnapshotError("a segment has another layout than this context's")
@@ -87,7 +85,8 @@ def restore(
     state, identity, profile, native = live.state, live.identity, live.profile, live.native
     named, covers = identity.fingerprint, row_follows and state.row_covers_tip
     there = state.tokens
-    saved = open_restorable(record, tokens, segments, kept, there, fingerprint=named, profile=profile)
+    name = identity.namespace
+    saved = open_restorable(record, tokens, segments, kept, there, namespace=name, profile=profile)
     live.release_planes()
     shares = live.cells.up_to(kept if saved.attention else saved.position)
     live.invalidate()

@@ -21,9 +21,9 @@ from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.sharing import SharedCells
-from llamahybrid.memory.snapshot import HEADER_BYTES, seal
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Segment, Tokens
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, seal
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -357,8 +357,7 @@ class LiveSequence:
         checksum = self.native.save_partial(payload)
         if checksum is None:
             return None
-        positions = self.native.positions()
-        seal(record, fingerprint=self.fingerprint, tokens=self.tokens, positions=positions, checksum=checksum)
+        seal(record, namespace=self.identity.namespace, tokens=self.tokens, checksum=checksum)
         return record
 
     def checkpoint(self, buffer: Callable[[int], Bytes], *, deep: bool = True) -> Bytes | None:
@@ -395,4 +394,4 @@ class LiveSequence:
         if saved is None:
             return None
         record, checksum = saved
-        return seal_segment(record, self.fingerprint, self.state.ids[:end], start, checksum)
+        return seal_segment(record, self.identity.namespace, self.state.ids[:end], start, checksum)

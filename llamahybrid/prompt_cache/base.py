@@ -1,6 +1,7 @@
 """What a prompt cache is: the words, the plain data it takes and gives, and its interface.
 
-Nothing in this package imports llama_cpp or `llamahybrid.memory`: tokens, numbers and opaque bytes only.
+Nothing in this package imports llama_cpp or `llamahybrid.memory`: tokens, numbers and bytes only. State comes
+sealed in an `envelope`; what is inside is opaque here.
 A *checkpoint* is a token position whose exact state can be restored; its *snapshot* is the bytes.
 """
 
@@ -41,7 +42,7 @@ HERE_ONLY = "?"
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Stored attention KV of tokens [start, end) of one token path, as opaque bytes."""
+    """Stored attention KV of tokens [start, end) of one token path, as sealed bytes (`envelope`)."""
 
     start: int
     end: int

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamahybrid.errors import FolderRefused
-from llamahybrid.prompt_cache.records import VERSION
+from llamahybrid.prompt_cache.envelope import VERSION
 
 FOLDER = f"llamahybrid-{VERSION}"
 MARK = "FORMAT"

@@ -15,7 +15,7 @@ from itertools import islice
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Range, Tokens, clipped
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Match, Node, OnDisk, Place, Stored, token_at
-from llamahybrid.prompt_cache.records import SNAPSHOT, Head
+from llamahybrid.prompt_cache.records import Head
 from llamahybrid.prompt_cache.tree import Tree, follow
 
 MOST_FOLLOWERS = 2
@@ -109,7 +109,7 @@ class DiskIndex:
         if place is None:
             place = self._anchors[head.digest] = Place(node, head.end, head.digest)
             here.add(place)
-        record = Stored(head.key, head.kind == SNAPSHOT, head.start, head.n_logits > 0, head.nbytes, place)
+        record = Stored(head.key, head.is_snapshot, head.start, head.n_logits > 0, head.nbytes, place)
         place.records.append(record)
         self._shards.setdefault(record.key[0], {})[record.key] = record
         self.nbytes += record.nbytes

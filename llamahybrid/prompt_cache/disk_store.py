@@ -23,7 +23,7 @@ from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.lateness import ReadLate
 from llamahybrid.prompt_cache.nodes import ids_of
-from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
+from llamahybrid.prompt_cache.records import Head, Record, read_ids
 from llamahybrid.prompt_cache.refusals import MOST_UNREADABLE, Backoff, RefusedRecords, of_one
 
 Seen = TypeVar("Seen")
@@ -181,7 +181,7 @@ class DiskStore:
         self._refused.replaced(head.key)
         if head.key not in self._index:
             self._index.add(head, ids_of(path), 0)
-        if head.kind == SNAPSHOT:  # the one with logits says what the one without does
+        if head.is_snapshot:  # the one with logits says what the one without does
             for key in self._index.at(head.namespace, path):
                 if key != head.key:
                     self._erase(key)

@@ -136,7 +136,7 @@ class DiskTier:
             try:
                 for piece in pieces:
                     end = min(piece.end, len(path))
-                    stored = Segment(record.head.start, record.head.end, record.payload)
+                    stored = Segment(record.head.start, record.head.end, record.state)
                     part = part_of(stored, record.tokens, piece.start, end, split)
                     segments += [] if part is None else [part]
             except ValueError as error:
@@ -154,7 +154,7 @@ class DiskTier:
         if not offer.checkpoint:
             return Loaded(NOTHING, None, attention)
         assert state is not None
-        return Loaded(state.payload, state.logits, attention)
+        return Loaded(state.state, state.logits, attention)
 
     # -- writing -----------------------------------------------------------------------------------
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens, clipped, same_start
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens, clipped, same_start
 from llamahybrid.prompt_cache.disk_store import WRITE, DiskStore
+from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_tier import RamTier
-from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, head_of, key_of, pack
+from llamahybrid.prompt_cache.records import head_of, key_of, pack
 from llamahybrid.prompt_cache.write_behind import WriteBehind
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, WriteBudget
 
@@ -129,7 +130,7 @@ class DiskWriter:
                 if state is None or not self._write_attention(job):
                     store.counts.dropped += 1
                     return
-                self._put(job, SNAPSHOT, job.position, path, state.logits, state.snapshot)
+                self._put(job, job.position, path, state.logits, state.snapshot)
         except OSError as error:
             store.refused(WRITE, error)
 
@@ -142,24 +143,24 @@ class DiskWriter:
             at = start
             for segment in segments:
                 if clipped([(at, end)], segment.end, segment.start) and segment.start <= at:
-                    if not self._put(
-                        job, SEGMENT, segment.start, job.path[: segment.end], None, segment.record
-                    ):
+                    if not self._put(job, segment.start, job.path[: segment.end], None, segment.record):
                         return False
                     at = segment.end
             if at < end:
                 return False
         return True
 
-    def _put(
-        self, job: Job, kind: int, start: int, path: Tokens, logits: Logits | None, payload: Bytes
-    ) -> bool:
-        """Write one record; False if it does not fit, or is not wanted any more."""
-        if self._store.has(key_of(job.namespace, kind, start, path, logits=logits is not None)):
+    def _put(self, job: Job, start: int, path: Tokens, logits: Logits | None, state: Bytes) -> bool:
+        """Write one record; False if it does not fit, is not wanted any more, or is sealed otherwise."""
+        key = key_of(job.namespace, start, path, logits=logits is not None)
+        if self._store.has(key):
             return True
-        base = self._store.base_of(job.namespace, path)
-        parts = pack(job.namespace, kind, start, path, logits, payload, base)
+        if not state.nbytes:  # attention is all
+            state = sealed(NOTHING, namespace=job.namespace, tokens=path)
+        parts = pack(state, path, logits, self._store.base_of(job.namespace, path))
         head = head_of(parts[0])
+        if head.key != key:
+            return False
         if not self._store.records.takes(head.nbytes):  # nothing goes for what cannot come
             return False
         pinned = self.source.pinned

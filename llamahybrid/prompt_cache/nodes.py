@@ -105,7 +105,7 @@ class Place:
     """The node whose edge covers the position."""
     position: int
     digest: bytes
-    """`records.path_digest` of the prefix."""
+    """`envelope.path_digest` of the prefix."""
     records: list[Stored] = field(default_factory=list)
 
     def best(self) -> Stored | None:

@@ -1,14 +1,14 @@
 """The records of the disk tier. Each stands for itself, so that whatever of them survives is of use.
 
-Layout, little endian: a head of 176 bytes, the ids of the whole prefix (int32), logits (float32), payload.
+A record is an envelope as RAM holds it (`envelope`) and, between its header and its payload, a frame of what
+only a later process needs, the ids of the whole prefix (int32), and logits (float32). Layout of the frame,
+little endian, 56 bytes:
 
-    magic 8s | version u16 | kind u16 | start u32 | end u32 | base u32 | logits u32 | pad 4 | namespace 48s
-    written u64 | payload bytes u64 | prefix [0, base) xxh3-128 | prefix [0, end) xxh3-128
-    ids [base, end) xxh3-64 u64 | logits xxh3-64 u64 | payload xxh3-64 u64 | reserved 16s | head xxh3-64 u64
+    base u32 | logits u32 | written u64 | prefix [0, base) xxh3-128 | ids [base, end) xxh3-64 u64
+    logits xxh3-64 u64 | header and frame xxh3-64 u64
 
 `base`: where another record's prefix ended when this one was written. Who knows that prefix reads the ids
-from there on only, so that an index is read in time proportional to its distinct tokens. The payload is what
-the RAM tier holds: an envelope of `memory/snapshot.py`, opaque here.
+from there on only, so that an index is read in time proportional to its distinct tokens.
 """
 
 from __future__ import annotations
@@ -22,47 +22,34 @@ from typing import BinaryIO
 import numpy as np
 import xxhash
 
-from llamahybrid.errors import RecordError
+from llamahybrid.errors import RecordError, SnapshotError
 from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, Header, header_of, path_digest
 from llamahybrid.prompt_cache.nodes import ids_of, tokens_of
 from llamahybrid.prompt_cache.ram import new_buffer
 
-MAGIC = b"LLHDISK\0"
-VERSION = 2
-SNAPSHOT, SEGMENT = 0, 1
-
-_BODY = struct.Struct("<8sHHIIII4x48sQQ16s16sQQQ16x")
+_FRAME = struct.Struct("<IIQ16sQQ")
 _SEAL = struct.Struct("<Q")
-HEAD_BYTES = _BODY.size + _SEAL.size
-NAMESPACE_BYTES = 48
+_SEALED_BYTES = HEADER_BYTES + _FRAME.size
+HEAD_BYTES = _SEALED_BYTES + _SEAL.size
 
 KEY = re.compile(r"([0-9a-f]{32})-(attention|prompt|state)-(0|[1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
 """Digest of the whole prefix, what it is, start, end."""
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class Head(Header):
     """What a record says of itself without its tokens; not checked against its name yet."""
 
-    namespace: str
-    kind: int
-    start: int
-    """Tokens before a segment; a snapshot's is its `end`."""
-    end: int
-    """Tokens the state belongs to."""
     base: int
     """Where the own range of ids begins."""
     n_logits: int
     written: int
     """Seconds since 1970."""
-    payload_bytes: int
     base_digest: bytes
     """`path_digest` of [0, base)."""
-    digest: bytes
-    """`path_digest` of [0, end)."""
     own_digest: int
     logits_digest: int
-    payload_digest: int
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +59,7 @@ class Head:
     @property
     def key(self) -> str:
         """The key that belongs to this record."""
-        return _key(self.digest, self.kind, self.start, self.end, logits=bool(self.n_logits))
+        return _key(self.digest, self.start, self.end, logits=bool(self.n_logits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,88 +70,68 @@ class Record:
     tokens: Tokens
     """The whole prefix [0, end)."""
     logits: Logits | None
-    payload: Bytes
+    state: Bytes
+    """The envelope."""
 
 
-def path_digest(namespace: str, tokens: Tokens) -> bytes:
-    """What tells one prefix from all others, 16 bytes."""
-    hasher = xxhash.xxh3_128(namespace.encode())
-    hasher.update(np.ascontiguousarray(tokens, dtype="<i4").data)
-    return bytes(hasher.digest())
-
-
-def key_of(namespace: str, kind: int, start: int, tokens: Tokens, *, logits: bool = False) -> str:
+def key_of(namespace: str, start: int, tokens: Tokens, *, logits: bool = False) -> str:
     """The name of a record: equal for equal state, whoever writes it."""
-    return _key(path_digest(namespace, tokens), kind, start, len(tokens), logits=logits)
+    return _key(path_digest(namespace, tokens), start, len(tokens), logits=logits)
 
 
-def _key(digest: bytes, kind: int, start: int, end: int, *, logits: bool) -> str:
-    sort = "attention" if kind == SEGMENT else "prompt" if logits else "state"
+def _key(digest: bytes, start: int, end: int, *, logits: bool) -> str:
+    sort = "attention" if start < end else "prompt" if logits else "state"
     return f"{digest.hex()}-{sort}-{start}-{end}"
 
 
-def pack(
-    namespace: str,
-    kind: int,
-    start: int,
-    tokens: Tokens,
-    logits: Logits | None,
-    payload: Bytes,
-    base: int = 0,
-) -> tuple[bytes, memoryview]:
-    """A record in two parts, to be written one after the other; the payload is not copied.
+def pack(state: Bytes, tokens: Tokens, logits: Logits | None, base: int = 0) -> tuple[bytes, memoryview]:
+    """A record of a sealed state in two parts, to be written one after the other; its payload is not copied.
 
-    Raises ValueError when the namespace is longer than `NAMESPACE_BYTES`.
+    `tokens`: the whole prefix, shape (end,). Raises RecordError where `state` is not sealed.
     """
-    name = namespace.encode()
-    if len(name) > NAMESPACE_BYTES:
-        raise ValueError(f"a namespace may have {NAMESPACE_BYTES} bytes, this one has {len(name)}")
+    header = state[:HEADER_BYTES].tobytes()
     ids = ids_of(tokens)
     row = b"" if logits is None else np.ascontiguousarray(logits, dtype="<f4").tobytes()
-    body = _BODY.pack(
-        MAGIC,
-        VERSION,
-        kind,
-        start,
-        len(tokens),
+    frame = _FRAME.pack(
         base,
         len(row) // 4,
-        name,
         int(time.time()),
-        payload.nbytes,
-        path_digest(namespace, tokens[:base]),
-        path_digest(namespace, tokens),
+        path_digest(_header(header).namespace, tokens[:base]),
         xxhash.xxh3_64_intdigest(ids[4 * base :]),
         xxhash.xxh3_64_intdigest(row),
-        xxhash.xxh3_64_intdigest(payload.data),
     )
-    return body + _SEAL.pack(xxhash.xxh3_64_intdigest(body)) + ids + row, payload.data
+    head = header + frame
+    return head + _SEAL.pack(xxhash.xxh3_64_intdigest(head)) + ids + row, state[HEADER_BYTES:].data
+
+
+def _header(raw: bytes) -> Header:
+    try:
+        return header_of(raw)
+    except SnapshotError as error:
+        raise RecordError(str(error)) from None
 
 
 def head_of(raw: bytes) -> Head:
     """What the first bytes of a record say. Raises RecordError when they are damaged."""
-    body, seal = raw[: _BODY.size], raw[_BODY.size : HEAD_BYTES]
-    if len(seal) != _SEAL.size or _SEAL.unpack(seal)[0] != xxhash.xxh3_64_intdigest(body):
+    header = _header(raw[:HEADER_BYTES])
+    seal = raw[_SEALED_BYTES:HEAD_BYTES]
+    if len(seal) != _SEAL.size or _SEAL.unpack(seal)[0] != xxhash.xxh3_64_intdigest(raw[:_SEALED_BYTES]):
         raise RecordError("a record's head is damaged")
-    magic, version, kind, start, end, base, n_logits, name, *rest = _BODY.unpack(body)
-    if magic != MAGIC or version != VERSION:
-        raise RecordError(f"not a record of format {VERSION}")
-    try:
-        namespace = name.rstrip(b"\0").decode()
-    except UnicodeDecodeError:
-        raise RecordError("a record's namespace is no text") from None
-    sound = (start < end) if kind == SEGMENT else (kind == SNAPSHOT and start == end and end > 0)
-    if not sound or base > end:
+    head = Head(*vars(header).values(), *_FRAME.unpack(raw[HEADER_BYTES:_SEALED_BYTES]))
+    if head.base > head.end:
         raise RecordError("a record is of no range")
-    return Head(namespace, kind, start, end, base, n_logits, *rest)
+    return head
+
+
+def _sized(head: Head, file_bytes: int) -> Head:
+    if head.nbytes != file_bytes:
+        raise RecordError("a record is truncated, or longer than it says")
+    return head
 
 
 def read_head(file: BinaryIO, file_bytes: int) -> Head:
     """Read the head of a record whose file has so many bytes. Raises RecordError when it is damaged."""
-    head = head_of(file.read(HEAD_BYTES))
-    if head.nbytes != file_bytes:
-        raise RecordError("a record is truncated, or longer than it says")
-    return head
+    return _sized(head_of(file.read(HEAD_BYTES)), file_bytes)
 
 
 def read_ids(file: BinaryIO, head: Head, base: int = 0) -> bytes:
@@ -185,18 +152,23 @@ def read_ids(file: BinaryIO, head: Head, base: int = 0) -> bytes:
 
 def read_record(file: BinaryIO, file_bytes: int) -> Record:
     """Read and check a whole record from the start. Raises RecordError when it is damaged."""
-    head = read_head(file, file_bytes)
+    raw = file.read(HEAD_BYTES)
+    head = _sized(head_of(raw), file_bytes)
     tokens = tokens_of(read_ids(file, head))
     if path_digest(head.namespace, tokens[: head.base]) != head.base_digest:
         raise RecordError("a record lies about the prefix that it goes on from")
     row = file.read(4 * head.n_logits)
     if xxhash.xxh3_64_intdigest(row) != head.logits_digest:
         raise RecordError("a record's logits are damaged")
-    payload = new_buffer(head.payload_bytes)
+    state = new_buffer(HEADER_BYTES + head.payload_bytes)
+    state[:HEADER_BYTES] = np.frombuffer(raw, np.uint8, HEADER_BYTES)
+    payload = state[HEADER_BYTES:]
     read = file.readinto(payload.data)  # type: ignore[attr-defined]
     if read != payload.nbytes or file.read(1):
         raise RecordError("a record is truncated, or longer than it says")
-    if xxhash.xxh3_64_intdigest(payload.data) != head.payload_digest:
-        raise RecordError("a record's payload is damaged")
+    try:
+        head.check(payload)
+    except SnapshotError as error:
+        raise RecordError(str(error)) from None
     logits = np.frombuffer(row, "<f4").astype(np.float32) if head.n_logits else None
-    return Record(head, tokens, logits, payload)
+    return Record(head, tokens, logits, state)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from llamahybrid.prompt_cache.records import VERSION
+from llamahybrid.prompt_cache.envelope import VERSION
 
 try:
     import redis

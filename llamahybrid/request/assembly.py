@@ -24,9 +24,9 @@ from llamahybrid.memory.profile import MemoryProfile, probe
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.memory.snapshot import HEADER_BYTES
 from llamahybrid.prompt_cache import BasePromptCache
 from llamahybrid.prompt_cache.base import Costs, Tokens
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.evaluation import Evaluation

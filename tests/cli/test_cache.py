@@ -18,7 +18,8 @@ from llamahybrid.cli.main import app
 from llamahybrid.prompt_cache import records
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import SHARDS
-from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, key_of, pack
+from llamahybrid.prompt_cache.records import key_of
+from tests.prompt_cache.asking import record_of
 
 TEXT = np.array([*b"the quick brown fox jumps over the lazy dog"], np.int32)
 
@@ -32,14 +33,10 @@ def folder(tmp_path: Path) -> Path:
     for days, (namespace, tokens) in enumerate(paths):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(records.time, "time", lambda days=days: now - 86400 * days)
-            for kind, start, end in (
-                (SEGMENT, 0, len(tokens)),
-                (SNAPSHOT, 10, 10),
-                (SNAPSHOT, len(tokens), len(tokens)),
-            ):
+            for start, end in ((0, len(tokens)), (10, 10), (len(tokens), len(tokens))):
                 payload = np.full(100_000, end, np.uint8)
-                key = key_of(namespace, kind, start, tokens[:end])
-                store.write(key, pack(namespace, kind, start, tokens[:end], None, payload))
+                key = key_of(namespace, start, tokens[:end])
+                store.write(key, record_of(namespace, start, tokens[:end], None, payload))
     return tmp_path / "cache"
 
 
@@ -95,9 +92,9 @@ def test_what_conversations_share_is_shown_once(folder: Path) -> None:
     store = RecordStore(folder)
     other = np.array([*TEXT[:30], *b"sleeps"], np.int32)
     for name in ("aaaa", "aaaa+0aB._[red]zzzz"):
-        key = key_of(name, SNAPSHOT, len(other), other)
+        key = key_of(name, len(other), other)
         payload = np.zeros(2 << 20, np.uint8)
-        store.write(key, pack(name, SNAPSHOT, len(other), other, None, payload))
+        store.write(key, record_of(name, len(other), other, None, payload))
     result = run("show", "--dir", folder)
     assert result.exit_code == 0, result.output
     lines = [line.strip("│├└─ ") for line in result.output.splitlines()[1:]]
@@ -189,7 +186,7 @@ def test_what_is_damaged_makes_room_first(folder: Path) -> None:
     result = run("prune", "--max-mib", (size - lost) / 2**20, "--dir", folder)
     assert result.exit_code == 0, result.output
     assert "1 records removed" in result.output
-    assert f"{victim.stem}: a record's head is damaged" in result.output
+    assert f"{victim.stem}: the state's header is damaged" in result.output
     assert len(keys(folder)) == 8
     assert not victim.exists()
 
@@ -285,8 +282,8 @@ def test_what_prefixes_share_is_not_held_for_each(tmp_path: Path, arguments: tup
     store, tokens, n_records = RecordStore(tmp_path), np.arange(30_000, dtype=np.int32), 64
     for last in range(n_records):
         tokens[-1] = last
-        key = key_of("aaaa", SNAPSHOT, len(tokens), tokens)
-        store.write(key, pack("aaaa", SNAPSHOT, len(tokens), tokens, None, np.zeros(8, np.uint8)))
+        key = key_of("aaaa", len(tokens), tokens)
+        store.write(key, record_of("aaaa", len(tokens), tokens, None, np.zeros(8, np.uint8)))
     run(*arguments, "--dir", tmp_path / "none")  # what is imported does not count
     run(*arguments, "--dir", tmp_path)
     tracemalloc.start()
@@ -320,8 +317,8 @@ def test_each_tenant_is_listed_and_pruned(folder: Path) -> None:
     store = RecordStore(folder)
     for salt in ("0aB._zzzzzzzzz", "[red]zzzzzzzzz"):
         name, payload = f"aaaa+{salt}", np.zeros(100, np.uint8)
-        key = key_of(name, SNAPSHOT, len(TEXT), TEXT)
-        store.write(key, pack(name, SNAPSHOT, len(TEXT), TEXT, None, payload))
+        key = key_of(name, len(TEXT), TEXT)
+        store.write(key, record_of(name, len(TEXT), TEXT, None, payload))
     output = run("list", "--dir", folder).output
     assert "salt" in output
     assert output.count("0aB._zzzzzzzzz") == output.count("[red]zzzzzzzzz") == 1

@@ -16,15 +16,16 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.nodes import ids_of
-from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
+from llamahybrid.prompt_cache.records import Head, head_of
+from tests.prompt_cache.asking import record_of
 
 NOTHING = np.zeros(8, np.uint8)
 
 
-def head(namespace: str, path: Iterable[int], kind: int = SNAPSHOT) -> tuple[Head, bytes]:
+def head(namespace: str, path: Iterable[int], *, attention: bool = False) -> tuple[Head, bytes]:
     tokens = np.array([*path], np.int32)
-    start = 0 if kind == SEGMENT else len(tokens)
-    first, _ = pack(namespace, kind, start, tokens, None, NOTHING)
+    start = 0 if attention else len(tokens)
+    first, _ = record_of(namespace, start, tokens, None, NOTHING)
     return head_of(first), ids_of(tokens)
 
 
@@ -59,7 +60,7 @@ def test_a_record_belongs_to_the_longest_path(seed: int) -> None:
         path = chance.choice(paths)
         path = [*path[: chance.randint(0, len(path))], *chance.choices(range(3), k=chance.randint(1, 5))]
         paths.append(path)
-        one = head(chance.choice("ab"), path, chance.choice((SNAPSHOT, SEGMENT)))
+        one = head(chance.choice("ab"), path, attention=chance.random() < 0.5)
         found[one[0].key] = one
     assert conversations(indexed(found.values())) == one_by_one(found)
 
@@ -89,7 +90,7 @@ def stored(tmp_path: Path) -> CacheFolder:
     store = RecordStore(tmp_path)
     for length in range(1, 6):
         tokens = np.arange(length, dtype=np.int32)
-        parts = pack("a", SNAPSHOT, length, tokens, None, NOTHING)
+        parts = record_of("a", length, tokens, None, NOTHING)
         store.write(head_of(parts[0]).key, parts)
     return CacheFolder(tmp_path)
 

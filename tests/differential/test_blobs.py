@@ -10,7 +10,7 @@ import pytest
 
 from llamahybrid import saved_state as upstream_state
 from llamahybrid.memory import paging, restore
-from llamahybrid.memory.snapshot import HEADER_BYTES, SnapshotInfo, open_snapshot
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, open_sealed
 from tests.lab import blob_fuzz
 from tests.lab.blob_fuzz import Damage, at_the_library, batch, mutated, through_api
 
@@ -40,12 +40,11 @@ def test_a_mutation_is_never_the_original():
 
 
 def test_a_missing_check_is_found(tiny_model, monkeypatch):
-    def trusting(record, *, fingerprint, tokens, kind=0):
-        n = len(tokens)
-        return SnapshotInfo(n, n - 1 if kind == 0 else 0, n - 1, record[HEADER_BYTES:])
+    def trusting(record, *, namespace, tokens, start=None):
+        return record[HEADER_BYTES:]
 
-    monkeypatch.setattr(restore, "open_snapshot", trusting)
-    monkeypatch.setattr(paging, "open_snapshot", trusting)
+    monkeypatch.setattr(restore, "open_sealed", trusting)
+    monkeypatch.setattr(paging, "open_sealed", trusting)
     monkeypatch.setattr(
         blob_fuzz, "mutated_bytes", lambda blob, other, rng: np.concatenate([blob[:-4], blob[-4:] ^ 1])
     )
@@ -55,11 +54,12 @@ def test_a_missing_check_is_found(tiny_model, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in blob_fuzz.VARIANTS if name != "window"])
 def test_a_missing_look_at_the_owner_is_found(tiny_model, monkeypatch, name):
-    def anybodys(record, *, fingerprint, tokens, kind=0):
-        return open_snapshot(record, fingerprint=record[16:32].tobytes(), tokens=tokens, kind=kind)
+    def anybodys(record, *, namespace, tokens, start=None):
+        owner = header_of(record[:HEADER_BYTES].tobytes()).namespace
+        return open_sealed(record, namespace=owner, tokens=tokens, start=start)
 
-    monkeypatch.setattr(restore, "open_snapshot", anybodys)
-    monkeypatch.setattr(paging, "open_snapshot", anybodys)
+    monkeypatch.setattr(restore, "open_sealed", anybodys)
+    monkeypatch.setattr(paging, "open_sealed", anybodys)
     seed = list(blob_fuzz.VARIANTS).index(name)
     with pytest.raises(Damage, match=r"was taken|other logits"):
         through_api(tiny_model("qwen35"), seed, count=100)

@@ -36,6 +36,7 @@ from rich.table import Table
 from llamahybrid import tiny
 from llamahybrid.capi.gguf import Gguf
 from llamahybrid.memory.restore import restore
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama")
@@ -120,7 +121,8 @@ def mutated_bytes(blob: Bytes, other: Bytes, rng: random.Random) -> Bytes:
         at = rng.randrange(n)
         out[at : at + rng.randint(1, 4096)] = 0
     elif kind == "header":
-        out[: min(n, 96)] = other[: min(n, 96, len(other))] if len(other) >= 96 else 0
+        size = min(n, HEADER_BYTES)
+        out[:size] = other[:size] if len(other) >= HEADER_BYTES else 0
     else:
         out = out[:0]
     return mutated_bytes(blob, other, rng) if np.array_equal(out, blob) else out

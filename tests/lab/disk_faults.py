@@ -24,7 +24,8 @@ from llamahybrid.prompt_cache import disk, refusals
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER
-from llamahybrid.prompt_cache.records import MAGIC, SNAPSHOT, key_of, pack
+from llamahybrid.prompt_cache.envelope import MAGIC, sealed
+from llamahybrid.prompt_cache.records import key_of, pack
 from tests.lab.disk_fuzz import check_record, hasty, turn
 from tests.lab.integrity import check_integrity
 
@@ -129,8 +130,9 @@ class History:
         """Somebody puts a record there that none is, or one that lies."""
         length = self.rng.randrange(1, 50)
         tokens = np.array([self.rng.randrange(1000) for _ in range(length)], np.int32)
-        key = key_of(f"model {self.rng.random()}", SNAPSHOT, length, tokens)
-        raw = bytearray(b"".join(pack("made up", SNAPSHOT, length, tokens, None, np.zeros(9, np.uint8))))
+        key = key_of(f"model {self.rng.random()}", length, tokens)
+        state = sealed(np.zeros(9, np.uint8), namespace="made up", tokens=tokens)
+        raw = bytearray(b"".join(pack(state, tokens, None)))
         if self.rng.random() < 0.5:
             raw = bytearray(self.rng.randbytes(self.rng.randrange(400)))
         (self.own / key[0]).mkdir(mode=0o700, exist_ok=True)
@@ -140,7 +142,7 @@ class History:
 
     def link(self) -> None:
         """A link with a record's name leads out of the folder; it goes again."""
-        key = key_of("linked", SNAPSHOT, 1, np.array([self.rng.randrange(1 << 20)], np.int32))
+        key = key_of("linked", 1, np.array([self.rng.randrange(1 << 20)], np.int32))
         path = self.own / key[0] / f"{key}.record"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.symlink_to(self.root / "home" / "thesis.tex")
@@ -174,7 +176,7 @@ class History:
         (self.root / "home" / "thesis.tex").write_text("my only copy")
         self.folder.mkdir(mode=0o700)
         (self.folder / "notes.txt").write_text("mine")
-        for place, name in (("ab/cd", "0" * 28 + ".val"), ("llamahybrid-3/a", "newer.record")):
+        for place, name in (("ab/cd", "0" * 28 + ".val"), ("llamahybrid-4/a", "newer.record")):
             (self.folder / place).mkdir(parents=True)
             (self.folder / place / name).write_bytes(MAGIC + b"of another format")
 

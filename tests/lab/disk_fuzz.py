@@ -30,7 +30,7 @@ from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Segment, Tokens
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.records import SEGMENT
+from llamahybrid.prompt_cache.envelope import sealed
 from tests.lab.integrity import check_integrity
 
 NAMESPACE = "made up"
@@ -44,10 +44,11 @@ DISK_BYTES = 48 << 20
 
 
 def content(kind: str, start: int, tokens: Tokens) -> Bytes:
-    """The bytes of a state: they follow from its tokens alone; some are small, some large."""
+    """A state, sealed: its bytes follow from its tokens alone; some are small, some large."""
     name = xxhash.xxh3_64_intdigest(f"{kind} {start} ".encode() + tokens.tobytes())
     size = random.Random(name).choice((300, 5_000, 70_000, 600_000, 3_000_000))
-    return np.random.default_rng(name).integers(0, 256, size, np.uint8)
+    payload = np.random.default_rng(name).integers(0, 256, size, np.uint8)
+    return sealed(payload, namespace=NAMESPACE, tokens=tokens, start=start)
 
 
 def split(segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
@@ -141,10 +142,10 @@ def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subproces
 
 
 def check_record(store: RecordStore, key: str) -> None:
-    """Raise AssertionError unless a record's payload is what its tokens say, RecordError if it is damaged."""
+    """Raise AssertionError unless a record's state is what its tokens say, RecordError if it is damaged."""
     record = store.load(key)
-    kind = "attention" if record.head.kind == SEGMENT else "state"
-    assert np.array_equal(record.payload, content(kind, record.head.start, record.tokens)), (
+    kind = "state" if record.head.is_snapshot else "attention"
+    assert np.array_equal(record.state, content(kind, record.head.start, record.tokens)), (
         f"{key} was accepted, and is wrong"
     )
 

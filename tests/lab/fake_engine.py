@@ -14,6 +14,7 @@ import numpy as np
 
 from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveState, Logits, Segment, Tokens
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, open_sealed, seal, sealed
 from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
 
 Kind = Literal["recurrent", "hybrid", "window", "plain", "paged"]
@@ -34,17 +35,22 @@ class FakeAttention:
     """How attention is laid out in segments: each knows its tokens and what came before them."""
 
     token_bytes: int
+    namespace: str = "model"
 
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> Segment:
         """A segment of tokens behind others."""
         words = np.zeros((len(tokens) + 1, self.token_bytes // 8), np.int64)
         words[0, 0] = zlib.crc32(np.array(before, np.int32).tobytes())
         words[1:, 0] = tokens
-        return Segment(len(before), len(before) + len(tokens), words.view(np.uint8).reshape(-1))
+        start, path = len(before), tokens_of(before, tokens)
+        payload = words.view(np.uint8).reshape(-1)
+        record = sealed(payload, namespace=self.namespace, tokens=path, start=start)
+        return Segment(start, len(path), record)
 
     def tokens_in(self, segment: Segment, before: Sequence[int]) -> list[int]:
         """The tokens of a segment, which must belong behind `before`."""
-        tokens: list[int] = segment.record.view(np.int64)[:: self.token_bytes // 8].tolist()
+        words = segment.record[HEADER_BYTES:].view(np.int64)
+        tokens: list[int] = words[:: self.token_bytes // 8].tolist()
         digest = tokens.pop(0)
         assert len(tokens) == segment.end - segment.start, "a segment lies about its range"
         assert segment.start == len(before), "a segment does not follow what is there"
@@ -82,7 +88,7 @@ class FakeEngine:
     pages: bool = True
     """Attention KV can be saved and loaded."""
     snapshot_bytes: int = 0
-    """Size of every snapshot; 0: as large as its tokens need."""
+    """Size of every snapshot with its envelope; 0: as large as its tokens need."""
     token_bytes: int = 8
     """Attention KV of a token, a multiple of 8."""
     vocabulary: int = 2
@@ -127,9 +133,9 @@ class FakeEngine:
         if self.kind == "paged":
             return NOTHING
         words = -(-(len(self.state) + 1) // self.snapshot_tokens) * self.snapshot_tokens
-        n_bytes = self.snapshot_bytes or 4 * words
-        buffer = self.cache.buffer(n_bytes)
-        buffer.view(np.int32)[: len(self.state) + 1] = [len(self.state), *self.state]
+        buffer = self.cache.buffer(self.snapshot_bytes or HEADER_BYTES + 4 * words)
+        buffer[HEADER_BYTES:].view(np.int32)[: len(self.state) + 1] = [len(self.state), *self.state]
+        seal(buffer, namespace=self.namespace, tokens=tokens_of(self.state))
         return buffer
 
     def checkpoint(self, logits: Logits | None = None) -> bool:
@@ -146,7 +152,9 @@ class FakeEngine:
             self.state = attention[: plan.cached]
         elif plan.source in ("ram", "disk"):
             assert plan.checkpoint is not None
-            words = plan.checkpoint.snapshot.view(np.int32)
+            ids = tokens_of(prompt[: plan.cached])
+            payload = open_sealed(plan.checkpoint.snapshot, namespace=self.namespace, tokens=ids)
+            words = payload.view(np.int32)
             restored = words[1 : 1 + words[0]].tolist()
             if self.kind in ("hybrid", "window"):
                 attention = self.state[: plan.live_kept if plan.segments else plan.cached]
@@ -289,7 +297,7 @@ class FakeEngine:
     @property
     def paging(self) -> FakeAttention:
         """How its attention is laid out; knows no engine, so that a cache that keeps it keeps none alive."""
-        return FakeAttention(self.token_bytes)
+        return FakeAttention(self.token_bytes, self.namespace)
 
 
 def tokens_of(*parts: Tokens | Sequence[int]) -> Tokens:

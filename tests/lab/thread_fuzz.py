@@ -28,6 +28,7 @@ from llamahybrid import tiny
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from tests.lab.differential import Mismatch
 from tests.lab.integrity import check_integrity
 from tests.lab.quiet import silence
@@ -125,7 +126,7 @@ def stress(model: Path, seed: int, outcome: Outcome) -> None:
     objects = [SETTING.open(Llama, model, prompt_cache=cache) for _ in range(OBJECTS)]
     reference = Reference(model, SETTING)
     try:
-        snapshot = 96 + objects[0].runner.live.profile.snapshot_bytes
+        snapshot = HEADER_BYTES + objects[0].runner.live.profile.snapshot_bytes
         cache.ram_bytes = SNAPSHOTS * max(snapshot, 1 << 17)
         speech = Speech(objects[0], seed)
         pool = _Pool([speech.message(60, "system") for _ in range(2)])

@@ -11,6 +11,7 @@ from llamahybrid.errors import SnapshotError
 from llamahybrid.memory import paging
 from llamahybrid.memory.restore import restore
 from llamahybrid.prompt_cache.base import Segment
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from tests.lab.integrity import check_integrity
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
@@ -96,7 +97,7 @@ def test_pieces_are_what_the_library_would_have_saved(live):
 def test_joined_pieces_are_the_whole(live):
     layout = live.profile.pager.layout
     whole, *pieces = (
-        live.profile.pager.save(a, b, new)[0][96:] for a, b in ((5, 90), (5, 6), (6, 50), (50, 90))
+        live.profile.pager.save(a, b, new)[0][HEADER_BYTES:] for a, b in ((5, 90), (5, 6), (6, 50), (50, 90))
     )
     joined = new(layout.joined_size(pieces))
     layout.join(pieces, joined)
@@ -107,7 +108,10 @@ def test_joined_pieces_are_the_whole(live):
 def test_what_is_joined_is_small_and_little_at_a_time(live, monkeypatch, least, most):
     """`least`: what counts as small; `most`: cells that are joined at once."""
     pager = live.profile.pager
-    pieces = [pager.save(a, b, new)[0][96:] for a, b in itertools.pairwise((0, 9, 20, 31, 80, 90, len(ONE)))]
+    pieces = [
+        pager.save(a, b, new)[0][HEADER_BYTES:]
+        for a, b in itertools.pairwise((0, 9, 20, 31, 80, 90, len(ONE)))
+    ]
     monkeypatch.setattr(paging, "SMALL_BYTES", least)
     monkeypatch.setattr(paging, "JOINED_BYTES", pager.layout.size(most))
     runs = [[pager.layout.count(p) for p in run] for run in pager._runs(pieces)]

@@ -11,7 +11,7 @@ from llamahybrid.memory import paging
 from llamahybrid.memory.paging import Pager, RangePager
 from llamahybrid.memory.restore import restore
 from llamahybrid.memory.segment import SegmentLayout
-from llamahybrid.memory.snapshot import HEADER_BYTES
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 
 SCRATCH = 1  # the last sequence of a context with one slot
 PROMPT = [(7 * i + 1) % 200 for i in range(60)]

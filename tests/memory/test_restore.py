@@ -102,7 +102,7 @@ def test_a_range_that_is_missing_is_refused(live):
 
 def test_a_segment_of_another_layout_is_refused(live):
     record, segment = live.snapshot(new), live.page_out(0, len(PROMPT), new)
-    shorter = seal_segment(segment.record[:-8].copy(), live.fingerprint, ids(PROMPT), 0)
+    shorter = seal_segment(segment.record[:-8].copy(), live.identity.namespace, ids(PROMPT), 0)
     live.empty()
     with pytest.raises(SnapshotError, match="another layout"):
         restore(live, record, ids(PROMPT), [shorter], 0)

@@ -1,4 +1,4 @@
-"""Requests that tests of the disk tier make, as one process after the other would."""
+"""Requests that tests of the disk tier make, as one process after the other would, and records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens
+from llamahybrid.prompt_cache.envelope import sealed
+from llamahybrid.prompt_cache.records import pack
 from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 
 SLOW = replace(CHEAP, token_seconds=100.0, prefill_seconds=10.0)
@@ -20,6 +23,18 @@ C = list(range(5000, 5200))
 def ask(cache: PromptCache, prompt: Sequence[int], kind: Kind = "hybrid", costs: Costs = SLOW) -> Plan:
     """A request in a new context, with an answer."""
     return FakeEngine(cache, kind, costs=costs).request(prompt, answer=range(7000, 7100))
+
+
+def record_of(
+    namespace: str,
+    start: int,
+    tokens: Tokens,
+    logits: Logits | None = None,
+    payload: Bytes = NOTHING,
+    base: int = 0,
+) -> tuple[bytes, memoryview]:
+    """The two parts of a record."""
+    return pack(sealed(payload, namespace=namespace, tokens=tokens, start=start), tokens, logits, base)
 
 
 def files(folder: Path) -> list[Path]:

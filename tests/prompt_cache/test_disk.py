@@ -16,14 +16,16 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache import disk
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import MARK
-from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
+from llamahybrid.prompt_cache.records import key_of
 
+from .asking import record_of
 from .test_records import LOGITS, PAYLOAD, TOKENS, packed
 
 
 def put(store: RecordStore, tokens: np.ndarray = TOKENS) -> str:
-    key = key_of("model", SNAPSHOT, len(tokens), tokens, logits=True)
-    store.write(key, pack("model", SNAPSHOT, len(tokens), tokens, LOGITS, PAYLOAD))
+    key = key_of("model", len(tokens), tokens, logits=True)
+    store.write(key, record_of("model", len(tokens), tokens, LOGITS, PAYLOAD))
     return key
 
 
@@ -36,7 +38,7 @@ def test_a_store_gives_what_it_was_given(tmp_path: Path) -> None:
     key = put(store)
     record = store.load(key)
     assert np.array_equal(record.tokens, TOKENS)
-    assert np.array_equal(record.payload, PAYLOAD)
+    assert np.array_equal(record.state[HEADER_BYTES:], PAYLOAD)
     assert list(store.keys()) == [key]
     assert store.nbytes == len(packed())
     store.delete(key)
@@ -106,8 +108,8 @@ def test_only_keys_name_files(tmp_path: Path, key: str) -> None:
 def test_a_record_under_another_name_is_damaged(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     key = put(store)
-    other = key_of("model", SNAPSHOT, 5, TOKENS[:5], logits=True)
-    store.write(other, pack("model", SNAPSHOT, 40, TOKENS, LOGITS, PAYLOAD))
+    other = key_of("model", 5, TOKENS[:5], logits=True)
+    store.write(other, record_of("model", 40, TOKENS, LOGITS, PAYLOAD))
     with pytest.raises(RecordError, match="name"):
         store.load(other)
     assert np.array_equal(store.load(key).tokens, TOKENS)
@@ -125,12 +127,12 @@ def test_parts_that_nobody_finished_are_swept_when_they_are_old(tmp_path: Path) 
         os.utime(path, (past, past))
     assert store.sweep() == 1
     assert [p.exists() for p in (fresh, old, theirs)] == [True, False, True]
-    assert np.array_equal(store.load(key).payload, PAYLOAD)
+    assert np.array_equal(store.load(key).state[HEADER_BYTES:], PAYLOAD)
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
-    key = key_of("model", SNAPSHOT, 40, TOKENS)
+    key = key_of("model", 40, TOKENS)
     with pytest.raises(TypeError):
         store.write(key, [b"begun", "no bytes"])  # type: ignore[list-item]
     (store.folder / key[0] / f"{key}.record").mkdir()
@@ -148,7 +150,7 @@ def test_a_folder_that_somebody_removes_is_made_again(tmp_path: Path) -> None:
         for file in sorted(path.rglob("*"), reverse=True):
             file.rmdir() if file.is_dir() else file.unlink()
         path.rmdir()
-        assert np.array_equal(store.load(put(store)).payload, PAYLOAD)
+        assert np.array_equal(store.load(put(store)).state[HEADER_BYTES:], PAYLOAD)
     assert (store.folder / MARK).is_file()
 
 

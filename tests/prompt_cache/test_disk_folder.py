@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.errors import FolderRefused
-from llamahybrid.prompt_cache import PromptCache, records
+from llamahybrid.prompt_cache import PromptCache, envelope
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK
 
@@ -128,13 +128,14 @@ def test_another_programs_diskcache_is_refused_before_anything_is_in_it(folder: 
     refused(folder, caplog)
 
 
-def test_versions_lie_side_by_side(folder: Path, monkeypatch) -> None:
-    newer = folder / "llamahybrid-3" / "a"
-    newer.mkdir(mode=0o700, parents=True)
-    (newer / f"{'a' * 32}-state-5-5.record").write_bytes(records.MAGIC + b"\3\0 newer")
-    before = everything(newer)
+@pytest.mark.parametrize("version", [envelope.VERSION - 1, envelope.VERSION + 1])
+def test_versions_lie_side_by_side(folder: Path, version: int) -> None:
+    other = folder / f"llamahybrid-{version}" / "a"
+    other.mkdir(mode=0o700, parents=True)
+    (other / f"{'a' * 32}-state-5-5.record").write_bytes(envelope.MAGIC + bytes([version, 0]) + b" other")
+    before = everything(other)
     filled(folder)
     cache = PromptCache(1 << 24, folder, 20_000)  # starved
     ask(cache, A)
     cache.clear()
-    assert everything(newer) == before
+    assert everything(other) == before

@@ -18,16 +18,23 @@ from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.disk_store import DiskStore
 from llamahybrid.prompt_cache.nodes import ids_of
-from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
+from llamahybrid.prompt_cache.records import Head, head_of
 from tests.lab.integrity import check_integrity
+
+from .asking import record_of
 
 LETTERS = 2
 
 
-def head(kind: int, start: int, tokens: list[int], base: int = 0, *, logits: bool = False) -> Head:
+def head(start: int, tokens: list[int], base: int = 0, *, logits: bool = False) -> Head:
     row = np.zeros(3, np.float32) if logits else None
     path = np.array(tokens, np.int32)
-    return head_of(pack("m", kind, start, path, row, np.zeros(10, np.uint8), base)[0])
+    return head_of(record_of("m", start, path, row, np.zeros(10, np.uint8), base)[0])
+
+
+def starts(end: int) -> st.SearchStrategy[int]:
+    """Of segments, and of the snapshot, which comes as often."""
+    return st.integers(0, end - 1) | st.just(end)
 
 
 def add(index: DiskIndex, one: Head, tokens: list[int]) -> None:
@@ -53,7 +60,7 @@ class Naive:
         """Attention of [0, end) of a prompt is in records, as far as those agree with the prompt."""
         have: set[int] = set()
         for h, t in self.records.values():
-            if h.kind == SEGMENT:
+            if not h.is_snapshot:
                 have |= set(range(h.start, shared(t, tokens)))
         return have >= set(range(end))
 
@@ -61,7 +68,7 @@ class Naive:
         ends = [
             h.end
             for h, _ in self.fitting(tokens)
-            if h.kind == SNAPSHOT and h.end <= len(tokens) and (h.end < len(tokens) or h.n_logits)
+            if h.is_snapshot and h.end <= len(tokens) and (h.end < len(tokens) or h.n_logits)
         ]
         return max((e for e in ends if not attention or self.covered(tokens, e)), default=0)
 
@@ -90,10 +97,9 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
         step = data.draw(st.sampled_from(["add", "add", "add", "remove", "forget", "evict"]))
         tokens = data.draw(PATHS)
         if step == "add":
-            kind = data.draw(st.sampled_from([SNAPSHOT, SEGMENT]))
-            start = data.draw(st.integers(0, len(tokens) - 1)) if kind == SEGMENT else len(tokens)
+            start = data.draw(starts(len(tokens)))
             base = index.base_of("m", np.array(tokens, np.int32))
-            one = head(kind, start, tokens, base, logits=kind == SNAPSHOT and data.draw(st.booleans()))
+            one = head(start, tokens, base, logits=start == len(tokens) and data.draw(st.booleans()))
             if one.key not in index:
                 add(index, one, tokens)
                 naive.records[one.key] = (one, tokens)
@@ -117,7 +123,7 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
             key = index.victim([("m", np.array(spared, np.int32))])
             if key is not None:
                 victim, path = naive.records.pop(key)
-                assert victim.kind == SEGMENT or path != spared[: len(path)]
+                assert not victim.is_snapshot or path != spared[: len(path)]
                 index.remove(key)
         check_integrity(index)
         prompt = data.draw(PATHS)
@@ -147,9 +153,8 @@ def test_what_could_go_is_all_that_goes(data: st.DataObject) -> None:
     index = DiskIndex()
     for _ in range(data.draw(st.integers(1, 14))):  # fewer than `MOST_THROUGH`
         tokens = data.draw(PATHS)
-        kind = data.draw(st.sampled_from([SNAPSHOT, SEGMENT]))
-        start = data.draw(st.integers(0, len(tokens) - 1)) if kind == SEGMENT else len(tokens)
-        one = head(kind, start, tokens, index.base_of("m", np.array(tokens, np.int32)))
+        start = data.draw(starts(len(tokens)))
+        one = head(start, tokens, index.base_of("m", np.array(tokens, np.int32)))
         if one.key not in index:
             add(index, one, tokens)
     spared = [("m", np.array(data.draw(PATHS), np.int32)), (None, np.array(data.draw(PATHS), np.int32))]
@@ -166,20 +171,20 @@ def test_what_was_longest_unused_goes_first() -> None:
     index = DiskIndex()
     paths = [[n, 1, 2] for n in range(5)]
     for path in paths:
-        add(index, head(SNAPSHOT, 3, path, logits=True), path)
+        add(index, head(3, path, logits=True), path)
     index.offer("m", np.array(paths[0], np.int32), 0, 3, [])
     order = []
     while (key := index.victim([("m", np.array(paths[2], np.int32))])) is not None:
         order.append(key)
         index.remove(key)
-    assert order == [head(SNAPSHOT, 3, paths[n], logits=True).key for n in (1, 3, 4, 0)]
+    assert order == [head(3, paths[n], logits=True).key for n in (1, 3, 4, 0)]
 
 
 def test_attention_that_nothing_is_behind_goes_before_anything_else() -> None:
     index = DiskIndex()
     path = [1, 2, 3, 4, 5, 6]
-    point, segment = head(SNAPSHOT, 6, path), head(SEGMENT, 0, path)
-    other, bare = head(SNAPSHOT, 2, [7, 8]), head(SEGMENT, 1, [9, 9, 9])
+    point, segment = head(6, path), head(0, path)
+    other, bare = head(2, [7, 8]), head(1, [9, 9, 9])
     for one, tokens in ((point, path), (segment, path), (other, [7, 8]), (bare, [9, 9, 9])):
         add(index, one, tokens)
     order = []
@@ -192,13 +197,13 @@ def test_attention_that_nothing_is_behind_goes_before_anything_else() -> None:
 def test_attention_serves_only_as_far_as_its_path_goes_along() -> None:
     index = DiskIndex()
     here, there = [1, 2, 3, 3, 3], [1, 2, 4, 4, 4]
-    for one, tokens in ((head(SEGMENT, 0, there), there), (head(SNAPSHOT, 5, there), there)):
+    for one, tokens in ((head(0, there), there), (head(5, there), there)):
         add(index, one, tokens)
-    add(index, head(SNAPSHOT, 5, here, logits=True), here)
+    add(index, head(5, here, logits=True), here)
     asked = np.array(here, np.int32)
     assert index.offer("m", asked, 0, 5, [(0, 5)]) is None
     assert index.uncovered("m", asked) == [(2, 5)]
-    add(index, head(SEGMENT, 2, here), here)
+    add(index, head(2, here), here)
     offer = index.offer("m", asked, 0, 5, [(0, 5)])
     assert offer is not None
     assert [(p.start, p.end) for p in offer.pieces] == [(0, 2), (2, 5)]
@@ -209,7 +214,7 @@ def test_attention_alone_is_offered_where_it_is_missing_and_not_yet_there() -> N
     index = DiskIndex()
     path = [1, 2, 3, 4, 5, 6]
     for start, end in ((0, 2), (2, 4), (5, 6)):
-        add(index, head(SEGMENT, start, path[:end]), path[:end])
+        add(index, head(start, path[:end]), path[:end])
     asked = np.array([*path, 7], np.int32)
 
     def offered(above: int, limit: int, missing: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
@@ -229,18 +234,18 @@ def test_attention_that_was_asked_for_keeps_its_chat() -> None:
     index = DiskIndex()
     paths = [[n, 1, 2] for n in range(3)]
     for path in paths:
-        add(index, head(SNAPSHOT, 3, path), path)
-        add(index, head(SEGMENT, 0, path), path)
+        add(index, head(3, path), path)
+        add(index, head(0, path), path)
     assert index.offer_attention("m", np.array([0, 1, 9], np.int32), 0, 3, [(0, 3)]) is not None
-    assert index.victim([]) == head(SNAPSHOT, 3, paths[1]).key
+    assert index.victim([]) == head(3, paths[1]).key
 
 
 @pytest.mark.parametrize("twist", ["position", "digest"])
 def test_records_that_contradict_each_other_are_refused(twist: str) -> None:
     index = DiskIndex()
-    sound = head(SNAPSHOT, 4, [1, 2, 3, 4])
+    sound = head(4, [1, 2, 3, 4])
     add(index, sound, [1, 2, 3, 4])
-    liar = head(SNAPSHOT, 6, [1, 2, 3, 4, 5, 6], 4)
+    liar = head(6, [1, 2, 3, 4, 5, 6], 4)
     change = {"base": 3} if twist == "position" else {"digest": sound.digest}
     liar = Head(**{**vars(liar), **change})
     with pytest.raises(RecordError):
@@ -259,10 +264,8 @@ def fill(folder: Path, chats: int, row: np.ndarray | None = None) -> int:
     for _ in range(chats):
         tokens = np.concatenate([system, rng.integers(0, 1000, 800)]).astype(np.int32)
         for start, end in ((0, 250), (250, 500), (500, 750), (750, 1000)):
-            for kind in (SEGMENT, SNAPSHOT):
-                row_here = row if kind == SNAPSHOT else None
-                at = start if kind == SEGMENT else end
-                parts = pack("m", kind, at, tokens[:end], row_here, np.zeros(10, np.uint8), start)
+            for at, row_here in ((start, None), (end, row)):
+                parts = record_of("m", at, tokens[:end], row_here, np.zeros(10, np.uint8), start)
                 store.write(head_of(parts[0]).key, parts)
                 own += end - start
     return own
@@ -317,7 +320,7 @@ def test_nothing_takes_longer_for_there_being_more_records() -> None:
         heads = []
         for _ in range(chats):
             tokens = [*range(50), *rng.integers(100, 900, 50).tolist()]
-            for one in (head(SEGMENT, 0, tokens), head(SNAPSHOT, 100, tokens)):
+            for one in (head(0, tokens), head(100, tokens)):
                 add(index, one, tokens)
                 heads.append(one)
         path = np.array(tokens, np.int32)
@@ -339,8 +342,8 @@ def test_a_record_more_on_a_long_path_costs_no_more() -> None:
     def steps(turns: int) -> list[int]:
         index, path = DiskIndex(), list(range(10 * turns))
         for end in range(10, 10 * turns + 1, 10):
-            for kind, start in ((SEGMENT, end - 10), (SNAPSHOT, end)):
-                one = head(kind, start, path[:end], end - 10)
+            for start in (end - 10, end):
+                one = head(start, path[:end], end - 10)
                 ids = ids_of(np.array(path[end - 10 : end], np.int32))
                 base = one.base if index.knows(one) else 0
                 last = calls(lambda one=one, ids=ids, base=base: index.add(one, ids, base))

@@ -18,12 +18,12 @@ from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import PromptCache, disk, records, refusals
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_store import WRITE, DiskStore
-from llamahybrid.prompt_cache.records import SNAPSHOT, head_of, key_of, pack
+from llamahybrid.prompt_cache.records import head_of, key_of
 from tests.lab import disk_faults
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
 
-from .asking import SLOW, A, B, C, ask, files, filled
+from .asking import SLOW, A, B, C, ask, files, filled, record_of
 from .test_disk import put
 from .test_records import LOGITS, MADE_UP, PAYLOAD, TOKENS, made_up
 
@@ -92,7 +92,7 @@ def test_what_was_missed_while_reading_failed_is_noticed_later(tmp_path: Path, m
 def test_a_state_with_logits_takes_the_place_of_one_without(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 1 << 30)
     for logits in (None, LOGITS):
-        parts = pack("model", SNAPSHOT, len(TOKENS), TOKENS, logits, PAYLOAD)
+        parts = record_of("model", len(TOKENS), TOKENS, logits, PAYLOAD)
         head = head_of(parts[0])
         assert store.commit(store.records.prepare(head.key, parts), head, TOKENS, lambda: True)
         assert store.records.keys() == [head.key]
@@ -219,12 +219,12 @@ def test_a_record_that_cannot_be_removed_is_not_met_again(folder: Path, monkeypa
     cache.ram.tree.splitters.clear()
     assert counts(cache)["disk_failed"] == 1
     assert asked.prefill(C).cached == len(C)
-    key = key_of("model", SNAPSHOT, len(A), np.array(A, np.int32), logits=True)
+    key = key_of("model", len(A), np.array(A, np.int32), logits=True)
     assert not cache.disk.store.has(key)  # type: ignore[union-attr]
     store = RecordStore(folder)
     store.write(
-        key_of("x", SNAPSHOT, 1, np.array([1])),
-        pack("x", SNAPSHOT, 1, np.array([1]), None, np.zeros(1, np.uint8)),
+        key_of("x", 1, np.array([1])),
+        record_of("x", 1, np.array([1]), None, np.zeros(1, np.uint8)),
     )
     cache.disk.store.refresh()  # type: ignore[union-attr]
     assert not cache.disk.store.has(key)  # type: ignore[union-attr]
@@ -261,7 +261,7 @@ def store_of(cache: PromptCache) -> DiskStore:
 
 def tells_a(folder: Path) -> bool:
     """A's prompt is on disk."""
-    key = key_of("model", SNAPSHOT, len(A), np.array(A, np.int32), logits=True)
+    key = key_of("model", len(A), np.array(A, np.int32), logits=True)
     return key in {path.stem for path in files(folder)}
 
 

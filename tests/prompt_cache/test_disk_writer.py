@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ import pytest
 from llamahybrid.prompt_cache import PromptCache, disk_tier, disk_writer, refusals, write_behind
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
+from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
@@ -255,6 +257,19 @@ def test_it_is_tried_again_without_being_told(folder: Path, monkeypatch) -> None
     assert ends(folder, "state") == [400]
 
 
+def test_what_is_sealed_for_something_else_is_not_written(folder: Path) -> None:
+    """The name of what computes changed between a look at it and the seal."""
+    cache, engine = PromptCache(1 << 24, folder), FakeEngine(PromptCache(1 << 20))
+    engine.decode(A)
+    view, path = engine.view(), np.array(A, np.int32)
+    for namespace, tokens, written in (("other", path, 0), ("model", path[:-1], 0), ("model", path, 1)):
+        state = sealed(np.zeros(64, np.uint8), namespace=namespace, tokens=tokens)
+        assert cache.admit(view, len(A), state)
+        cache.disk.later(replace(view, needs_attention=False), path, [(len(A), False)])  # type: ignore[union-attr]
+        assert cache.flush()
+        assert len(files(folder)) == written
+
+
 # -- a writer that goes on -----------------------------------------------------------------------------
 
 
@@ -430,8 +445,8 @@ def test_a_stopped_process_in_the_middle_of_a_write_holds_nobody_up(folder: Path
 
 PACKAGE = str(Path(disk_tier.__file__).parent)
 ROOMS = ("disk.py", "disk_folder.py", "disk_index.py", "disk_store.py", "disk_tier.py")
-ROOMS += ("disk_writer.py", "guard.py", "nodes.py", "records.py", "tree.py", "write_behind.py")
-ROOMS += ("write_policy.py",)
+ROOMS += ("disk_writer.py", "envelope.py", "guard.py", "nodes.py", "records.py", "tree.py")
+ROOMS += ("write_behind.py", "write_policy.py")
 STRIDE = 9
 """Every so many-th line: all of them take minutes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +11,21 @@ import xxhash
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import records
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, open_sealed, path_digest, sealed
 from llamahybrid.prompt_cache.records import (
     HEAD_BYTES,
     KEY,
-    SEGMENT,
-    SNAPSHOT,
     Record,
     head_of,
     key_of,
     pack,
-    path_digest,
     read_head,
     read_ids,
     read_record,
 )
 
-from .asking import A
+from . import test_envelope as envelopes
+from .asking import A, record_of
 
 TOKENS = np.arange(40, dtype=np.int32)
 LOGITS = np.linspace(-3, 3, 17, dtype=np.float32)
@@ -33,7 +33,7 @@ PAYLOAD = (np.arange(5000) % 251).astype(np.uint8)
 
 
 def packed(logits: object = LOGITS, base: int = 0) -> bytes:
-    return b"".join(pack("model", SNAPSHOT, 40, TOKENS, logits, PAYLOAD, base))  # type: ignore[arg-type]
+    return b"".join(record_of("model", 40, TOKENS, logits, PAYLOAD, base))  # type: ignore[arg-type]
 
 
 def read(raw: bytes) -> Record:
@@ -43,10 +43,11 @@ def read(raw: bytes) -> Record:
 def test_a_record_comes_back_as_it_was() -> None:
     record = read(packed())
     head = record.head
-    assert (head.namespace, head.kind, head.start, head.end) == ("model", SNAPSHOT, 40, 40)
+    assert (head.namespace, head.start, head.end) == ("model", 40, 40)
     assert head.nbytes == len(packed())
-    assert head.key == key_of("model", SNAPSHOT, 40, TOKENS, logits=True)
-    for found, given in ((record.tokens, TOKENS), (record.logits, LOGITS), (record.payload, PAYLOAD)):
+    assert head.key == key_of("model", 40, TOKENS, logits=True)
+    state = open_sealed(record.state, namespace="model", tokens=TOKENS)
+    for found, given in ((record.tokens, TOKENS), (record.logits, LOGITS), (state, PAYLOAD)):
         assert np.array_equal(found, given)  # type: ignore[arg-type]
 
 
@@ -96,20 +97,20 @@ def test_a_record_with_a_tail_is_refused() -> None:
 
 def test_keys_name_what_a_record_holds() -> None:
     keys = {
-        key_of("model", SNAPSHOT, 40, TOKENS),
-        key_of("model", SNAPSHOT, 40, TOKENS, logits=True),
-        key_of("model", SEGMENT, 0, TOKENS),
-        key_of("model", SEGMENT, 10, TOKENS),
-        key_of("other", SNAPSHOT, 40, TOKENS),
-        key_of("model", SNAPSHOT, 40, TOKENS + 1),
+        key_of("model", 40, TOKENS),
+        key_of("model", 40, TOKENS, logits=True),
+        key_of("model", 0, TOKENS),
+        key_of("model", 10, TOKENS),
+        key_of("other", 40, TOKENS),
+        key_of("model", 40, TOKENS + 1),
     }
     assert len(keys) == 6
-    assert key_of("model", SEGMENT, 10, TOKENS.copy()) in keys
+    assert key_of("model", 10, TOKENS.copy()) in keys
 
 
-def test_a_long_namespace_is_refused_and_not_cut() -> None:
-    with pytest.raises(ValueError, match="namespace"):
-        pack("n" * 49, SNAPSHOT, 40, TOKENS, None, PAYLOAD)
+def test_what_is_not_sealed_makes_no_record() -> None:
+    with pytest.raises(RecordError, match="header"):
+        pack(PAYLOAD, TOKENS, None)
 
 
 def test_a_record_says_what_its_head_says() -> None:
@@ -120,22 +121,39 @@ def test_a_record_says_what_its_head_says() -> None:
 
 def test_a_key_says_what_a_record_is_before_it_is_read() -> None:
     digest = path_digest("model", TOKENS).hex()
-    assert key_of("model", SEGMENT, 10, TOKENS) == f"{digest}-attention-10-40"
-    assert key_of("model", SNAPSHOT, 40, TOKENS, logits=True) == f"{digest}-prompt-40-40"
+    assert key_of("model", 10, TOKENS) == f"{digest}-attention-10-40"
+    assert key_of("model", 40, TOKENS, logits=True) == f"{digest}-prompt-40-40"
     assert KEY.fullmatch(f"{digest}-state-40-40")
     assert not KEY.fullmatch(f"{digest}-other-0-1")
 
 
 def test_the_payload_is_not_copied_to_be_written() -> None:
-    _, payload = pack("model", SNAPSHOT, 40, TOKENS, LOGITS, PAYLOAD)
-    assert np.shares_memory(np.frombuffer(payload, np.uint8), PAYLOAD)
+    state = sealed(PAYLOAD, namespace="model", tokens=TOKENS)
+    _, payload = pack(state, TOKENS, LOGITS)
+    assert np.shares_memory(np.frombuffer(payload, np.uint8), state)
+
+
+def test_payload_bytes_are_hashed_when_they_are_sealed_and_read_and_not_when_they_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, hashed, real = sealed(PAYLOAD, namespace="model", tokens=TOKENS), [0], xxhash.xxh3_64_intdigest
+
+    def counting(data: Any) -> int:
+        hashed[0] += memoryview(data).nbytes >= PAYLOAD.nbytes
+        return real(data)
+
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", counting)
+    raw = b"".join(pack(state, TOKENS, LOGITS))
+    assert hashed == [0]
+    read(raw)
+    assert hashed == [1]
 
 
 def test_a_damaged_prefix_before_the_base_is_seen_when_all_is_read() -> None:
     raw = packed(base=30)
     other = TOKENS.copy()
     other[3] = 999
-    lies = pack("model", SNAPSHOT, 40, other, LOGITS, PAYLOAD, 30)[0]
+    lies = record_of("model", 40, other, LOGITS, PAYLOAD, 30)[0]
     swapped = raw[:HEAD_BYTES] + lies[HEAD_BYTES : HEAD_BYTES + 160] + raw[HEAD_BYTES + 160 :]
     with pytest.raises(RecordError, match="ids"):
         read(swapped)
@@ -144,43 +162,37 @@ def test_a_damaged_prefix_before_the_base_is_seen_when_all_is_read() -> None:
 # -- records that somebody made up -----------------------------------------------------------------
 
 
-def made_up(**change: object) -> tuple[str, bytes]:
+def made_up(**change: Any) -> tuple[str, bytes]:
     """(key, file) of a record whose checksums hold and whose fields do not."""
     ids = np.arange(4, dtype="<i4")
-    fields = {
-        "magic": records.MAGIC,
-        "version": records.VERSION,
-        "kind": 0,
-        "start": 4,
-        "end": 4,
+    frame = {
         "base": 0,
         "logits": 0,
-        "name": b"m",
         "written": 1,
-        "size": 0,
         "base_digest": path_digest("m", ids[:0]),
-        "digest": path_digest("m", ids),
         "own": xxhash.xxh3_64_intdigest(ids.tobytes()),
         "row": xxhash.xxh3_64_intdigest(b""),
-        "payload": xxhash.xxh3_64_intdigest(b""),
-    } | change
-    body = records._BODY.pack(*fields.values())
-    kind = "attention" if fields["kind"] else "state"
-    key = f"{fields['digest'].hex()}-{kind}-{fields['start']}-{fields['end']}"  # type: ignore[attr-defined]
-    return key, body + records._SEAL.pack(xxhash.xxh3_64_intdigest(body)) + ids.tobytes()
+    }
+    named = {"start": 4, "end": 4, "digest": path_digest("m", ids)} | change
+    own = {name: change[name] for name in frame.keys() & change}
+    rest = {name: value for name, value in change.items() if name not in frame}
+    head = envelopes.made_up(**rest) + records._FRAME.pack(*(frame | own).values())
+    kind = "attention" if named["start"] < named["end"] else "state"
+    key = f"{named['digest'].hex()}-{kind}-{named['start']}-{named['end']}"
+    return key, head + records._SEAL.pack(xxhash.xxh3_64_intdigest(head)) + ids.tobytes()
 
 
-MADE_UP = {
+MADE_UP: dict[str, dict[str, Any]] = {
     "no text": {"name": b"\xff\xfe"},
-    "no range": {"kind": 1},
-    "another kind": {"kind": 7},
+    "no range": {"start": 5},
     "huge": {"start": 2**32 - 1, "end": 2**32 - 1},
     "huge payload": {"size": 2**60},
     "huge logits": {"logits": 2**32 - 1},
     "base behind its end": {"base": 9},
     "another's prefix": {"base": 2, "base_digest": path_digest("model", np.array(A, np.int32))},
     "another's digest": {"digest": path_digest("model", np.array(A, np.int32))},
-    "a newer version": {"version": 3},
+    "an older version": {"version": 2},
+    "a newer version": {"version": 4},
 }
 
 
@@ -189,3 +201,10 @@ def test_a_record_that_lies_about_the_prefix_it_goes_on_from_is_damaged() -> Non
     _, raw = made_up(base=2, own=own, base_digest=path_digest("m", np.array([5, 5], np.int32)))
     with pytest.raises(RecordError, match="lies"):
         records.read_record(io.BytesIO(raw), len(raw))
+
+
+def test_a_frame_belongs_to_its_header() -> None:
+    """Heads of two records were mixed: each part is sound by itself."""
+    other = b"".join(record_of("model", 3, TOKENS))
+    with pytest.raises(RecordError, match="head"):
+        head_of(packed()[:HEADER_BYTES] + other[HEADER_BYTES:])

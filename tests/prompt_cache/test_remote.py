@@ -15,6 +15,7 @@ import pytest
 from llamahybrid.prompt_cache import disk_writer, write_behind
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.cache import PromptCache
+from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.remote_changes import PREFIX, record
 from tests.lab.redis_server import PROGRAM, RedisServer
 
@@ -29,13 +30,14 @@ def view(tokens: list[int]) -> LiveView:
     return LiveView("model", ids, len(ids), True, False, False)
 
 
-def state(seed: int = 1) -> Bytes:
-    return np.random.default_rng(seed).integers(0, 255, 5000, dtype=np.uint8)
+def state(tokens: list[int] = PATH) -> Bytes:
+    payload = np.random.default_rng(1).integers(0, 255, 5000, dtype=np.uint8)
+    return sealed(payload, namespace="model", tokens=np.array(tokens, np.int32))
 
 
 def store(cache: PromptCache, tokens: list[int] = PATH, *, flush: bool = True) -> None:
     live = view(tokens)
-    assert cache.admit(live, len(tokens), state(), np.ones(8, np.float32))
+    assert cache.admit(live, len(tokens), state(tokens), np.ones(8, np.float32))
     cache.queue_writes(live)
     assert not flush or cache.flush()
 

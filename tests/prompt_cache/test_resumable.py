@@ -9,6 +9,7 @@ import pytest
 
 from llamahybrid.prompt_cache.base import Costs, LiveView
 from llamahybrid.prompt_cache.cache import PromptCache
+from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.resumable import MOST_PATHS, in_ram, on_disk_paths, without_live
 
 
@@ -20,7 +21,9 @@ def view(tokens: list[int], namespace: str = "model") -> LiveView:
 def store(cache: PromptCache, tokens: list[int], *positions: int) -> None:
     live = view(tokens)
     for position in positions:
-        assert cache.admit(live, position, np.zeros(64, np.uint8))
+        path = live.tokens[:position]
+        state = sealed(np.zeros(64, np.uint8), namespace=live.namespace, tokens=path)
+        assert cache.admit(live, position, state)
     cache.remember(live.namespace, live.tokens)
 
 

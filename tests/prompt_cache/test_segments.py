@@ -9,6 +9,7 @@ import pytest
 
 from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeEngine
@@ -367,7 +368,7 @@ def test_a_flipped_bit_is_a_miss_once_and_for_no_other_chat(how: str) -> None:
         store(cache, path, 150, 250)
         plan_for(cache, path, view(path))
     damaged = next(s for s in stored_pieces(cache) if ENGINE.tokens_in(s, [])[0] == 0)
-    damaged.record[16] ^= 1
+    damaged.record[HEADER_BYTES + 16] ^= 1
     branch = [*PATH[:200], 999]
     if how == "remember":
         cache.remember("m", np.array(branch, np.int32))
@@ -394,7 +395,7 @@ def test_one_damaged_piece_leaves_what_lies_before_it() -> None:
     plan_for(cache, PATH, view(PATH))
     assert cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
     _, deeper = stored_pieces(cache)
-    deeper.record[16] ^= 1
+    deeper.record[HEADER_BYTES + 16] ^= 1
     plan = plan_for(cache, [*PATH[:240], 999], view(ELSEWHERE))
     assert (plan.cached, ranges(plan.segments)) == (100, [(0, 100)])
     check_integrity(cache)

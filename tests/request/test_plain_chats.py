@@ -17,6 +17,7 @@ import pytest
 from llamahybrid import Llama, PromptCache
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.memory import paging
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.request import checkpoints
 from llamahybrid.request.runner import MOST_RESTORES
@@ -132,7 +133,7 @@ def test_a_message_edited_in_the_live_chat_can_be_gone_back_on(models: Models) -
     asked(llm, models, ONE)
     asked(llm, models, [*ONE[:100], 5, 6, 7])
     layout = llm.runner.live.profile.pager.layout
-    assert segment_bytes(llm) == layout.size(len(ONE) + 7 - 100) + 96
+    assert segment_bytes(llm) == layout.size(len(ONE) + 7 - 100) + HEADER_BYTES
     report = asked(llm, models, [*ONE, 1, 2])
     assert (report.cached, report.source) == (len(ONE), "ram")
 
@@ -299,7 +300,7 @@ def test_of_a_stored_chat_as_much_is_read_as_fits(
     asked(first, llama, ONE)
     first.close()
     layout = first.runner.live.profile.pager.layout
-    again = llama.open(prompt_cache=PromptCache(pieces * (layout.size(32) + 96) + 2000, tmp_path))
+    again = llama.open(prompt_cache=PromptCache(pieces * (layout.size(32) + HEADER_BYTES) + 2000, tmp_path))
     assert asked(again, llama, [*ONE, 3]).cached == 32 * pieces
 
 
@@ -326,18 +327,39 @@ def test_damaged_attention_is_dropped(models: Models, end: int) -> None:
     assert llm.prompt_cache.stats().extra["damaged"] == 1
 
 
-def test_attention_that_was_damaged_before_it_was_written_is_tried_a_few_times(
-    llama: Models, tmp_path: Path
-) -> None:
-    """The disk's own checksum is of the damaged bytes: it gives them again whenever RAM has dropped them."""
-    first = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+def chat_on_disk(llama: Models, folder: Path, *, damaged: bool) -> list[int]:
+    """A chat that another process left in a folder; its attention was `damaged` in RAM before."""
+    first = llama.open(prompt_cache=PromptCache(1 << 26, folder))
     first.prompt_cache.disk.writer.quiet_seconds = 3600
     chat = ONE + take(first, ONE, 21)[:20]
-    spoil(first)
+    if damaged:
+        spoil(first)
     first.close()
+    return [*chat, 3]
+
+
+def test_attention_that_was_damaged_before_it_was_written_is_found_when_it_is_read(
+    llama: Models, tmp_path: Path
+) -> None:
+    """What is written has the checksum of when it was saved, not one of the damaged bytes."""
+    prompt = chat_on_disk(llama, tmp_path, damaged=True)
     again = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
-    assert asked(again, llama, [*chat, 3]).cached == 0
-    assert again.prompt_cache.stats().extra["damaged"] == MOST_RESTORES
+    assert asked(again, llama, prompt).cached == 0
+    counts = again.prompt_cache.stats().extra
+    assert (counts["disk_damaged"], counts["damaged"]) == (1, 0)
+
+
+def test_attention_from_disk_that_the_library_refuses_is_tried_a_few_times(
+    llama: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is sound: the disk gives it again whenever RAM has dropped it."""
+    prompt = chat_on_disk(llama, tmp_path, damaged=False)
+    again = llama.open(prompt_cache=PromptCache(1 << 26, tmp_path))
+    refused: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(type(again.runner.live.profile.pager), "append", lambda *_: bool(refused.append(1)))
+        assert asked(again, llama, prompt).cached == 0
+    assert len(refused) == MOST_RESTORES
 
 
 def test_what_the_library_refuses_is_dropped(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +463,7 @@ def test_of_a_chat_that_does_not_fit_its_beginning_serves(
     monkeypatch.setattr(checkpoints, "SEGMENT_TOKENS", 32)
     llm = llama.open()
     layout = llm.runner.live.profile.pager.layout
-    llm.prompt_cache.ram_bytes = 3 * (layout.size(32) + 96) + 4000
+    llm.prompt_cache.ram_bytes = 3 * (layout.size(32) + HEADER_BYTES) + 4000
     asked(llm, llama, ONE)
     asked(llm, llama, OTHER)
     report = asked(llm, llama, [*ONE, 3])

@@ -1,0 +1,150 @@
+"""The envelope: nothing damaged, foreign or of other tokens gets through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamahybrid.errors import SnapshotError
+from llamahybrid.prompt_cache.base import NOTHING, Bytes
+from llamahybrid.prompt_cache.envelope import (
+    _BODY,
+    HEADER_BYTES,
+    NAMESPACE_BYTES,
+    header_of,
+    open_sealed,
+    path_digest,
+    seal,
+    sealed,
+)
+
+OWNER = "model+salt"
+TOKENS = np.arange(7, dtype=np.int32)
+PAYLOAD = np.frombuffer(b"state of seven tokens", np.uint8)
+
+
+def state(start: int | None = None, payload: Bytes = PAYLOAD) -> Bytes:
+    return sealed(payload, namespace=OWNER, tokens=TOKENS, start=start)
+
+
+def opened(record: Bytes, start: int | None = None) -> Bytes:
+    return open_sealed(record, namespace=OWNER, tokens=TOKENS, start=start)
+
+
+def test_what_is_sealed_opens_with_what_was_put_in() -> None:
+    assert np.array_equal(opened(state()), PAYLOAD)
+    assert np.array_equal(opened(state(3), 3), PAYLOAD)
+    assert opened(state(payload=NOTHING)).nbytes == 0
+
+
+def test_a_header_says_what_it_is() -> None:
+    snapshot, segment = (header_of(state(start).tobytes()) for start in (None, 3))
+    assert (snapshot.start, snapshot.end, snapshot.is_snapshot) == (7, 7, True)
+    assert (segment.start, segment.end, segment.is_snapshot) == (3, 7, False)
+    assert (snapshot.namespace, snapshot.payload_bytes) == (OWNER, PAYLOAD.nbytes)
+    assert snapshot.digest == segment.digest == path_digest(OWNER, TOKENS)
+
+
+def test_a_payload_is_opened_in_place() -> None:
+    record = state()
+    assert np.shares_memory(opened(record), record)
+
+
+def test_a_checksum_that_came_with_the_payload_is_taken() -> None:
+    record = state()
+    seal(record, namespace=OWNER, tokens=TOKENS, checksum=xxhash.xxh3_64_intdigest(PAYLOAD.tobytes()))
+    assert np.array_equal(record, state())
+    seal(record, namespace=OWNER, tokens=TOKENS, checksum=1)
+    with pytest.raises(SnapshotError, match="damaged"):
+        opened(record)
+
+
+@given(data=st.data())
+def test_no_flipped_bit_gets_through(data: st.DataObject) -> None:
+    record = state()
+    bit = data.draw(st.integers(0, record.nbytes * 8 - 1))
+    record[bit // 8] ^= 1 << (bit % 8)
+    with pytest.raises(SnapshotError):
+        opened(record)
+
+
+@given(length=st.integers(0, HEADER_BYTES + 20))
+def test_nothing_truncated_gets_through(length: int) -> None:
+    with pytest.raises(SnapshotError):
+        opened(state()[:length])
+
+
+def test_trailing_bytes_are_refused() -> None:
+    longer = np.concatenate([state(), np.zeros(1, dtype=np.uint8)])
+    with pytest.raises(SnapshotError, match="truncated"):
+        opened(longer)
+
+
+@pytest.mark.parametrize("other", ["model", "model+other", "", "model+salt?"])
+def test_another_models_state_is_refused(other: str) -> None:
+    with pytest.raises(SnapshotError, match="another model"):
+        open_sealed(state(), namespace=other, tokens=TOKENS)
+
+
+@pytest.mark.parametrize("other", [lambda r: r.view(np.int8), lambda r: r.reshape(-1, 1)])
+def test_what_is_no_row_of_bytes_is_refused(other) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(SnapshotError):
+        opened(other(state()))
+
+
+@pytest.mark.parametrize("tokens", [TOKENS[:6], TOKENS + 1, np.arange(8, dtype=np.int32)])
+def test_a_state_of_other_tokens_is_refused(tokens: np.ndarray) -> None:
+    with pytest.raises(SnapshotError, match="other tokens"):
+        open_sealed(state(), namespace=OWNER, tokens=tokens)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, 3), (3, None), (3, 2), (3, 4)])
+def test_a_snapshot_is_no_segment_and_a_range_no_other(given: int | None, wanted: int | None) -> None:
+    with pytest.raises(SnapshotError, match="segment"):
+        opened(state(given), wanted)
+
+
+def test_a_long_namespace_is_refused_and_not_cut() -> None:
+    with pytest.raises(ValueError, match="namespace"):
+        sealed(PAYLOAD, namespace="n" * (NAMESPACE_BYTES + 1), tokens=TOKENS)
+
+
+# -- headers that somebody made up -----------------------------------------------------------------
+
+
+def made_up(**change: object) -> bytes:
+    """A header whose checksum holds, and whose fields may not."""
+    fields = {
+        "magic": b"LLHSTATE",
+        "version": 3,
+        "start": 4,
+        "end": 4,
+        "name": b"m",
+        "digest": path_digest("m", np.arange(4)),
+        "size": 0,
+        "payload": xxhash.xxh3_64_intdigest(b""),
+    } | change
+    body = _BODY.pack(*fields.values())
+    return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"magic": b"LLHSNAP\0"}, "format"),
+        ({"version": 2}, "format"),
+        ({"version": 4}, "format"),
+        ({"start": 5}, "no range"),
+        ({"start": 0, "end": 0}, "no range"),
+        ({"name": b"\xff\xfe"}, "no text"),
+    ],
+)
+def test_a_header_that_means_nothing_is_refused_even_when_soundly_sealed(
+    change: dict[str, object], fault: str
+) -> None:
+    assert header_of(made_up()).namespace == "m"
+    with pytest.raises(SnapshotError, match=fault):
+        header_of(made_up(**change))
