@@ -13,11 +13,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Outside, Range, Tokens
-from llamahybrid.prompt_cache.disk import DiskCounts, Records, RecordStore, lies_in
+from llamahybrid.prompt_cache.disk import DiskCounts, RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
@@ -25,6 +25,12 @@ from llamahybrid.prompt_cache.lateness import ReadLate
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
 from llamahybrid.prompt_cache.refusals import MOST_UNREADABLE, Backoff, RefusedRecords, of_one
+
+if TYPE_CHECKING:
+    from llamahybrid.prompt_cache.remote import RemoteRecords
+
+Records: TypeAlias = "RecordStore | RemoteRecords"
+"""Where records lie: in a folder, or on a server."""
 
 Seen = TypeVar("Seen")
 
