@@ -166,15 +166,12 @@ class DiskStore:
         """Seconds until it may be tried again."""
         return self._backoffs[WRITE].left()
 
-    def stats(self) -> dict[str, int]:
+    def _counted(self) -> dict[str, int]:
         """Records, bytes and counts."""
-        return self._stats()
-
-    def _look(self) -> dict[str, int]:
         counts = {f"{self.name}_{name}": value for name, value in vars(self.counts).items()}
         return {f"{self.name}_records": len(self._index), f"{self.name}_bytes": self._index.nbytes, **counts}
 
-    _stats = guarded(_look, changes=False)(_look)  # from inside, too: a signal handler may ask
+    stats = guarded(_counted, changes=False)(_counted)  # from inside, too: a signal handler may ask
 
     # -- changing ----------------------------------------------------------------------------------
 
@@ -210,8 +207,8 @@ class DiskStore:
         if self._over(n_bytes) > self._index.evictable(spared):
             return False
         while self._over(n_bytes) > 0:
-            key = self._index.victim(spared)
-            if key is None or not self._erase(key):
+            record = self._index.victim(spared)
+            if record is None or not self._erase(record.key):
                 return False
             self.counts.evicted += 1
         return True

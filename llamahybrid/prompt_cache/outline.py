@@ -182,7 +182,7 @@ def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:
 
 
 def _glance_at_disk(index: DiskIndex, shown: Shown, limit: int, pinned: Sequence[Tokens]) -> _Glance:
-    going = index.going_next([(None, tokens) for tokens in pinned])
+    going = index.victim([(None, tokens) for tokens in pinned])
 
     def marks(node: Node) -> Iterator[_Mark]:
         for place in () if node.disk is None else node.disk.places:
