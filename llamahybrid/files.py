@@ -1,4 +1,4 @@
-"""Results as files: whole or not at all, readable, and without the user's home folder in them."""
+"""Files that are whole or not there; results as files, without the user's home folder in them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,26 @@ def write_json(path: Path, data: Any) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout
         path.write_text(text, encoding="utf-8")
         return
-    path = path.resolve()  # a link stays one
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    mask = os.umask(0)
+    os.umask(mask)
+    write_whole(path.resolve(), text.encode("utf-8"), 0o666 & ~mask)  # a link stays one; it is no secret
+
+
+def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file in the place of what is there: until all of it is written, that stays.
+
+    Only its owner reads it, unless `mode` says otherwise. Raises OSError.
+    """
+    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(part, 0o666 & ~mask)  # as a file that is opened, not as a secret
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        if mode is not None:
+            os.chmod(part, mode)
         os.replace(part, path)
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(part)
         raise
 
 
