@@ -17,7 +17,6 @@ import pytest
 
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.salt import digest
 from llamahybrid.server import cache_page
 from llamahybrid.server.keys import salt_of
@@ -227,30 +226,6 @@ def test_slots_are_told_as_they_run(server: Serving, monkeypatch: pytest.MonkeyP
             slots = data(server)["slots"]
             lines.close()
         assert [slot for slot in slots if slot["state"] != "idle"] == [{"state": "busy"}]
-
-
-def test_what_is_live_is_nobody_s_while_a_slot_changes_hands() -> None:
-    """Its name is read, its tokens come, and it is another tenant's meanwhile."""
-
-    class Identity:
-        namespace = "mine"
-        fingerprint = b"before"
-
-    class Live:
-        identity = Identity()
-
-        @property
-        def tokens(self) -> Tokens:
-            self.identity.fingerprint = b"after"
-            return cache_page.NO_TOKENS + 1
-
-    class Changing:
-        class evaluation:  # noqa: N801
-            class runner:  # noqa: N801
-                live = Live()
-
-    slot: Any = Changing()
-    assert cache_page._live(slot)[0] == ""
 
 
 def test_of_a_slot_that_still_holds_another_tenant_s_tokens_their_number_is_not_told() -> None:
