@@ -57,6 +57,12 @@ def salt_of(key: str | None) -> str:
     return hashlib.blake2b(SALT_CONTEXT + _bytes(key), digest_size=16).hexdigest()
 
 
+def salt_of_request(said: str | None, key: str | None, by_key: bool) -> str:
+    """A request's salt: its own, below its key's where the operator asks for that; "": the shared one."""
+    own = salt_of(key) if by_key else ""
+    return "/".join(filter(None, (own, said)))
+
+
 def _digest(key: str) -> bytes:
     return hashlib.blake2b(_bytes(key), digest_size=32).digest()
 
