@@ -96,11 +96,6 @@ class Batcher:
         self.rows = 0
         """Tokens decoded in steps."""
 
-    @property
-    def steps(self) -> int:
-        """Steps made."""
-        return self.cells.steps
-
     # -- answers ---------------------------------------------------------------------------------
 
     def append(self, live: LiveSequence, token: int) -> None:

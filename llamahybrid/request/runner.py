@@ -67,10 +67,6 @@ class RequestRunner:
         self._batches = StoppableBatches(live, gate)
         self._warned: set[str] = set()
 
-    def measure_with(self, meter: CostMeter) -> None:
-        """What decoding and saving take is noted in this meter from now on, and asked of it."""
-        self.meter = self.checkpoints.meter = meter
-
     # -- a request's start -----------------------------------------------------------------------
 
     def begin(self, prompt: Tokens, reuse_limit: int | None = None) -> Request:
