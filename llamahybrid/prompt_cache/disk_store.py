@@ -158,12 +158,8 @@ class DiskStore:
                 self.refused(READ, error)
         return None
 
-    def may_write(self) -> bool:
-        """The disk did not refuse just now."""
-        return self._backoffs[WRITE].over()
-
     def may_write_in(self) -> float:
-        """Seconds until it may be tried again."""
+        """Seconds until the disk, which refused just now, may be tried again; 0: it did not."""
         return self._backoffs[WRITE].left()
 
     def _counted(self) -> dict[str, int]:

@@ -163,11 +163,8 @@ class Batcher:
 
     def _piece_is_next(self) -> bool:
         """A piece of a prompt comes before the next step."""
-        return bool(self._piece_waits and self._waits_for_piece() and not self._piece_seconds)
-
-    def _waits_for_piece(self) -> bool:
-        """A piece of a prompt is about to be decoded."""
-        return (ticket := self._piece_waits) is not None and bool(ticket.inside) and not ticket.over
+        ticket = self._piece_waits
+        return ticket is not None and bool(ticket.inside) and not ticket.over and not self._piece_seconds
 
     def _expects_more(self) -> bool:
         """The next token of some answer is worth waiting for."""

@@ -120,7 +120,7 @@ class RequestRunner:
         if live.state.foreign and 2 * common_prefix(live.tokens, prompt) < live.n:
             live.empty()  # for a beginning that all prompts share it would stay, and nothing ever be stored
         while not self.cache.follow(self.checkpoints.known, prompt):
-            self._batches.forget()
+            live.shared.forget_undo()
             live.require_zeroing()
             live.empty()
 

@@ -360,7 +360,7 @@ def test_natively_decoded_content_that_was_lost_while_a_batch_waited_is_not_deco
     monkeypatch.setattr(runner, "decode", lost)
     with pytest.raises(DecodeError, match="natively decoded content is gone"):
         llm.eval(WORDS[20:30])
-    assert llm.slots.here().arrays.n == 20
+    assert llm.slots.here().arrays.n_tokens == 20
 
 
 def test_native_content_of_another_request_is_not_taken_for_the_own(llm):
