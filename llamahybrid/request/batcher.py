@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from llamahybrid.errors import DecodeError
+from llamahybrid.memory.compute_thread import new_bell, ring
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
@@ -228,9 +229,7 @@ class Batcher:
         self.solo.end_team()
         self._answering.pop(ticket, None)
         self._prompts.setdefault(ticket, prompt)
-        bell = threading.Lock()
-        bell.acquire()
-        self._bells[ticket] = bell
+        bell = self._bells[ticket] = new_bell()
         try:
             while self._first_prompt() is not ticket:
                 self._gate.check()
@@ -273,9 +272,7 @@ class Batcher:
         Raises BatchLost where memory is no longer what it was before that.
         """
         ticket, position = self._gate.running, live.n
-        bell = threading.Lock()
-        bell.acquire()
-        self._bells[ticket] = bell
+        bell = self._bells[ticket] = new_bell()
         self._piece_waits, self.cells.pausing[ticket] = ticket, live
         try:
             while not self._may_follow(tokens) and (self._jobs or self._expects_more()):
@@ -368,7 +365,6 @@ class Batcher:
     def _ring(self) -> None:
         """Have everybody who waits look again."""
         for job in list(self._jobs.values()):
-            job.ring()
+            ring(job.bell)
         for bell in list(self._bells.values()):
-            with suppress(RuntimeError):  # it rings already
-                bell.release()
+            ring(bell)
