@@ -283,7 +283,7 @@ class PromptCache:
             for tier in self.outside:
                 tier.store.discard(checkpoint.namespace, path)
 
-    def drop_segment(self, namespace: str, segment: Segment) -> None:
+    def drop_segment(self, segment: Segment) -> None:
         """Forget a segment that did not prove right; the checkpoints behind it stay. Counted as damaged."""
         self.ram.drop_segment(segment)
 

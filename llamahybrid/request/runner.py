@@ -241,12 +241,12 @@ class RequestRunner:
             return False
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
         if isinstance(damaged, Segment):  # the checkpoints behind it may be sound
-            self.cache.drop_segment(self.live.identity.namespace, damaged)
+            self.cache.drop_segment(damaged)
         elif plan.checkpoint is not None:
             self.cache.drop(plan.checkpoint)
         else:
             for segment in plan.segments:
-                self.cache.drop_segment(self.live.identity.namespace, segment)
+                self.cache.drop_segment(segment)
         return False
 
     def _has_room(self, tokens: int) -> bool:

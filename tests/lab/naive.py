@@ -154,7 +154,7 @@ class NaivePromptCache:
         """See `PromptCache.drop`."""
         self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
 
-    def drop_segment(self, namespace: str, segment: Segment) -> None:
+    def drop_segment(self, segment: Segment) -> None:
         """See `PromptCache.drop_segment`."""
         self._attention = {k: s for k, s in self._attention.items() if s is not segment}
 
