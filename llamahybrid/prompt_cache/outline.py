@@ -228,7 +228,6 @@ def outline_of_index(index: DiskIndex, limit: int = MOST_BRANCHES) -> CacheOutli
 class _Sums:
     """What is known of one edge so far."""
 
-    namespace: str = ""
     kept: dict[Tier, Kept] = field(default_factory=lambda: {"ram": Kept(), "disk": Kept()})
     slots: list[int] = field(default_factory=list)
     going: dict[Tier, int] = field(default_factory=dict)

@@ -16,11 +16,6 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
-    @property
-    def needed(self) -> bool:
-        """There are keys."""
-        return bool(self._digests)
-
     def admit(self, key: str | None) -> bool:
         """This key is one of them. Each is compared, in full: no time tells how much of one was right."""
         given = _digest(key or "")
