@@ -151,7 +151,7 @@ def test_another_slot_goes_on_with_the_settings_alone(arrays):
     arrays.seed, arrays.logits_all = 17, True
     other.n_tokens = 5
     other.take_settings(arrays)
-    assert (other.seed, other.keeps_rows, other.n, other.requires_eval) == (17, True, 0, True)
+    assert (other.seed, other.keeps_rows, other.n_tokens, other.requires_eval) == (17, True, 0, True)
 
 
 def test_the_attributes_of_a_model_are_those_of_its_slot(open_model):

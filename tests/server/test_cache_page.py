@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -18,6 +18,7 @@ import pytest
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.request.salt import digest
+from llamahybrid.request.slots import Slot
 from llamahybrid.server import cache_page
 from llamahybrid.server.keys import salt_of
 from llamahybrid.server.viewers import DIGEST_LETTERS, Viewer
@@ -233,7 +234,7 @@ def test_of_a_slot_that_still_holds_another_tenant_s_tokens_their_number_is_not_
     identity = SimpleNamespace(namespace=f"model+{tag('two')}", fingerprint=b"")
     live = SimpleNamespace(identity=identity, tokens=np.arange(7, dtype=np.int32))
     evaluation = SimpleNamespace(runner=SimpleNamespace(live=live))
-    slot: Any = SimpleNamespace(arrays=SimpleNamespace(salt=b""), evaluation=evaluation)
+    slot = Slot(evaluation=cast(Any, evaluation))
     ticket = SimpleNamespace(salt=digest(salt_of("one")), request=None)
     llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: ticket))
     told = cache_page._slot(llm, slot, Viewer(own=tag("one")))
@@ -248,7 +249,7 @@ def test_an_idle_slot_is_whose_tokens_lie_in_it() -> None:
     live = SimpleNamespace(identity=identity, tokens=np.arange(7, dtype=np.int32))
     evaluation = SimpleNamespace(runner=SimpleNamespace(live=live))
     arrays = SimpleNamespace(salt=digest(salt_of("one")))
-    slot: Any = SimpleNamespace(arrays=arrays, evaluation=evaluation)
+    slot = Slot(cast(Any, arrays), cast(Any, evaluation))
     llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: None))
     for viewer in (Viewer(operator=True), Viewer(own=tag("one")), Viewer(own=tag("two"))):
         assert cache_page._slot(llm, slot, viewer) == {"state": "idle", "live": 7, "tenant": ""}
