@@ -135,8 +135,10 @@ def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write(store, key, [b"begun", "no bytes"])  # type: ignore[list-item]
     (store.folder / key[0] / f"{key}.record").mkdir()
+    part = store.prepare(key, [b"whole"])
     with pytest.raises(OSError, match="Is a directory"):
-        write(store, key, [b"whole"])
+        store.commit(part, key)
+    store.abandon(part)
     assert not list(tmp_path.glob("*/*/*.part"))
     assert store.keys() == []
 
