@@ -239,7 +239,7 @@ class Pager:
             return payloads[0]
         if self._room is None:
             self._room = new_buffer(JOINED_BYTES, filled=False)
-        out = self._room[: self.layout.joined_size(payloads)]
+        out = self._room[: self.layout.size(sum(map(self.layout.count, payloads)))]
         self.layout.join(payloads, out)
         return out
 
