@@ -140,6 +140,15 @@ class RecordStore:
                 os.utime(file.fileno() if os.utime in os.supports_fd else self._path(key))
             return record
 
+    def write(self, key: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a record; it is there for everybody, whole, once this returns."""
+        part = self.prepare(key, parts)
+        try:
+            self.commit(part, key)
+        except BaseException:
+            self.abandon(part)
+            raise
+
     def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
         """Write a record to a file that is none yet, for `commit` or `abandon`; only its owner reads it."""
         part = os.path.join(os.path.dirname(self._path(key)), f"{secrets.token_hex(8)}.part")

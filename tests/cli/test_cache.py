@@ -19,7 +19,6 @@ from llamahybrid.prompt_cache import records
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, key_of, pack
-from tests.lab.records import write
 
 TEXT = np.array([*b"the quick brown fox jumps over the lazy dog"], np.int32)
 
@@ -40,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
             ):
                 payload = np.full(100_000, end, np.uint8)
                 key = key_of(namespace, kind, start, tokens[:end])
-                write(store, key, pack(namespace, kind, start, tokens[:end], None, payload))
+                store.write(key, pack(namespace, kind, start, tokens[:end], None, payload))
     return tmp_path / "cache"
 
 
@@ -98,7 +97,7 @@ def test_what_conversations_share_is_shown_once(folder: Path) -> None:
     for name in ("aaaa", "aaaa+0aB._[red]zzzz"):
         key = key_of(name, SNAPSHOT, len(other), other)
         payload = np.zeros(2 << 20, np.uint8)
-        write(store, key, pack(name, SNAPSHOT, len(other), other, None, payload))
+        store.write(key, pack(name, SNAPSHOT, len(other), other, None, payload))
     result = run("show", "--dir", folder)
     assert result.exit_code == 0, result.output
     lines = [line.strip("│├└─ ") for line in result.output.splitlines()[1:]]
@@ -287,7 +286,7 @@ def test_what_prefixes_share_is_not_held_for_each(tmp_path: Path, arguments: tup
     for last in range(n_records):
         tokens[-1] = last
         key = key_of("aaaa", SNAPSHOT, len(tokens), tokens)
-        write(store, key, pack("aaaa", SNAPSHOT, len(tokens), tokens, None, np.zeros(8, np.uint8)))
+        store.write(key, pack("aaaa", SNAPSHOT, len(tokens), tokens, None, np.zeros(8, np.uint8)))
     run(*arguments, "--dir", tmp_path / "none")  # what is imported does not count
     run(*arguments, "--dir", tmp_path)
     tracemalloc.start()
@@ -322,7 +321,7 @@ def test_each_tenant_is_listed_and_pruned(folder: Path) -> None:
     for salt in ("0aB._zzzzzzzzz", "[red]zzzzzzzzz"):
         name, payload = f"aaaa+{salt}", np.zeros(100, np.uint8)
         key = key_of(name, SNAPSHOT, len(TEXT), TEXT)
-        write(store, key, pack(name, SNAPSHOT, len(TEXT), TEXT, None, payload))
+        store.write(key, pack(name, SNAPSHOT, len(TEXT), TEXT, None, payload))
     output = run("list", "--dir", folder).output
     assert "salt" in output
     assert output.count("0aB._zzzzzzzzz") == output.count("[red]zzzzzzzzz") == 1

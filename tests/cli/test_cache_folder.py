@@ -17,7 +17,6 @@ from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
-from tests.lab.records import write
 
 NOTHING = np.zeros(8, np.uint8)
 
@@ -91,7 +90,7 @@ def stored(tmp_path: Path) -> CacheFolder:
     for length in range(1, 6):
         tokens = np.arange(length, dtype=np.int32)
         parts = pack("a", SNAPSHOT, length, tokens, None, NOTHING)
-        write(store, head_of(parts[0]).key, parts)
+        store.write(head_of(parts[0]).key, parts)
     return CacheFolder(tmp_path)
 
 

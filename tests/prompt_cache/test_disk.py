@@ -17,14 +17,13 @@ from llamahybrid.prompt_cache import disk
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import MARK
 from llamahybrid.prompt_cache.records import SNAPSHOT, key_of, pack
-from tests.lab.records import write
 
 from .test_records import LOGITS, PAYLOAD, TOKENS, packed
 
 
 def put(store: RecordStore, tokens: np.ndarray = TOKENS) -> str:
     key = key_of("model", SNAPSHOT, len(tokens), tokens, logits=True)
-    write(store, key, pack("model", SNAPSHOT, len(tokens), tokens, LOGITS, PAYLOAD))
+    store.write(key, pack("model", SNAPSHOT, len(tokens), tokens, LOGITS, PAYLOAD))
     return key
 
 
@@ -99,7 +98,7 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["", "k", "../outside", "0" * 32 + "-state-05-5", pickle.dumps(1).hex()])
 def test_only_keys_name_files(tmp_path: Path, key: str) -> None:
     store = RecordStore(tmp_path)
-    for use in (lambda: write(store, key, [b""]), lambda: store.load(key), lambda: store.delete(key)):
+    for use in (lambda: store.write(key, [b""]), lambda: store.load(key), lambda: store.delete(key)):
         with pytest.raises(RecordError):
             use()
 
@@ -108,7 +107,7 @@ def test_a_record_under_another_name_is_damaged(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     key = put(store)
     other = key_of("model", SNAPSHOT, 5, TOKENS[:5], logits=True)
-    write(store, other, pack("model", SNAPSHOT, 40, TOKENS, LOGITS, PAYLOAD))
+    store.write(other, pack("model", SNAPSHOT, 40, TOKENS, LOGITS, PAYLOAD))
     with pytest.raises(RecordError, match="name"):
         store.load(other)
     assert np.array_equal(store.load(key).tokens, TOKENS)
@@ -133,12 +132,10 @@ def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     key = key_of("model", SNAPSHOT, 40, TOKENS)
     with pytest.raises(TypeError):
-        write(store, key, [b"begun", "no bytes"])  # type: ignore[list-item]
+        store.write(key, [b"begun", "no bytes"])  # type: ignore[list-item]
     (store.folder / key[0] / f"{key}.record").mkdir()
-    part = store.prepare(key, [b"whole"])
     with pytest.raises(OSError, match="Is a directory"):
-        store.commit(part, key)
-    store.abandon(part)
+        store.write(key, [b"whole"])
     assert not list(tmp_path.glob("*/*/*.part"))
     assert store.keys() == []
 

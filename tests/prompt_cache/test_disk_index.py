@@ -20,7 +20,6 @@ from llamahybrid.prompt_cache.disk_store import DiskStore
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SEGMENT, SNAPSHOT, Head, head_of, pack
 from tests.lab.integrity import check_integrity
-from tests.lab.records import write
 
 LETTERS = 2
 
@@ -266,7 +265,7 @@ def fill(folder: Path, chats: int, row: np.ndarray | None = None) -> int:
                 row_here = row if kind == SNAPSHOT else None
                 at = start if kind == SEGMENT else end
                 parts = pack("m", kind, at, tokens[:end], row_here, np.zeros(10, np.uint8), start)
-                write(store, head_of(parts[0]).key, parts)
+                store.write(head_of(parts[0]).key, parts)
                 own += end - start
     return own
 

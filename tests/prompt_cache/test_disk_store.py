@@ -22,7 +22,6 @@ from llamahybrid.prompt_cache.records import SNAPSHOT, head_of, key_of, pack
 from tests.lab import disk_faults
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
-from tests.lab.records import write
 
 from .asking import SLOW, A, B, C, ask, files, filled
 from .test_disk import put
@@ -223,8 +222,7 @@ def test_a_record_that_cannot_be_removed_is_not_met_again(folder: Path, monkeypa
     key = key_of("model", SNAPSHOT, len(A), np.array(A, np.int32), logits=True)
     assert not cache.disk.store.has(key)  # type: ignore[union-attr]
     store = RecordStore(folder)
-    write(
-        store,
+    store.write(
         key_of("x", SNAPSHOT, 1, np.array([1])),
         pack("x", SNAPSHOT, 1, np.array([1]), None, np.zeros(1, np.uint8)),
     )
