@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,6 @@ def write_json(path: Path, data: Any) -> None:
     mask = os.umask(0)
     os.umask(mask)
     write_whole(path.resolve(), text.encode("utf-8"), 0o666 & ~mask)  # a link stays one; it is no secret
-
-
-def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Write a file in the place of what is there: until all of it is written, that stays.
-
-    Only its owner reads it, unless `mode` says otherwise. Raises OSError.
-    """
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        if mode is not None:
-            os.chmod(part, mode)
-        os.replace(part, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(part)
-        raise
 
 
 def without_home(data: Any) -> Any:
@@ -60,3 +41,20 @@ def without_home(data: Any) -> Any:
 def printable(text: str) -> str:
     """`text` without the control characters that XML cannot hold."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file in the place of what is there: until all of it is written, that stays.
+
+    Only its owner reads it, unless `mode` says otherwise. Raises OSError.
+    """
+    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        if mode is not None:
+            os.chmod(part, mode)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
