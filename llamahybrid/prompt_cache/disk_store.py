@@ -20,7 +20,7 @@ from llamahybrid.prompt_cache.base import Outside, Range, Tokens
 from llamahybrid.prompt_cache.disk import DiskCounts, RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
-from llamahybrid.prompt_cache.guard import Guard, guarded
+from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.lateness import ReadLate
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import SNAPSHOT, Head, Record, read_ids
@@ -71,12 +71,12 @@ class DiskStore:
 
     # -- looking -----------------------------------------------------------------------------------
 
-    @guarded(None)
+    @guarded(nothing)
     def refresh(self) -> None:
         """Take note of what was added and removed, by this process or another."""
         self._refresh()
 
-    @guarded(None)
+    @guarded(nothing)
     def offer(
         self,
         namespace: str,
@@ -104,7 +104,7 @@ class DiskStore:
         """See `DiskIndex.uncovered`."""
         return self._index.uncovered(namespace, path)
 
-    @guarded(0, changes=False)
+    @guarded(zero, changes=False)
     def base_of(self, namespace: str, path: Tokens) -> int:
         """See `DiskIndex.base_of`."""
         return self._index.base_of(namespace, path)
@@ -121,12 +121,12 @@ class DiskStore:
             if not self._index.serves(namespace, path[:end], logits=logits, attention=attention)
         ]
 
-    @guarded(False, changes=False)
+    @guarded(no, changes=False)
     def has(self, key: str) -> bool:
         """A record of this key is known."""
         return key in self._index
 
-    @guarded(None, changes=False)
+    @guarded(nothing, changes=False)
     def look(self, see: Callable[[DiskIndex], Seen]) -> Seen | None:
         """What is seen of the index as it was read last, which leaves it as it is; None from inside."""
         return see(self._index)
@@ -171,7 +171,7 @@ class DiskStore:
 
     # -- changing ----------------------------------------------------------------------------------
 
-    @guarded(False)
+    @guarded(no)
     def commit(self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
         """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not."""
         if not wanted():
@@ -190,7 +190,7 @@ class DiskStore:
         self._backoffs[WRITE].worked()
         return True
 
-    @guarded(False)
+    @guarded(no)
     def make_room(self, n_bytes: int, namespace: str, path: Tokens, pinned: Sequence[Tokens]) -> bool:
         """Evict records until one of this path fits, but none on `pinned` paths; False if that cannot be.
 
@@ -209,14 +209,14 @@ class DiskStore:
             self.counts.evicted += 1
         return True
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def discard(self, namespace: str, tokens: Tokens) -> None:
         """Remove the checkpoint at the end of these tokens: it did not prove right."""
         keys = self._index.at(namespace, tokens)
         self.counts.damaged += len(keys)
         self._erase_all(keys)
 
-    @guarded(False, later=True)
+    @guarded(no, later=True)
     def remove_path(self, tokens: Tokens, stays: int = 0) -> bool:
         """Remove every record of a path and of all that goes on from it; False if not all could be.
 
@@ -226,7 +226,7 @@ class DiskStore:
         erased = self._erase_all(self._index.on_path(tokens, stays))
         return self._retry() and erased and fresh and not self._refused.any_unreadable()
 
-    @guarded(False, later=True)
+    @guarded(no, later=True)
     def clear(self) -> bool:
         """Remove every record, whatever can be read of it; False if not all could be."""
         whole = self._refresh(anyway=True)
@@ -238,18 +238,18 @@ class DiskStore:
             whole &= self._erase_all([*there.union(self._index.keys(shard))])
         return whole
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def damaged(self, key: str, error: Exception) -> None:
         """A record is not what it should be: it goes. Or it is not there, and not known any more."""
         self._damaged(key, error)
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def misplaced(self, key: str) -> None:
         """A sound record is not what the index took it for: it is left alone from now on."""
         self._index.remove(key)
         self._refused.misplaced.add(key)
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def _leave_alone(self, key: str, error: BaseException) -> None:
         """A record cannot be read: it is not known for a while."""
         self._index.remove(key)

@@ -84,13 +84,13 @@ G = TypeVar("G", bound=Guarded)
 
 
 def guarded(
-    inside: Any, *, later: bool = False, changes: bool = True
+    inside: Callable[..., Any], *, later: bool = False, changes: bool = True
 ) -> Callable[[Callable[Concatenate[G, P], R]], Callable[Concatenate[G, P], R]]:
     """A method of a store that has the lock while it runs.
 
-    `inside`, or `inside(store, ...)`: what it gives to a thread that has the lock already. `later`: it is
-    then done by the next call. `changes`: it may leave half a change from its first line on; else it has to
-    set `guard.changing` itself before it changes anything, and exceptions before that cost nothing.
+    `inside(store, ...)`: what it gives to a thread that has the lock already. `later`: it is then done by
+    the next call. `changes`: it may leave half a change from its first line on; else it has to set
+    `guard.changing` itself before it changes anything, and exceptions before that cost nothing.
     """
 
     def decorate(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
@@ -100,7 +100,7 @@ def guarded(
             if guard.inside():
                 if later:
                     guard.deferred.append(functools.partial(method, store, *args, **kwargs))
-                answer: R = inside(store, *args, **kwargs) if callable(inside) else inside
+                answer: R = inside(store, *args, **kwargs)
                 return answer
             try:
                 # The lock's own methods are C: no signal can come between taking it and the `with`.
@@ -118,6 +118,20 @@ def guarded(
         return call
 
     return decorate
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Answers None."""
+
+
+def no(*_: object, **__: object) -> bool:
+    """Answers False."""
+    return False
+
+
+def zero(*_: object, **__: object) -> int:
+    """Answers 0."""
+    return 0
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()

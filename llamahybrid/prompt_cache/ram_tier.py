@@ -27,7 +27,7 @@ from llamahybrid.prompt_cache.base import (
     part_of,
 )
 from llamahybrid.prompt_cache.eviction import Eviction
-from llamahybrid.prompt_cache.guard import Guard, guarded
+from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.pins import User
 from llamahybrid.prompt_cache.planning import plan_request, restore_point, unplanned
@@ -82,20 +82,20 @@ class RamTier:
         """Of what is stored now."""
         return self.store.tree
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def resize(self, limit: int) -> None:
         """Another budget: what no longer fits goes."""
         self.store.account.limit = limit
         self.store.make_room(0)
 
-    @guarded(None, changes=False)
+    @guarded(nothing, changes=False)
     def look(self, see: Callable[[RamStore], Seen]) -> Seen | None:
         """What is seen of it, which leaves it as it is; None from inside."""
         return see(self.store)
 
     # -- a request's start -------------------------------------------------------------------------
 
-    @guarded(True, changes=False)
+    @guarded(lambda *_: True, changes=False)
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
         """See `PromptCache.follow`."""
         if state.forgotten and len(state.tokens()):
@@ -117,14 +117,14 @@ class RamTier:
         counts.tokens_saved += plan.cached
         return plan
 
-    @guarded(0, changes=False)
+    @guarded(zero, changes=False)
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
         """See `PromptCache.peek`."""
         live = 0 if view.forgotten else common_prefix(tokens, view.tokens)
         match = self.tree.match(view.namespace, tokens)
         return restore_point(match, match.entries(), len(tokens), live, view, costs)[0].position
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def release(self, user: object) -> None:
         """A plan, or who else uses the bytes of a checkpoint, no longer needs them."""
         self.store.release(user)
@@ -138,7 +138,7 @@ class RamTier:
             raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
         return self._admit(view, position, snapshot, row(logits))
 
-    @guarded(False, changes=False)
+    @guarded(no, changes=False)
     def _admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None) -> bool:
         if not view.storable:
             return False
@@ -178,7 +178,7 @@ class RamTier:
         wanted = entries and view.split is not None and view.storable
         return match.missing(entries[-1].position) if wanted else []
 
-    @guarded(0, changes=False)
+    @guarded(zero, changes=False)
     def unstored(self, view: LiveView) -> int:
         """See `PromptCache.unstored`."""
         if not view.storable:
@@ -186,7 +186,7 @@ class RamTier:
         entries = self.tree.match(view.namespace, view.tokens).entries()
         return len(view.tokens) - (entries[-1].position if entries else 0)
 
-    @guarded(None, changes=False)
+    @guarded(nothing, changes=False)
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """A buffer for attention; evicts while other paths have anything."""
         store = self.store
@@ -200,7 +200,7 @@ class RamTier:
         self.guard.changing = False  # running out of memory costs nothing
         return store.account.reserve(new_buffer(n_bytes)) if fits else None
 
-    @guarded(False, changes=False)
+    @guarded(no, changes=False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
         """Keep attention; evicts while other paths have anything."""
         store, tree = self.store, self.tree
@@ -218,7 +218,7 @@ class RamTier:
         store.counts.refused += not fits
         return stored
 
-    @guarded(None, changes=False)
+    @guarded(nothing, changes=False)
     def remember(
         self, namespace: str, tokens: Tokens, state: LiveState | None, forgets: int | None = None
     ) -> None:
@@ -250,17 +250,17 @@ class RamTier:
 
     # -- the user's own say ------------------------------------------------------------------------
 
-    @guarded(0, later=True)
+    @guarded(zero, later=True)
     def pin(self, tokens: Tokens) -> int:
         """See `PromptCache.pin`."""
         return self.store.pin(tokens)
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def unpin(self, tokens: Tokens) -> None:
         """See `PromptCache.unpin`."""
         self.store.unpin(tokens)
 
-    @guarded(0, later=True)
+    @guarded(zero, later=True)
     def forget(self, tokens: Tokens) -> int:
         """See `PromptCache.forget`."""
         if not len(tokens):
@@ -271,7 +271,7 @@ class RamTier:
                 state.forget(tokens)
         return self.store.forget(tokens)
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def drop(self, checkpoint: Checkpoint) -> Tokens | None:
         """Take a checkpoint out that did not prove right; the tokens before it, None if it is not here."""
         entry = self.tree.find(checkpoint)
@@ -281,12 +281,12 @@ class RamTier:
         self.store.remove(entry)
         return path
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def drop_segment(self, segment: Segment) -> None:
         """Take a segment out that did not prove right."""
         self.store.counts.damaged += self.tree.remove_segment(segment)
 
-    @guarded(None, later=True)
+    @guarded(nothing, later=True)
     def clear(self) -> None:
         """See `PromptCache.clear`."""
         self._forgets += 1
@@ -302,7 +302,7 @@ class RamTier:
 
     # -- what the disk tier gives ------------------------------------------------------------------
 
-    @guarded(Known(), changes=False)
+    @guarded(lambda *_: Known(), changes=False)
     def known(self, tokens: Tokens, view: LiveView, costs: Costs) -> Known:
         """What RAM knows of a prompt."""
         match, live_lcp = self.tree.match(view.namespace, tokens), common_prefix(tokens, view.tokens)
@@ -313,7 +313,7 @@ class RamTier:
         missing = [(a, b) for a, b in missing if b > max(a, live_lcp)]
         return Known(match.length, match.branches(), choice.position, tuple(missing), self._forgets)
 
-    @guarded(None, changes=False)
+    @guarded(nothing, changes=False)
     def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
         """Make room for what is about to be read; None if there is none."""
         store, match = self.store, self.tree.match(namespace, path)
@@ -323,7 +323,7 @@ class RamTier:
         store.counts.refused += not fits
         return store.account.reserve(Expected(n_bytes)) if fits else None
 
-    @guarded(None)
+    @guarded(nothing)
     def take_in(
         self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int, lay: Outside
     ) -> None:
@@ -366,7 +366,7 @@ class RamTier:
         finally:
             self.release(user)
 
-    @guarded(None)
+    @guarded(nothing)
     def _use(self, user: object, namespace: str, path: Tokens) -> Checkpoint | None:
         entries = self.tree.match(namespace, path).entries()
         if not entries or entries[-1].position != len(path):
