@@ -221,6 +221,11 @@ class Node:
         """Tokens from the root to the end of this edge."""
         return self.start + len(self.edge) // ID_BYTES
 
+    @property
+    def tokens(self) -> Tokens:
+        """The edge, shape (end - start,)."""
+        return tokens_of(self.edge)
+
     def tail(self, needed: int = 0) -> int:
         """Tokens of a leaf beyond all that is stored and beyond position `needed`; 0 for inner nodes."""
         stored = self.segments[-1].end if self.segments else 0

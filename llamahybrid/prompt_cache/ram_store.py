@@ -6,6 +6,7 @@ so a store is then given up for a new one (`renewed`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,11 @@ class RamStore:
         """What the user pinned."""
         self.kept: set[Entry] = set()
         """Checkpoints in the tree that lie there."""
+
+    @property
+    def pinned(self) -> Sequence[Tokens]:
+        """Prefixes that the user pinned; from any thread."""
+        return self.prefixes.tokens
 
     def renewed(self) -> RamStore:
         """An empty one with the same account, eviction, and prefixes that the user pinned.
@@ -180,7 +186,7 @@ class RamStore:
         if not len(tokens):
             return 0
         before = self.used() - self.account.idle_bytes
-        stays = pinned_before(self.prefixes.tokens, tokens)
+        stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
             while (match := self.tree.match(name, tokens)).path and match.length == len(tokens):
                 self.tree.divide(name, match, stays)

@@ -383,5 +383,5 @@ class RamTier:
 
     @property
     def pinned(self) -> Sequence[Tokens]:
-        """Prefixes that the user pinned; from any thread."""
-        return self.store.prefixes.tokens
+        """Prefixes that the user pinned."""
+        return self.store.pinned

@@ -11,7 +11,7 @@ import pytest
 from llamahybrid.prompt_cache import Checkpoint, Costs, PromptCache, eviction
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.eviction import Spare, Tail, ValueEviction, bytes_to_stay, spare_segments
-from llamahybrid.prompt_cache.nodes import Entry, token_at
+from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
@@ -113,7 +113,7 @@ def test_tokens_of_paths_stay_while_they_are_few() -> None:
     tree.insert("m", ids(*[9] * 2000))
     victim = order.victim(tree, None, (), None, True)
     assert isinstance(victim, Tail)
-    assert token_at(victim.node.edge) == 7
+    assert victim.node.tokens[0] == 7
 
 
 def test_a_segment_is_not_stored_once_the_checkpoint_behind_it_had_to_go() -> None:

@@ -224,7 +224,7 @@ def test_no_tokens_are_no_path_to_forget(store: RamStore) -> None:
     store.pin(path(10))
     store.account.keep(np.zeros(50, np.uint8))
     assert store.forget(path(0)) == 0
-    assert (len(store.prefixes.tokens), len(store.tree), store.account.idle_bytes) == (1, 1, 50)
+    assert (len(store.pinned), len(store.tree), store.account.idle_bytes) == (1, 1, 50)
 
 
 def test_what_is_forgotten_goes_and_what_others_share_stays(store: RamStore) -> None:
@@ -240,7 +240,7 @@ def test_forgetting_leaves_the_beginning_that_is_pinned(store: RamStore) -> None
     store.pin(path(10))
     store.pin(path(25))
     store.forget(path(20))
-    assert [len(p) for p in store.prefixes.tokens] == [10]
+    assert [len(p) for p in store.pinned] == [10]
     assert [e.position for e in store.tree.match("m", path(30)).entries()] == [10]
 
 
@@ -261,7 +261,7 @@ def test_a_new_one_has_what_the_user_said_and_what_is_in_use(store: RamStore) ->
     store.tree.requests, store.counts.evictions = 7, 3
     new = store.renewed()
     assert (len(new.tree), new.tree.requests, new.counts.evictions) == (0, 7, 3)
-    assert [p.tolist() for p in new.prefixes.tokens] == [path(10).tolist()]
+    assert [p.tolist() for p in new.pinned] == [path(10).tolist()]
     assert new.used() == SIZE + 4 * 10, "the plan's bytes count until it is gone"
 
 
@@ -271,7 +271,7 @@ def test_clear_takes_all_but_what_is_in_use(store: RamStore) -> None:
     store.pins.use(user, used)
     store.pin(path(10))
     store.clear()
-    assert (store.used(), store.prefixes.tokens, other.node) == (SIZE, [], None)
+    assert (store.used(), store.pinned, other.node) == (SIZE, [], None)
 
 
 def test_little_is_kept_of_names_that_have_no_path_any_more(store: RamStore) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llamahybrid.prompt_cache import Checkpoint
 from llamahybrid.prompt_cache.base import Segment, Tokens
-from llamahybrid.prompt_cache.nodes import Entry, common_prefix, ids_of, tokens_of
+from llamahybrid.prompt_cache.nodes import Entry, common_prefix, ids_of
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeAttention
 from tests.lab.integrity import check_integrity
@@ -26,7 +26,7 @@ def put(tree: Tree, path: Tokens, position: int) -> Entry:
 
 
 def edges(tree: Tree) -> list[list[int]]:
-    return sorted(tokens_of(node.edge).tolist() for node in tree.oldest_nodes())
+    return sorted(node.tokens.tolist() for node in tree.oldest_nodes())
 
 
 @given(st.lists(st.integers(0, 1), max_size=12), st.lists(st.integers(0, 1), max_size=12))
@@ -64,7 +64,7 @@ def test_a_split_keeps_each_checkpoint_on_the_edge_that_covers_it() -> None:
     tree.insert("m", ids(1, 2, 9))
     assert shallow.node is not None
     assert deep.node is not None
-    assert [tokens_of(e.node.edge).tolist() for e in (shallow, deep)] == [[1, 2], [3, 4]]
+    assert (shallow.node.tokens.tolist(), deep.node.tokens.tolist()) == ([1, 2], [3, 4])
     assert tree.match("m", ids(1, 2, 9)).entries() == [shallow]
     assert tree.match("m", ids(1, 2, 3)).entries() == [shallow]
     check_integrity(tree)
