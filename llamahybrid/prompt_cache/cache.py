@@ -13,6 +13,7 @@ import numpy as np
 
 from llamahybrid.prompt_cache.base import (
     HERE_ONLY,
+    BasePromptCache,
     Bytes,
     CacheStats,
     Checkpoint,
@@ -39,7 +40,7 @@ DISK_SHARE = 1 / 4
 """The default disk budget: so much of what is free, at most."""
 
 
-class PromptCache:
+class PromptCache(BasePromptCache):
     """Checkpoints and attention segments of many conversations, indexed by a radix tree of tokens.
 
     `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
@@ -134,18 +135,11 @@ class PromptCache:
     # -- a request's start -------------------------------------------------------------------------
 
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """A request for `prompt` begins on this context, which `forget` is to reach from now on.
-
-        False while what is live there is forgotten: it must be emptied first.
-        """
+        """See `BasePromptCache.follow`."""
         return self.ram.follow(state, prompt)
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """Choose the restore point and the cuts for a prompt; pins what the plan names while it exists.
-
-        What the disk knows better is taken into RAM first. `boundaries`: positions in (0, len(tokens)) where
-        a message or a marked part of one starts, ascending.
-        """
+        """See `BasePromptCache.plan`; what the disk knows better is taken into RAM first."""
         if view.needs_checkpoints or view.attention_is_all:
             for tier in self.outside:
                 promote(tier, self.ram, tokens, view, costs)
@@ -153,14 +147,11 @@ class PromptCache:
         return self.ram.plan(tokens, view, boundaries, costs)
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """Tokens of a prompt that a request would not have to decode now, as far as RAM can tell.
-
-        Nothing is counted, nothing grows older or younger, and no disk is read.
-        """
+        """See `BasePromptCache.peek`."""
         return self.ram.peek(tokens, view, costs)
 
     def release(self, plan: Plan) -> None:
-        """Unpin what `plan` named; harmless when called twice. A plan that is collected is released."""
+        """See `BasePromptCache.release`."""
         self.ram.release(plan)
 
     # -- what is stored ----------------------------------------------------------------------------
@@ -174,44 +165,27 @@ class PromptCache:
         return self.ram.buffer(n_bytes)
 
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
-
-        A second admission at the same place replaces the snapshot; logits once known are kept. Raises
-        ValueError unless 0 < position <= len(view.tokens).
-        """
+        """See `BasePromptCache.admit`. Raises ValueError unless 0 < position <= len(view.tokens)."""
         return self.ram.admit(view, position, snapshot, logits)
 
     def missing(self, view: LiveView) -> list[tuple[int, int]]:
-        """Ranges of the live path, ascending, whose attention is worth storing and is not stored yet.
-
-        Nothing behind the deepest checkpoint, where no restore needs it.
-        """
+        """See `BasePromptCache.missing`: nothing behind the deepest checkpoint, where no restore needs it."""
         return self.ram.missing(view)
 
     def unstored(self, view: LiveView) -> int:
-        """Tokens of the live sequence behind the deepest checkpoint on its path."""
+        """See `BasePromptCache.unstored`."""
         return self.ram.unstored(view)
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """A buffer of exactly `n_bytes` for attention of the live path; None where nothing may go for it.
-
-        It counts toward the budget until it is kept or collected. Evicts while other paths have anything.
-        """
+        """See `BasePromptCache.segment_buffer`; evicts while other paths have anything."""
         return self.ram.segment_buffer(view, n_bytes)
 
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
-        """Keep a segment of the live path, evicting to stay in budget; False if refused or not missing.
-
-        Evicts while other paths have anything.
-        """
+        """See `BasePromptCache.store_segment`; evicts while other paths have anything."""
         return self.ram.store_segment(view, segment)
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """Note that these tokens were evaluated (no state): `matched` and branch points rest on it.
-
-        Never at the price of a checkpoint on the path itself. `state`: where they were, so that what was
-        forgotten meanwhile is not remembered.
-        """
+        """See `BasePromptCache.remember`; never at the price of a checkpoint on the path itself."""
         self.ram.remember(namespace, tokens, state)
 
     def queue_writes(self, view: LiveView) -> None:
@@ -255,15 +229,10 @@ class PromptCache:
         self.ram.unpin(token_path(prefix))
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """Forget this token path and all that goes on from it; bytes freed. What others share of it stays.
+        """See `BasePromptCache.forget`; what the user pinned of the path's beginning stays, too.
 
-        So does what the user pinned of its beginning. It goes from the disk as well, and from what is queued
-        for it. No tokens are no path: nothing is forgotten then.
-
-        What a context that is followed has live, or decodes just now, is forgotten where it lies on this
-        path: nothing of it is stored any more, and its next request begins without it.
-
-        Raises TypeError for what are no token ids (a text, say), ValueError for ids that no model has.
+        It goes from the disk as well, and from what is queued for it. Raises TypeError for what are no token
+        ids (a text, say), ValueError for ids that no model has.
         """
         tokens = token_path(prefix)
         if not len(tokens):
@@ -277,21 +246,18 @@ class PromptCache:
         return freed
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint that did not prove right; from the disk, too."""
+        """See `BasePromptCache.drop`; from the disk, too."""
         path = self.ram.drop(checkpoint)
         if path is not None:
             for tier in self.outside:
                 tier.store.discard(checkpoint.namespace, path)
 
     def drop_segment(self, segment: Segment) -> None:
-        """Forget a segment that did not prove right; the checkpoints behind it stay. Counted as damaged."""
+        """See `BasePromptCache.drop_segment`; counted as damaged."""
         self.ram.drop_segment(segment)
 
     def clear(self) -> None:
-        """Forget everything stored; pinned entries go when released. What contexts have live stays live.
-
-        The disk is emptied, too, and what lies on the server.
-        """
+        """See `BasePromptCache.clear`; the disk is emptied, too, and what lies on the server."""
         self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
         for tier in self.outside:
             if not tier.clear():
@@ -302,10 +268,8 @@ class PromptCache:
     # -- looking in --------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
-        """Sizes and counters now.
-
-        `extra`: remembered tokens, idle buffer bytes, the budget, segments that were damaged, how often an
-        exception cost what RAM held, and what `DiskCounts` counts.
+        """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget, segments
+        that were damaged, how often an exception cost what RAM held, and what `DiskCounts` counts.
         """
         stats = self.ram.stats()
         for tier in self.outside:

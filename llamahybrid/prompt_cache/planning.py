@@ -30,7 +30,7 @@ def restore_point(
 def plan_request(
     store: RamStore, match: Match, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs
 ) -> Plan:
-    """See `PromptCache.plan`; changes what the store knows of the prompt's path, `match`.
+    """See `BasePromptCache.plan`; changes what the store knows of the prompt's path, `match`.
 
     The checkpoint that the plan takes something from is pinned by the plan.
     """

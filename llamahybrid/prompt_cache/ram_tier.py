@@ -97,7 +97,7 @@ class RamTier:
 
     @guarded(lambda *_: True, changes=False)
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """See `PromptCache.follow`."""
+        """See `BasePromptCache.follow`."""
         if state.forgotten and len(state.tokens()):
             return False
         others = [ref for ref in self.followed if ref() is not None and ref() is not state]
@@ -108,7 +108,7 @@ class RamTier:
 
     @guarded(lambda _, tokens, *rest, **more: unplanned(len(tokens)), changes=False)
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """See `PromptCache.plan`; no more than one entry is pinned by a plan."""
+        """See `BasePromptCache.plan`; no more than one entry is pinned by a plan."""
         match = self.tree.match(view.namespace, tokens)
         self.guard.changing = True
         plan = plan_request(self.store, match, tokens, view, boundaries, costs)
@@ -119,7 +119,7 @@ class RamTier:
 
     @guarded(zero, changes=False)
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """See `PromptCache.peek`."""
+        """See `BasePromptCache.peek`."""
         live = 0 if view.forgotten else common_prefix(tokens, view.tokens)
         match = self.tree.match(view.namespace, tokens)
         return restore_point(match, match.entries(), len(tokens), live, view, costs)[0].position
@@ -172,7 +172,7 @@ class RamTier:
 
     @guarded(lambda *_: [], changes=False)
     def missing(self, view: LiveView) -> list[tuple[int, int]]:
-        """See `PromptCache.missing`: nothing behind the deepest checkpoint, where no restore needs it."""
+        """See `BasePromptCache.missing`: nothing behind the deepest checkpoint, where no restore needs it."""
         match = self.tree.match(view.namespace, view.tokens)
         entries = match.entries()
         wanted = entries and view.split is not None and view.storable
@@ -180,7 +180,7 @@ class RamTier:
 
     @guarded(zero, changes=False)
     def unstored(self, view: LiveView) -> int:
-        """See `PromptCache.unstored`."""
+        """See `BasePromptCache.unstored`."""
         if not view.storable:
             return 0
         entries = self.tree.match(view.namespace, view.tokens).entries()
@@ -222,7 +222,7 @@ class RamTier:
     def remember(
         self, namespace: str, tokens: Tokens, state: LiveState | None, forgets: int | None = None
     ) -> None:
-        """See `PromptCache.remember`; never at the price of a checkpoint on the path itself.
+        """See `BasePromptCache.remember`; never at the price of a checkpoint on the path itself.
 
         `forgets`: not if anything was forgotten since (`Known.forgets`).
         """
@@ -288,7 +288,7 @@ class RamTier:
 
     @guarded(nothing, later=True)
     def clear(self) -> None:
-        """See `PromptCache.clear`."""
+        """See `BasePromptCache.clear`."""
         self._forgets += 1
         self.store.clear()
 

@@ -27,7 +27,7 @@ from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.snapshot import HEADER_BYTES
-from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache import BasePromptCache
 from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
@@ -160,7 +160,7 @@ def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str,
     return wanted
 
 
-def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: PromptCache, files: ModelFiles) -> None:
+def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, files: ModelFiles) -> None:
     """Probe the memory, guard the context, and put live sequences into it, one a slot.
 
     Leaves the slot that there is without one where the context has no memory (encoders). Raises ValueError

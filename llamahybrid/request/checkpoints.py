@@ -11,8 +11,7 @@ import numpy as np
 
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache.base import LiveState, LiveView, Logits, Tokens, clipped
-from llamahybrid.prompt_cache.cache import PromptCache
+from llamahybrid.prompt_cache.base import BasePromptCache, LiveState, LiveView, Logits, Tokens, clipped
 from llamahybrid.request.request import Request
 from llamahybrid.request.schedule import Action, Actions
 
@@ -37,7 +36,7 @@ class _PromptEnd:
 class Checkpoints:
     """Those of one live sequence."""
 
-    def __init__(self, live: LiveSequence, cache: PromptCache, meter: CostMeter) -> None:
+    def __init__(self, live: LiveSequence, cache: BasePromptCache, meter: CostMeter) -> None:
         self.known = LiveState(lambda: live.tokens)
         """What the cache follows of it, and whether that is forgotten meanwhile."""
         self._live = live

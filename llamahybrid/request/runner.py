@@ -22,8 +22,7 @@ from llamahybrid.memory.costs import SMALL_BATCH, CostMeter
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.restore import apply_plan
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache.base import Costs, Plan, Segment, Tokens
-from llamahybrid.prompt_cache.cache import PromptCache
+from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.placement import tip_due
 from llamahybrid.request.batcher import Batcher
@@ -46,7 +45,7 @@ class RequestRunner:
     def __init__(
         self,
         live: LiveSequence,
-        cache: PromptCache,
+        cache: BasePromptCache,
         boundaries: Boundaries,
         meter: CostMeter,
         gate: RequestGate,

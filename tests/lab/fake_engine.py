@@ -12,10 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from llamahybrid.prompt_cache import Costs, LiveView, Plan
+from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveState, Logits, Segment, Tokens
 from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
-from tests.lab.naive import AnyPromptCache
 
 Kind = Literal["recurrent", "hybrid", "window", "plain", "paged"]
 """`plain`: attention that can be cut anywhere; `paged`: the same, and it is stored when it is given up."""
@@ -71,7 +70,7 @@ class FakeAttention:
 class FakeEngine:
     """One context: `state` is what its memory saw, `attention` the tokens whose KV it holds."""
 
-    cache: AnyPromptCache
+    cache: BasePromptCache
     kind: Kind = "hybrid"
     namespace: str = "model"
     costs: Costs = CHEAP

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 
 from llamahybrid.prompt_cache.base import (
+    BasePromptCache,
     Bytes,
     CacheStats,
     Checkpoint,
@@ -21,7 +21,6 @@ from llamahybrid.prompt_cache.base import (
     Source,
     Tokens,
 )
-from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 from llamahybrid.prompt_cache.placement import prefill_cuts
@@ -29,10 +28,8 @@ from llamahybrid.prompt_cache.placement import prefill_cuts
 Path = tuple[int, ...]
 
 
-class NaivePromptCache:
+class NaivePromptCache(BasePromptCache):
     """Keeps everything it is given and tries every prefix of the prompt, one by one."""
-
-    leaves_process = False
 
     def __init__(self) -> None:
         self._checkpoints: dict[tuple[str, Path], Checkpoint] = {}
@@ -44,7 +41,7 @@ class NaivePromptCache:
         self._hits = self._misses = self._saved = 0
 
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """See `PromptCache.follow`."""
+        """See `BasePromptCache.follow`."""
         if state.forgotten and len(state.tokens()):
             return False
         if state not in self._followed:
@@ -53,7 +50,7 @@ class NaivePromptCache:
         return True
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """See `PromptCache.plan`."""
+        """See `BasePromptCache.plan`."""
         prompt, live = tuple(tokens.tolist()), tuple(view.tokens.tolist())
         known = [path for name, path in self._paths if name == view.namespace]
         matched = max(_shared(prompt, path) for path in [live, *known])
@@ -78,26 +75,15 @@ class NaivePromptCache:
         )
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """See `PromptCache.peek`."""
+        """See `BasePromptCache.peek`."""
         live = () if view.forgotten else tuple(view.tokens.tolist())
         return self._deepest(tuple(tokens.tolist()), live, view)[0]
 
     def release(self, plan: Plan) -> None:
         """Nothing is ever evicted, so nothing needs a pin."""
 
-    def buffer(self, n_bytes: int) -> Bytes:
-        """See `PromptCache.buffer`."""
-        return np.empty(n_bytes, np.uint8)
-
-    def queue_writes(self, view: LiveView) -> None:
-        """There is no disk."""
-
-    def flush(self) -> bool:
-        """Nothing waits to be written."""
-        return True
-
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """See `PromptCache.admit`; refuses only what was forgotten."""
+        """See `BasePromptCache.admit`; refuses only what was forgotten."""
         if view.forgotten:
             return False
         path = tuple(view.tokens[:position].tolist())
@@ -113,7 +99,7 @@ class NaivePromptCache:
         return True
 
     def missing(self, view: LiveView) -> list[tuple[int, int]]:
-        """See `PromptCache.missing`; token by token."""
+        """See `BasePromptCache.missing`; token by token."""
         if view.split is None or view.forgotten:
             return []
         live = tuple(view.tokens.tolist())
@@ -121,7 +107,7 @@ class NaivePromptCache:
         return [(i, i + 1) for i in wanted if (view.namespace, live[: i + 1]) not in self._attention]
 
     def unstored(self, view: LiveView) -> int:
-        """See `PromptCache.unstored`."""
+        """See `BasePromptCache.unstored`."""
         if view.forgotten:
             return 0
         live = tuple(view.tokens.tolist())
@@ -129,11 +115,11 @@ class NaivePromptCache:
         return len(live) - next(here, 0)
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `PromptCache.segment_buffer`."""
-        return self.buffer(n_bytes)
+        """See `BasePromptCache.segment_buffer`."""
+        return np.empty(n_bytes, np.uint8)
 
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
-        """See `PromptCache.store_segment`; every token by itself."""
+        """See `BasePromptCache.store_segment`; every token by itself."""
         assert view.split is not None
         if view.forgotten:
             return False
@@ -146,20 +132,20 @@ class NaivePromptCache:
         return True
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """See `PromptCache.remember`."""
+        """See `BasePromptCache.remember`."""
         if state is None or not state.forgotten:
             self._paths.add((namespace, tuple(tokens.tolist())))
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """See `PromptCache.drop`."""
+        """See `BasePromptCache.drop`."""
         self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
 
     def drop_segment(self, segment: Segment) -> None:
-        """See `PromptCache.drop_segment`."""
+        """See `BasePromptCache.drop_segment`."""
         self._attention = {k: s for k, s in self._attention.items() if s is not segment}
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """See `PromptCache.forget`; of the path's beginning stays what lies on any other path."""
+        """See `BasePromptCache.forget`; of the path's beginning stays what lies on any other path."""
         gone = tuple(int(token) for token in prefix)
         for state in self._followed:
             state.forget(np.array(gone, np.int32))
@@ -177,13 +163,13 @@ class NaivePromptCache:
         return 0
 
     def clear(self) -> None:
-        """See `PromptCache.clear`."""
+        """See `BasePromptCache.clear`."""
         self._checkpoints.clear()
         self._attention.clear()
         self._paths.clear()
 
     def stats(self) -> CacheStats:
-        """See `PromptCache.stats`; token arrays are not counted, the tuples are no arrays."""
+        """See `BasePromptCache.stats`; token arrays are not counted, the tuples are no arrays."""
         n_bytes = sum(
             c.snapshot.nbytes + (0 if c.logits is None else c.logits.nbytes)
             for c in self._checkpoints.values()
@@ -239,9 +225,6 @@ class NaivePromptCache:
         """Attention of every token of a prefix is live or stored."""
         there = _shared(prefix, live)
         return all((view.namespace, prefix[: i + 1]) in self._attention for i in range(there, len(prefix)))
-
-
-AnyPromptCache: TypeAlias = PromptCache | NaivePromptCache
 
 
 def _lost(where: tuple[str, Path], name: str, gone: Path, stays: int) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, PromptCache
+from llamahybrid.prompt_cache import BasePromptCache, Costs, PromptCache
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.integrity import check_integrity
-from tests.lab.naive import AnyPromptCache, NaivePromptCache
+from tests.lab.naive import NaivePromptCache
 
 from .asking import SLOW
 
@@ -29,7 +29,7 @@ def ids(tokens: Sequence[int]) -> Tokens:
     return np.array(tokens, np.int32)
 
 
-def known(cache: AnyPromptCache, namespace: str = "model") -> int:
+def known(cache: BasePromptCache, namespace: str = "model") -> int:
     """How much of the secret is known to the cache, live memory aside."""
     plan = cache.plan(ids(SECRET), FakeEngine(cache, namespace=namespace).view(), (), Costs())
     cache.release(plan)
@@ -37,15 +37,15 @@ def known(cache: AnyPromptCache, namespace: str = "model") -> int:
 
 
 @pytest.fixture(params=[lambda: PromptCache(AMPLE), NaivePromptCache])
-def cache(request: pytest.FixtureRequest) -> AnyPromptCache:
-    made: AnyPromptCache = request.param()
+def cache(request: pytest.FixtureRequest) -> BasePromptCache:
+    made: BasePromptCache = request.param()
     return made
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("length", "generated"), [(1, 0), (20, 80), (200, 0), (230, 80)])
 def test_the_next_request_does_not_bring_it_back(
-    cache: AnyPromptCache, kind: Kind, length: int, generated: int
+    cache: BasePromptCache, kind: Kind, length: int, generated: int
 ) -> None:
     engine = FakeEngine(cache, kind)
     engine.prefill(SECRET)
@@ -57,7 +57,7 @@ def test_the_next_request_does_not_bring_it_back(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_does_not_start_from_what_is_still_live(cache: AnyPromptCache, kind: Kind) -> None:
+def test_it_does_not_start_from_what_is_still_live(cache: BasePromptCache, kind: Kind) -> None:
     engine = FakeEngine(cache, kind)
     engine.prefill(SECRET)
     cache.forget(SECRET[:20])
@@ -66,7 +66,7 @@ def test_it_does_not_start_from_what_is_still_live(cache: AnyPromptCache, kind: 
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", "window"])
-def test_asked_for_again_it_is_a_chat_like_any_other(cache: AnyPromptCache, kind: Kind) -> None:
+def test_asked_for_again_it_is_a_chat_like_any_other(cache: BasePromptCache, kind: Kind) -> None:
     one, two = FakeEngine(cache, kind), FakeEngine(cache, kind)
     one.prefill(SECRET)
     cache.forget(SECRET)
@@ -75,7 +75,7 @@ def test_asked_for_again_it_is_a_chat_like_any_other(cache: AnyPromptCache, kind
     assert two.prefill([*SECRET, 5, 6]).cached >= len(SECRET)
 
 
-def test_every_context_that_shares_the_cache_forgets(cache: AnyPromptCache) -> None:
+def test_every_context_that_shares_the_cache_forgets(cache: BasePromptCache) -> None:
     engines = [FakeEngine(cache, "hybrid", name) for name in ("a", "a", "b")]
     for engine in engines:
         engine.prefill(SECRET)
@@ -88,7 +88,7 @@ def test_every_context_that_shares_the_cache_forgets(cache: AnyPromptCache) -> N
     assert bystander.prefill([*SECRET[:10], *OTHER, 1]).source == "live"
 
 
-def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: AnyPromptCache) -> None:
+def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: BasePromptCache) -> None:
     engine = FakeEngine(cache, "hybrid")
     assert cache.follow(engine.followed, ids(SECRET))
     engine.decode(SECRET[:30])
@@ -105,7 +105,7 @@ def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: AnyPromptCac
     assert engine.prefill([*SECRET, 5]).cached == 0
 
 
-def test_one_that_has_decoded_nothing_yet_leaves_nothing_behind(cache: AnyPromptCache) -> None:
+def test_one_that_has_decoded_nothing_yet_leaves_nothing_behind(cache: BasePromptCache) -> None:
     engine = FakeEngine(cache, "hybrid")
     assert cache.follow(engine.followed, ids(SECRET))
     cache.forget(SECRET[:100])
@@ -113,7 +113,7 @@ def test_one_that_has_decoded_nothing_yet_leaves_nothing_behind(cache: AnyPrompt
     assert not engine.checkpoint(engine.logits)
 
 
-def test_what_was_decoded_without_a_request_is_reached_too(cache: AnyPromptCache) -> None:
+def test_what_was_decoded_without_a_request_is_reached_too(cache: BasePromptCache) -> None:
     engine = FakeEngine(cache, "hybrid")
     engine.prefill(OTHER)
     engine.state = list(SECRET)
@@ -122,7 +122,7 @@ def test_what_was_decoded_without_a_request_is_reached_too(cache: AnyPromptCache
     assert known(cache) == 0
 
 
-def test_its_attention_is_not_stored_for_who_asks_again(cache: AnyPromptCache) -> None:
+def test_its_attention_is_not_stored_for_who_asks_again(cache: BasePromptCache) -> None:
     old, new = FakeEngine(cache, "hybrid"), FakeEngine(cache, "hybrid", pages=False)
     old.prefill(SECRET)
     cache.forget(SECRET)
@@ -133,7 +133,7 @@ def test_its_attention_is_not_stored_for_who_asks_again(cache: AnyPromptCache) -
     assert not cache.store_segment(old.view(), old.attention_of([], SECRET[:20]))
 
 
-def test_what_only_begins_alike_goes_on(cache: AnyPromptCache) -> None:
+def test_what_only_begins_alike_goes_on(cache: BasePromptCache) -> None:
     engine = FakeEngine(cache, "hybrid")
     engine.prefill([*SECRET[:50], *OTHER])
     cache.forget(SECRET[:60])

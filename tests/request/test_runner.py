@@ -417,7 +417,7 @@ def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
 
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
 def test_the_naive_twin_runs_under_the_runner(open_model, arch):
-    """Both caches give the runner the same."""
+    """The runner asks for nothing that is not of the abstract cache, and both give it the same."""
     ours, twin = open_model(arch), open_model(arch)
     twin.runner.cache = twin.runner.checkpoints.cache = NaivePromptCache()
     for prompt in (ONE, [*ONE, 3], TWO, [*ONE[:60], *TWO], ONE):
