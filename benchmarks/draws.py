@@ -29,7 +29,7 @@ from llamahybrid.prompt_cache import Costs, PromptCache
 from tests.lab.draws import Draw, Words, named, ratio
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
 from tests.lab.quiet import silence
-from tests.lab.real_costs import RealCosts
+from tests.lab.real_costs import RealCosts, measure_with
 from tests.lab.server_rules import Sizes
 
 # isort: split
@@ -59,7 +59,7 @@ def on_model(path: Path, options: dict[str, Any], told: Costs | None) -> Runner:
     def run(start: Start) -> Sequence[Record]:
         with closing(Llama(str(path), verbose=False, prompt_cache=PromptCache(RAM), **options)) as llm:
             if told is not None and llm.runner is not None:
-                llm.runner.measure_with(RealCosts(llm.n_batch, told))
+                measure_with(llm.runner, RealCosts(llm.n_batch, told))
             return converse(llm, start(Speech(llm, marked=False)))
 
     return run

@@ -1,4 +1,4 @@
-"""Results as files: whole or not at all, readable, and without the user's home folder in them."""
+"""Files that are whole or not there; results as files, without the user's home folder in them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,9 @@ def write_json(path: Path, data: Any) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout
         path.write_text(text, encoding="utf-8")
         return
-    path = path.resolve()  # a link stays one
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(part, 0o666 & ~mask)  # as a file that is opened, not as a secret
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    mask = os.umask(0)
+    os.umask(mask)
+    write_whole(path.resolve(), text.encode("utf-8"), 0o666 & ~mask)  # a link stays one; it is no secret
 
 
 def without_home(data: Any) -> Any:
@@ -50,3 +41,20 @@ def without_home(data: Any) -> Any:
 def printable(text: str) -> str:
     """`text` without the control characters that XML cannot hold."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file in the place of what is there: until all of it is written, that stays.
+
+    Only its owner reads it, unless `mode` says otherwise. Raises OSError.
+    """
+    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        if mode is not None:
+            os.chmod(part, mode)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise

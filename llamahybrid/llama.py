@@ -18,7 +18,7 @@ from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.capi.sampling import sampled, sampler_for
 from llamahybrid.configuration import cache_for, current, patience
-from llamahybrid.devices.offload import Offload, offered
+from llamahybrid.devices.offload import Offload
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
@@ -26,7 +26,7 @@ from llamahybrid.request.answer import answer
 from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
-from llamahybrid.request.assembly import ContextShape, Wish, assemble, require_adapter, shaped, slots_for
+from llamahybrid.request.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.request.completion import arguments, completion, decode_ahead, generation, keeps_rows
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
@@ -151,8 +151,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _requires_eval = upstream_attribute("requires_eval")
     _logits_all = upstream_attribute("logits_all")
     _seed = upstream_seed()
-    model_params = offered()
-    context_params = shaped()
+    model_params = filled_in("_model_params", by="offload")
+    context_params = filled_in("_context_params", by="_shape")
     cache_salt = model_salt()
     cache = user_cache()
     draft_model = asked_model()

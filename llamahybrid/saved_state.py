@@ -161,7 +161,7 @@ def load_into(
     runner, arrays = evaluation.runner, evaluation.arrays
     live = runner.live
     check_state(state, live)
-    state, rows = fit_scores(state, arrays.room_for_rows)
+    state, rows = fit_scores(state, len(arrays.scores))
     live.invalidate()
     arrays.true_rows = 0
     try:
@@ -179,7 +179,7 @@ def load_into(
         if seal is not None and seal.logits is not None:
             live.row.put(seal.logits)
         logits = live.row.logits()
-        arrays.needs_eval(logits is None)
+        arrays.requires_eval = logits is None
         if live.profile.needs_checkpoints:
             runner.checkpoints.checkpoint(None, None if logits is None else logits.copy())
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from llama_cpp import llama_cpp
 
-from llamahybrid.capi.shim import library
+from llamahybrid.capi.shim import library, patched_function
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -170,19 +169,21 @@ class NativeContext:
 
         Only where `resizes_planes`. A pending rollback is carried out.
         """
-        return bool(_function("llama_set_n_rs_seq", ctypes.c_bool, ctypes.c_uint32)(self._pointer, count))
+        return bool(
+            patched_function("llama_set_n_rs_seq", ctypes.c_bool, ctypes.c_uint32)(self._pointer, count)
+        )
 
     def memory_bytes(self) -> int:
         """Bytes of the buffers of cells and states, on all devices; 0 where the library does not say."""
         if "llama_get_memory_buffer_size" not in library().optional:
             return 0
-        return int(_function("llama_get_memory_buffer_size", ctypes.c_size_t)(self._pointer))
+        return int(patched_function("llama_get_memory_buffer_size", ctypes.c_size_t)(self._pointer))
 
     def attends_by_seq(self) -> bool:
         """Sequences that share the cells cost each other nothing: each attends to its own (patch 0032)."""
         if "llama_attends_by_seq" not in library().optional:
             return False
-        return bool(_function("llama_attends_by_seq", ctypes.c_bool)(self._pointer))
+        return bool(patched_function("llama_attends_by_seq", ctypes.c_bool)(self._pointer))
 
     def cut(self, position: int) -> bool:
         """Remove the tail [position, end); False where the memory cannot."""
@@ -251,12 +252,3 @@ class NativeContext:
         """Start the library's counters and timings anew."""
         self.synchronize()
         llama_cpp.llama_perf_context_reset(self._pointer)
-
-
-@cache
-def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the patched library that takes a context first; llama_cpp declares none of these."""
-    function = getattr(llama_cpp._lib, name)
-    function.argtypes = [ctypes.c_void_p, *arguments]
-    function.restype = result
-    return function

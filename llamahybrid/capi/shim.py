@@ -106,9 +106,7 @@ class Library:
             digest = _shim.ffi.new("uint64_t *")
             written = _shim.lib.llh_range_save(ctx, _bytes(out), out.nbytes, seq, start, end, digest)
             return int(digest[0]) if 0 < written == out.nbytes else None
-        get = self._api._lib.llama_state_seq_get_data_range
-        get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int32] * 3]
-        get.restype = ctypes.c_size_t
+        get = range_function("get_data", ctypes.c_void_p, ctypes.c_size_t)
         written = get(ctx, out.ctypes.data, out.nbytes, seq, start, end)
         return xxhash.xxh3_64_intdigest(out.data) if 0 < written == out.nbytes else None
 
@@ -180,6 +178,21 @@ def library() -> Library:
         EngineError: a function or a struct layout is not what the shim was made for.
     """
     return Library()
+
+
+@cache
+def patched_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the patched library that takes a context first; llama_cpp declares none of these."""
+    function = getattr(library()._api._lib, name)
+    function.argtypes = [ctypes.c_void_p, *arguments]
+    function.restype = result
+    return function
+
+
+def range_function(what: str, *arguments: Any) -> Any:
+    """One for the attention of a range, (context, ..., sequence, start, end); it gives bytes."""
+    name = f"llama_state_seq_{what}_range"
+    return patched_function(name, ctypes.c_size_t, *arguments, *[ctypes.c_int32] * 3)
 
 
 class Stop:

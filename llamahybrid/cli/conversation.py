@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from llamahybrid.files import write_whole
 
 Message = dict[str, str]
 
@@ -63,16 +62,7 @@ class Conversation:
             except ValueError as error:
                 raise ValueError(f"it is there and is not a chat, so it is left alone ({error})") from error
         text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
-        data = text.encode("utf-8")
-        handle, part = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-            os.replace(part, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(part)
-            raise
+        write_whole(path, text.encode("utf-8"))
 
 
 def read(path: Path) -> Conversation:

@@ -78,17 +78,3 @@ def identities(address: int) -> list[str] | None:
             return None
         found.append(_known[handle])
     return found
-
-
-def offered() -> Any:
-    """`model_params` of `Llama`, which upstream makes and fills in: with the devices that are offered."""
-
-    def get(llm: Any) -> Any:
-        """The `llama_model_params` of this model."""
-        return llm._model_params
-
-    def put(llm: Any, params: Any) -> None:
-        llm.offload.ask_for(params)
-        llm._model_params = params
-
-    return property(get, put)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +18,7 @@ import xxhash
 
 from llamahybrid.engine.sdist import cache_dir
 from llamahybrid.errors import EngineError
+from llamahybrid.files import write_whole
 
 logger = logging.getLogger("llamahybrid")
 
@@ -165,18 +164,11 @@ class _Memory:
         entries[_key(signature)] = name.hex()
         entries = dict(list(entries.items())[-REMEMBERED:])
         text = json.dumps({"files": entries, "checksum": _checksum(entries)}, indent=1)
-        part = ""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(prefix=".part-", dir=self._path.parent)  # for its owner alone
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(part, self._path)
+            write_whole(self._path, text.encode())
         except OSError as error:
             logger.info("what a large file holds cannot be remembered in %s: %s", self._path, error)
-            with contextlib.suppress(OSError):
-                if part:
-                    os.unlink(part)
 
     def _entries(self) -> dict[str, str]:
         """What is remembered; nothing if the file is damaged, or others could have written it."""

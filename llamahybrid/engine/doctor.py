@@ -179,10 +179,8 @@ def _shim(present: bool) -> Finding:
 
 def _backends(folder: Path | None, gpus: Gpus, *, loaded: bool) -> list[Finding]:
     names = backends.of(folder)
-    if names is None:
-        findings = [Finding("backends", "cannot be told from its files" + _offload(loaded, gpus))]
-    else:
-        findings = [Finding("backends", ", ".join(sorted(names)) + _offload(loaded, gpus))]
+    told = "cannot be told from its files" if names is None else ", ".join(sorted(names))
+    findings = [Finding("backends", told + _offload(loaded, gpus))]
     for name in sorted((names or frozenset()) & set(_UNVERIFIED)):
         shown = _SHOWN.get(name, name.capitalize())
         toolkit = backends.needs(folder, name) if folder else []

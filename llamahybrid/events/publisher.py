@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from llamahybrid.events.blocks import Block, Blocks, change
 from llamahybrid.prompt_cache import resumable
-from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.salt import SHARED
 
 try:
@@ -23,7 +22,6 @@ except ImportError as error:  # pragma: no cover
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
-    from llamahybrid.request.runner import RequestRunner
 
 logger = logging.getLogger("llamahybrid")
 
@@ -164,28 +162,21 @@ class EventPublisher:
 
     def _resumable(self) -> dict[wire.Medium, dict[int, Block]]:
         """All blocks of each medium."""
-        runners = [slot.evaluation.runner for slot in self._llm.slots.all if slot.evaluation is not None]
-        if not runners:
+        slots = self._llm.slots
+        if not slots.runners:
             return {}
-        namespace = runners[0].live.identity.namespace_of(SHARED)
+        first = slots.runners[0].live
+        namespace = first.identity.namespace_of(SHARED)
         if namespace != self._namespace:
             self._namespace, self._blocks = namespace, {}
-        view = runners[0].live.blank_view(namespace)
-        live = (self._live(runner, namespace) for runner in runners)
+        view = first.blank_view(namespace)
+        live = (tokens for name, tokens in (slot.glimpse() for slot in slots.all) if name == namespace)
         found: dict[wire.Medium, dict[int, Block]] = {"GPU": self._cut("GPU").of(live)}
         cache = self._llm.prompt_cache
         if cache is not None:
             found["CPU"] = self._cut("CPU").of(resumable.in_ram(cache, view))
             found["DISK"] = self._cut("DISK").of(resumable.on_disk_paths(cache, view))
         return found
-
-    @staticmethod
-    def _live(runner: RequestRunner, namespace: str) -> Tokens:
-        """What is live in a slot; nothing while it is another tenant's. No step is waited for."""
-        before = runner.live.identity.fingerprint
-        shared = runner.live.identity.namespace == namespace
-        tokens: Tokens = runner.live.tokens.copy()
-        return tokens if shared and runner.live.identity.fingerprint is before else tokens[:0]
 
     def _cut(self, medium: wire.Medium) -> Blocks:
         return self._blocks.setdefault(medium, Blocks(self._size, self._namespace))

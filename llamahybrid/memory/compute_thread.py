@@ -26,7 +26,7 @@ class _Task:
         self._work = work
         self._error: BaseException | None = None
         self.over = False
-        self.bell = _bell()
+        self.bell = new_bell()
 
     def do(self) -> None:
         """Do it; what it raises is for who waits."""
@@ -51,7 +51,7 @@ class _Desk:
     def __init__(self) -> None:
         self.task: _Task | None = None
         self.closed = False
-        self.bell = _bell()
+        self.bell = new_bell()
         self.thread: threading.Thread | None = None
         """Who serves it, once it does."""
         self._claim = threading.Lock()
@@ -82,13 +82,13 @@ class _Desk:
                 task.do()
                 task.over = True  # first: what is not over and lies on no desk is handed over
                 self.task = None
-                _ring(task.bell)
+                ring(task.bell)
             del task
 
     def close(self) -> None:
         """Let the thread end when it has done what it does."""
         self.closed = True
-        _ring(self.bell)
+        ring(self.bell)
 
 
 class ComputeThread:
@@ -150,15 +150,17 @@ class ComputeThread:
         if desk.task is None and not task.over:
             desk.task = task
         if desk.task is task:
-            _ring(desk.bell)
+            ring(desk.bell)
 
 
-def _bell() -> threading.Lock:
+def new_bell() -> threading.Lock:
+    """A lock that is held: who waits acquires it, and `ring` lets one of them."""
     bell = threading.Lock()
     bell.acquire()
     return bell
 
 
-def _ring(bell: threading.Lock) -> None:
+def ring(bell: threading.Lock) -> None:
+    """Wake who waits for it, or is about to; from any thread."""
     with suppress(RuntimeError):  # it rings already
         bell.release()

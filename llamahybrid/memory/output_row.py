@@ -62,10 +62,6 @@ class OutputRow:
 
     # -- where several sequences share a context -----------------------------------------------------
 
-    def forget(self) -> None:
-        """It is not the tip's any more."""
-        self._state.forget_row()
-
     def lies_at(self, index: int) -> None:
         """It is this row of the context now."""
         self._copied = False
@@ -85,7 +81,7 @@ class OutputRow:
 
     def leave(self) -> None:
         """It goes from the context and says nothing of the tip any more: the sequence is decoded on."""
-        self.forget()
+        self._state.forget_row()
         self._copied = False
         self.index = None
 

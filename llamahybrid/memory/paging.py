@@ -11,14 +11,13 @@ import ctypes
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import FULL, PARTIAL
-from llamahybrid.capi.shim import library
+from llamahybrid.capi.shim import library, range_function
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.segment import Layout, SegmentLayout, StackedLayout
 from llamahybrid.prompt_cache.base import Bytes, Segment, Tokens
@@ -235,7 +234,7 @@ class Pager:
             return payloads[0]
         if self._room is None:
             self._room = new_buffer(JOINED_BYTES, filled=False)
-        out = self._room[: self.layout.joined_size(payloads)]
+        out = self._room[: self.layout.size(sum(map(self.layout.count, payloads)))]
         self.layout.join(payloads, out)
         return out
 
@@ -336,7 +335,7 @@ class RangePager(Pager):
         return SegmentLayout.learn(payload, end - start, _RANGE_HEAD, 0)
 
     def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
-        size = _range("size")(self._ctx.ctx, self._seq, start, end)
+        size = range_function("get_size")(self._ctx.ctx, self._seq, start, end)
         if not size:
             return None
         payload = buffer(size)
@@ -348,19 +347,9 @@ class RangePager(Pager):
     def _write(self, payload: Bytes) -> bool:
         first = self.layout.first_position(payload)
         end = first + self.layout.count(payload)
-        read = _range("set")(self._ctx.ctx, _pointer(payload), payload.nbytes, self._seq, first, end)
+        write = range_function("set_data", ctypes.c_void_p, ctypes.c_size_t)
+        read = write(self._ctx.ctx, payload.ctypes.data, payload.nbytes, self._seq, first, end)
         return bool(read == payload.nbytes)
-
-
-@cache
-def _range(what: str) -> Any:
-    """A function for ranges: "size" of a saved one, or "set"."""
-    name = {"size": "get_size", "set": "set_data"}[what]
-    function = getattr(llama_cpp._lib, f"llama_state_seq_{name}_range")
-    buffer = [] if what == "size" else [ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t]
-    function.argtypes = [ctypes.c_void_p, *buffer, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
-    function.restype = ctypes.c_size_t
-    return function
 
 
 _STATE_HEAD = 8  # magic and sequence id, in front of every state (src/llama-context.cpp, state_seq_get_data)

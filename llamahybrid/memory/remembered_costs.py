@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ import xxhash
 
 from llamahybrid.engine.sdist import cache_dir
 from llamahybrid.errors import EngineError
+from llamahybrid.files import write_whole
 from llamahybrid.prompt_cache.base import Costs
 
 VERSION = 2
@@ -60,17 +60,8 @@ class RememberedCosts:
         if self._path is None or not costs.prefill_seconds or seconds == self._written:
             return
         self._written = seconds
-        part = ""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, part = tempfile.mkstemp(dir=self._path.parent)
-            with os.fdopen(handle, "w") as file:
-                json.dump({"version": VERSION, **seconds}, file)
-            os.replace(part, self._path)
-            part = ""
+            write_whole(self._path, json.dumps({"version": VERSION, **seconds}).encode())
         except OSError:
             self._path = None
-        finally:
-            if part:
-                with suppress(OSError):
-                    os.unlink(part)

@@ -61,10 +61,6 @@ class SegmentLayout:
         fixed = self.head_bytes + _KINDS.size + len(self.planes) * _ROWS.size + self.rest_bytes
         return fixed + n * cells
 
-    def joined_size(self, payloads: Sequence[Bytes]) -> int:
-        """Bytes of all payloads in one."""
-        return self.size(sum(self.count(p) for p in payloads))
-
     def cut(self, payload: Bytes, at: int, out: tuple[Bytes, Bytes]) -> None:
         """Write cells [0, at) and [at, n) of a payload into two of their own, filling `out`."""
         n = self.count(payload)
@@ -156,10 +152,6 @@ class StackedLayout:
     def size(self, n: int) -> int:
         """Bytes of a payload of n cells."""
         return sum(part.size(n) for part in self.parts)
-
-    def joined_size(self, payloads: Sequence[Bytes]) -> int:
-        """Bytes of all payloads in one."""
-        return self.size(sum(self.count(p) for p in payloads))
 
     def cut(self, payload: Bytes, at: int, out: tuple[Bytes, Bytes]) -> None:
         """Write cells [0, at) and [at, n) of a payload into two of their own, filling `out`."""

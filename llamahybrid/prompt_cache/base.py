@@ -353,7 +353,7 @@ class BasePromptCache(ABC):
         """Forget a checkpoint that did not prove right."""
 
     @abstractmethod
-    def drop_segment(self, namespace: str, segment: Segment) -> None:
+    def drop_segment(self, segment: Segment) -> None:
         """Forget a segment that did not prove right; the checkpoints behind it stay."""
 
     @abstractmethod

@@ -252,7 +252,7 @@ class PromptCache(BasePromptCache):
             for tier in self.outside:
                 tier.store.discard(checkpoint.namespace, path)
 
-    def drop_segment(self, namespace: str, segment: Segment) -> None:
+    def drop_segment(self, segment: Segment) -> None:
         """See `BasePromptCache.drop_segment`; counted as damaged."""
         self.ram.drop_segment(segment)
 

@@ -14,10 +14,10 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.disk_folder import SHARDS, check_owner, claim, opened
@@ -58,49 +58,6 @@ class DiskCounts:
     """Times that the disk refused something; it is left alone for a while then."""
     failed: int = 0
     """1: the disk refused the last write; it is tried again later."""
-
-
-class Records(Protocol):
-    """Where records lie: in a folder (`RecordStore`), or on a server (`remote.RemoteRecords`)."""
-
-    def changed(self) -> Iterator[str]:
-        """See `RecordStore.changed`."""
-
-    def look_again(self, shard: str) -> None:
-        """See `RecordStore.look_again`."""
-
-    def listed(self, shard: str) -> set[str]:
-        """See `RecordStore.listed`."""
-
-    def opened(self, key: str) -> AbstractContextManager[tuple[BinaryIO, Head, float]]:
-        """See `RecordStore.opened`."""
-
-    def load(self, key: str, within: float | None = None) -> Record:
-        """See `RecordStore.load`; `within`: OSError is raised where it takes more seconds, if it may."""
-
-    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
-        """See `RecordStore.prepare`."""
-
-    def commit(self, part: str, key: str) -> None:
-        """See `RecordStore.commit`."""
-
-    def abandon(self, part: str) -> None:
-        """See `RecordStore.abandon`."""
-
-    def delete(self, key: str) -> None:
-        """See `RecordStore.delete`."""
-
-    def sweep(self) -> int:
-        """See `RecordStore.sweep`."""
-
-    def takes(self, n_bytes: int) -> bool:
-        """See `RecordStore.takes`."""
-
-    def catch_up(self, seconds: float) -> bool:
-        """See `RecordStore.catch_up`."""
-
-    def settle(self, seconds: float) -> bool:
-        """See `RecordStore.settle`."""
 
 
 class RecordStore:

@@ -276,16 +276,16 @@ class DiskIndex:
                 nodes.extend(node.children.values())
         return keys
 
-    def victim(self, spared: Iterable[tuple[str | None, Tokens]]) -> str | None:
-        """The key of what goes first: attention that nothing needs, then what was longest unused.
+    def victim(self, spared: Iterable[tuple[str | None, Tokens]]) -> Stored | None:
+        """What goes first: attention that nothing needs, then what was longest unused.
 
         `spared`: (namespace, or None for any; tokens) of paths whose records stay. None if all is spared.
         """
         places, segments = self._spared(spared)
         bare = next((s for s in self._bare if s not in segments), None)
         if bare is not None:
-            return bare.key
-        return next((r.key for r in self._checkpoints if r.place not in places), None)
+            return bare
+        return next((r for r in self._checkpoints if r.place not in places), None)
 
     def evictable(self, spared: Iterable[tuple[str | None, Tokens]]) -> int:
         """Bytes of all that `victim` would ever name, one after the other."""
@@ -303,11 +303,6 @@ class DiskIndex:
                 places.update(_places(match))
                 segments.update(s for n in match.path for s in on_disk(n).through if s.start < match.length)
         return places, segments
-
-    def going_next(self, spared: Iterable[tuple[str | None, Tokens]]) -> Stored | None:
-        """What `victim` names."""
-        key = self.victim(spared)
-        return None if key is None else self._shards[key[0]][key]
 
     def _close_up(self, node: Node) -> None:
         """Remove tokens at the end of a path that no record needs."""

@@ -13,11 +13,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Outside, Range, Tokens
-from llamahybrid.prompt_cache.disk import DiskCounts, Records, RecordStore, lies_in
+from llamahybrid.prompt_cache.disk import DiskCounts, RecordStore, lies_in
 from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.disk_index import DiskIndex, Offer
 from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
@@ -25,6 +25,12 @@ from llamahybrid.prompt_cache.lateness import ReadLate
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import Head, Record, read_ids
 from llamahybrid.prompt_cache.refusals import MOST_UNREADABLE, Backoff, RefusedRecords, of_one
+
+if TYPE_CHECKING:
+    from llamahybrid.prompt_cache.remote import RemoteRecords
+
+Records: TypeAlias = "RecordStore | RemoteRecords"
+"""Where records lie: in a folder, or on a server."""
 
 Seen = TypeVar("Seen")
 
@@ -152,23 +158,16 @@ class DiskStore:
                 self.refused(READ, error)
         return None
 
-    def may_write(self) -> bool:
-        """The disk did not refuse just now."""
-        return self._backoffs[WRITE].over()
-
     def may_write_in(self) -> float:
-        """Seconds until it may be tried again."""
+        """Seconds until the disk, which refused just now, may be tried again; 0: it did not."""
         return self._backoffs[WRITE].left()
 
-    def stats(self) -> dict[str, int]:
+    def _counted(self) -> dict[str, int]:
         """Records, bytes and counts."""
-        return self._stats()
-
-    def _look(self) -> dict[str, int]:
         counts = {f"{self.name}_{name}": value for name, value in vars(self.counts).items()}
         return {f"{self.name}_records": len(self._index), f"{self.name}_bytes": self._index.nbytes, **counts}
 
-    _stats = guarded(_look, changes=False)(_look)  # from inside, too: a signal handler may ask
+    stats = guarded(_counted, changes=False)(_counted)  # from inside, too: a signal handler may ask
 
     # -- changing ----------------------------------------------------------------------------------
 
@@ -204,8 +203,8 @@ class DiskStore:
         if self._over(n_bytes) > self._index.evictable(spared):
             return False
         while self._over(n_bytes) > 0:
-            key = self._index.victim(spared)
-            if key is None or not self._erase(key):
+            record = self._index.victim(spared)
+            if record is None or not self._erase(record.key):
                 return False
             self.counts.evicted += 1
         return True

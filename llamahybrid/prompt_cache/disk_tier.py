@@ -25,9 +25,8 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
     part_of,
 )
-from llamahybrid.prompt_cache.disk import Records
 from llamahybrid.prompt_cache.disk_index import Offer
-from llamahybrid.prompt_cache.disk_store import READ, TINY, WRITE, DiskStore
+from llamahybrid.prompt_cache.disk_store import READ, TINY, WRITE, DiskStore, Records
 from llamahybrid.prompt_cache.disk_writer import DiskWriter
 from llamahybrid.prompt_cache.lateness import ENOUGH_SECONDS, Lateness, ReadCosts, ReadLate
 from llamahybrid.prompt_cache.pins import pinned_before

@@ -110,10 +110,10 @@ class DiskWriter:
     def _write(self, job: Job) -> None:
         """Write what is at a place now; the RAM tier may have given it up meanwhile."""
         store = self._store
-        if store.may_write():
-            self._write_now(job)
-        else:
+        if store.may_write_in():
             store.counts.errors += 1
+        else:
+            self._write_now(job)
         if seconds := store.may_write_in():  # the disk refused, then or now
             self.queue.again(job, seconds)
 

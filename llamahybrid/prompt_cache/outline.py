@@ -182,7 +182,7 @@ def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:
 
 
 def _glance_at_disk(index: DiskIndex, shown: Shown, limit: int, pinned: Sequence[Tokens]) -> _Glance:
-    going = index.going_next([(None, tokens) for tokens in pinned])
+    going = index.victim([(None, tokens) for tokens in pinned])
 
     def marks(node: Node) -> Iterator[_Mark]:
         for place in () if node.disk is None else node.disk.places:
@@ -228,7 +228,6 @@ def outline_of_index(index: DiskIndex, limit: int = MOST_BRANCHES) -> CacheOutli
 class _Sums:
     """What is known of one edge so far."""
 
-    namespace: str = ""
     kept: dict[Tier, Kept] = field(default_factory=lambda: {"ram": Kept(), "disk": Kept()})
     slots: list[int] = field(default_factory=list)
     going: dict[Tier, int] = field(default_factory=dict)

@@ -65,8 +65,6 @@ FREE_SNAPSHOT = 1e-3
 FINAL_TOKENS = 64
 """An answer's end gets a checkpoint if so many tokens were generated since the last one."""
 
-UNMEASURED = Costs()
-
 
 def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     """Where to cut the prefill of tokens [cached, total) and take a checkpoint; ascending, at most `most`.
@@ -132,7 +130,7 @@ def next_decode_checkpoint(position: int, frontier: int, costs: Costs, together:
     return (position // gap + 1) * gap
 
 
-def final_due(generated: int, costs: Costs = UNMEASURED) -> bool:
+def final_due(generated: int, costs: Costs) -> bool:
     """Whether an answer's end gets a checkpoint; `generated`: tokens since the last checkpoint."""
     cheap = _cheap_gap(costs)
     return generated >= (FINAL_TOKENS if cheap is None else min(FINAL_TOKENS, cheap))

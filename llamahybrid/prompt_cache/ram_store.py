@@ -107,17 +107,13 @@ class RamStore:
         """Cuts whose snapshots fill half the budget: the other half keeps what is known already."""
         return max(1, self.account.limit // (2 * max(1, costs.snapshot_bytes)))
 
-    def is_pinned(self, path: Tokens) -> bool:
-        """A path lies on a prefix that the user pinned."""
-        return self.prefixes.cover(path)
-
     def put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
         """Index a checkpoint at the end of `path`, which lies on this match of an inserted path.
 
         `marked`: a message, or a marked part of one, starts there.
         """
         entry = self.tree.attach(match, checkpoint, marked)
-        self._keep(entry, self.is_pinned(path))
+        self._keep(entry, self.prefixes.cover(path))
         return entry
 
     def anchor(self, namespace: str, match: Match, path: Tokens) -> Entry:
@@ -163,7 +159,7 @@ class RamStore:
     def _keep_pinned(self, tokens: Tokens) -> None:
         """Prefixes went: keep the checkpoints on this path that lie on others, and no more."""
         for entry in self._on(tokens):
-            self._keep(entry, self.is_pinned(tokens[: entry.position]))
+            self._keep(entry, self.prefixes.cover(tokens[: entry.position]))
 
     def _on(self, tokens: Tokens) -> list[Entry]:
         """The checkpoints on a path, of any model."""

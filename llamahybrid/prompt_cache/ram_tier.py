@@ -294,14 +294,11 @@ class RamTier:
 
     # -- looking in --------------------------------------------------------------------------------
 
-    def stats(self) -> CacheStats:
+    def _counted(self) -> CacheStats:
         """See `PromptCache.stats`."""
-        return self._stats()
-
-    def _look(self) -> CacheStats:
         return self.store.stats(self.guard.restarts)
 
-    _stats = guarded(_look, changes=False)(_look)  # from inside, too: a signal handler may ask
+    stats = guarded(_counted, changes=False)(_counted)  # from inside, too: a signal handler may ask
 
     # -- what the disk tier gives ------------------------------------------------------------------
 

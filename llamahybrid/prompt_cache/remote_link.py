@@ -145,11 +145,6 @@ class Link:
         self._wake.put(None)
         return self._number
 
-    @property
-    def waiting(self) -> int:
-        """Changes that were not sent yet."""
-        return len(self._outbox)
-
     def read(self, key: str, seconds: float) -> bytes | None:
         """A whole record, or None where there is none. Raises ReadLate where it takes longer than so long,
         RecordError where it is of another type, OSError where the server does not answer."""

@@ -19,6 +19,7 @@ from starlette.types import Message
 
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache.base import Costs, Tokens
+from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.ray.conversations import Asked, Hints, hints_of
 from llamahybrid.request.salt import SHARED
 from llamahybrid.server.app import app_of, loader_of
@@ -117,7 +118,7 @@ class Replica:
 
 def _depth(llm: Llama) -> Callable[[Tokens], int]:
     """How many tokens of a prompt could be resumed, live or from RAM, in any slot."""
-    lives = [slot.evaluation.runner.live for slot in llm.slots.all if slot.evaluation is not None]
+    lives = [runner.live for runner in llm.slots.runners]
     views = [live.blank_view(live.identity.namespace_of(SHARED)) for live in lives[:1]]
     cache = llm.prompt_cache
 
@@ -126,11 +127,10 @@ def _depth(llm: Llama) -> Callable[[Tokens], int]:
         alive = 0
         for live in lives:
             tokens = live.tokens
-            n = min(len(tokens), len(prompt))
-            same = int((tokens[:n] != prompt[:n]).argmax()) if n else 0
-            whole = n and not (tokens[:n] != prompt[:n]).any()
+            same = common_prefix(tokens, prompt)
             # What can be cut serves up to where it parts, what cannot only where nothing parts.
-            alive = max(alive, n if whole else 0 if live.profile.needs_checkpoints else same)
+            if same == min(len(tokens), len(prompt)) or not live.profile.needs_checkpoints:
+                alive = max(alive, same)
         return max(stored, alive)
 
     return depth

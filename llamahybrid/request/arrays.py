@@ -88,13 +88,8 @@ class UpstreamArrays:
 
     # -- what upstream believes ------------------------------------------------------------------
 
-    @property
-    def n(self) -> int:
-        """Tokens there are, as upstream believes."""
-        return self.n_tokens
-
     def ids(self) -> Tokens:
-        """Their ids, shape (n,), copied; below zero where they were decoded natively."""
+        """Ids of the tokens there are, shape (n,), copied; below zero where they were decoded natively."""
         ids = np.array(self.input_ids[: self.n_tokens], dtype=np.int32)
         native = self.native[: len(ids)]
         np.copyto(ids[: len(native)], native, where=native < 0)
@@ -141,10 +136,6 @@ class UpstreamArrays:
         """Upstream is to believe in n tokens at most."""
         self.n_tokens = min(self.n_tokens, n)
 
-    def needs_eval(self, needed: bool) -> None:
-        """Whether the last token has to be decoded again before anything is sampled."""
-        self.requires_eval = needed
-
     def reset(self) -> None:
         """There are no tokens."""
         self.n_tokens = 0
@@ -167,11 +158,6 @@ class UpstreamArrays:
     def keeps_rows(self) -> bool:
         """The logits of every token are kept."""
         return self.logits_all
-
-    @property
-    def room_for_rows(self) -> int:
-        """Rows that upstream's array has."""
-        return len(self.scores)
 
     def keep_rows(self, rows: bool) -> None:
         """Keep the logits of every token from here on, as upstream does with a draft model; or as told."""

@@ -89,17 +89,21 @@ class ContextShape:
             params.kv_unified = True
 
 
-def shaped() -> Any:
-    """`context_params` of `Llama`: upstream assigns the defaults to it, and fills in its arguments later."""
+def filled_in(params: str, by: str) -> Any:
+    """`model_params` or `context_params` of `Llama`, kept as `params`.
+
+    Upstream assigns the defaults to it, and fills in its arguments later; in between the attribute `by` asks
+    for what is wanted besides.
+    """
 
     def get(llm: Any) -> Any:
-        """The `llama_context_params` of this model's context."""
-        return llm._context_params
+        return getattr(llm, params)
 
-    def put(llm: Any, params: Any) -> None:
-        llm._shape.ask_for(params)
-        llm._context_params = params
+    def put(llm: Any, made: Any) -> None:
+        getattr(llm, by).ask_for(made)
+        setattr(llm, params, made)
 
+    get.__doc__ = f"The `llama{params}` that this model was opened with."
     return property(get, put)
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from llamahybrid.errors import DecodeError
+from llamahybrid.memory.compute_thread import new_bell, ring
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
@@ -96,11 +97,6 @@ class Batcher:
         self.rows = 0
         """Tokens decoded in steps."""
 
-    @property
-    def steps(self) -> int:
-        """Steps made."""
-        return self.cells.steps
-
     # -- answers ---------------------------------------------------------------------------------
 
     def append(self, live: LiveSequence, token: int) -> None:
@@ -168,11 +164,8 @@ class Batcher:
 
     def _piece_is_next(self) -> bool:
         """A piece of a prompt comes before the next step."""
-        return bool(self._piece_waits and self._waits_for_piece() and not self._piece_seconds)
-
-    def _waits_for_piece(self) -> bool:
-        """A piece of a prompt is about to be decoded."""
-        return (ticket := self._piece_waits) is not None and bool(ticket.inside) and not ticket.over
+        ticket = self._piece_waits
+        return ticket is not None and bool(ticket.inside) and not ticket.over and not self._piece_seconds
 
     def _expects_more(self) -> bool:
         """The next token of some answer is worth waiting for."""
@@ -237,9 +230,7 @@ class Batcher:
         self.solo.end_team()
         self._answering.pop(ticket, None)
         self._prompts.setdefault(ticket, prompt)
-        bell = threading.Lock()
-        bell.acquire()
-        self._bells[ticket] = bell
+        bell = self._bells[ticket] = new_bell()
         try:
             while self._first_prompt() is not ticket:
                 self._gate.check()
@@ -282,9 +273,7 @@ class Batcher:
         Raises BatchLost where memory is no longer what it was before that.
         """
         ticket, position = self._gate.running, live.n
-        bell = threading.Lock()
-        bell.acquire()
-        self._bells[ticket] = bell
+        bell = self._bells[ticket] = new_bell()
         self._piece_waits, self.cells.pausing[ticket] = ticket, live
         try:
             while not self._may_follow(tokens) and (self._jobs or self._expects_more()):
@@ -377,7 +366,6 @@ class Batcher:
     def _ring(self) -> None:
         """Have everybody who waits look again."""
         for job in list(self._jobs.values()):
-            job.ring()
+            ring(job.bell)
         for bell in list(self._bells.values()):
-            with suppress(RuntimeError):  # it rings already
-                bell.release()
+            ring(bell)

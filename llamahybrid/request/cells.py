@@ -254,11 +254,6 @@ class Cells:
             else:
                 slot.idle_from = self.computed
 
-    @property
-    def waited_for(self) -> bool:
-        """Somebody waits for cells."""
-        return bool(self._short)
-
 
 def keep_seconds(costs: Costs, cells: int) -> float:
     """How long others compute beside an idle slot before it is to lose so many cells."""

@@ -19,10 +19,6 @@ class Ends:
         self._seats = seats
         self._abandoned: deque[Ticket] = deque()
 
-    def __len__(self) -> int:
-        """Requests that were given up and not told of yet."""
-        return len(self._abandoned)
-
     def leave_word(self, ticket: Ticket) -> None:
         """A request was given up between two steps. Takes no lock."""
         self._abandoned.append(ticket)

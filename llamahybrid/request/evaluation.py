@@ -307,7 +307,7 @@ class Evaluation:
 
     def _notice_native(self) -> None:
         """Take note of content that a chat handler decoded natively and counted in `n_tokens`."""
-        live, n = self._live, self.arrays.n
+        live, n = self._live, self.arrays.n_tokens
         if n > live.n and live.touched_outside() and adopt_native(live, n):
             self.arrays.note_native(live.tokens)
             self.handoff = True

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
-
 from llamahybrid.errors import LlamaHybridError
+from llamahybrid.memory.compute_thread import new_bell, ring
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.request.ticket import Ticket
 
@@ -29,8 +27,7 @@ class Job:
         self.position = live.n
         self.done = False
         self.error: Exception | None = None
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.bell = new_bell()
 
     @property
     def stands(self) -> bool:
@@ -42,9 +39,4 @@ class Job:
     def end(self, error: Exception | None = None) -> None:
         """It was decoded, or it cannot be."""
         self.done, self.error = True, error
-        self.ring()
-
-    def ring(self) -> None:
-        """Wake who waits for it."""
-        with suppress(RuntimeError):  # it rings already
-            self.bell.release()
+        ring(self.bell)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from llamahybrid.errors import Busy, RequestCancelled
+from llamahybrid.memory.compute_thread import POLL as POLL
+from llamahybrid.memory.compute_thread import new_bell, ring
 from llamahybrid.request.ticket import Ticket
-
-POLL = 0.1
-"""Seconds after which who waits looks again, whether or not a bell rang."""
 
 PLACE_EXPIRES = 2.0
 """A place in the line that was not renewed for so many seconds is nobody's."""
@@ -88,8 +87,7 @@ class Line:
     @contextmanager
     def bell(self) -> Iterator[Callable[[float], object]]:
         """`wait(seconds)`: until somebody rings, or so long."""
-        bell = threading.Lock()
-        bell.acquire()
+        bell = new_bell()
         try:
             self._bells.append(bell)
             yield lambda seconds: bell.acquire(timeout=seconds)
@@ -100,5 +98,4 @@ class Line:
     def ring(self) -> None:
         """Have everybody who waits look again."""
         for bell in list(self._bells):
-            with suppress(RuntimeError):  # it rings already
-                bell.release()
+            ring(bell)

@@ -52,11 +52,12 @@ class Request:
 
     def report(self, spell: Callable[[int], str] = str, *, explain: bool = False) -> RequestReport:
         """The request so far; `spell` gives a token's text, `explain` as in `report.sentence`."""
+        in_prompt = self.prefilling and not self.generated
         return RequestReport(
             total=self.plan.total,
             matched=self.plan.matched,
             cached=self.plan.cached,
-            unreached=0 if self.generated or not self.prefilling else self._unreached(),
+            unreached=self.plan.total - max(self.plan.cached, self.reached) if in_prompt else 0,
             source=self.plan.source,
             reason=sentence(self.plan, spell, explain=explain),
             generated=self.generated,
@@ -74,9 +75,6 @@ class Request:
             last_token_seconds=self.last_token_seconds,
             last=self.last,
         )
-
-    def _unreached(self) -> int:
-        return self.plan.total - max(self.plan.cached, self.reached)
 
     def hand_out(self, token: int) -> None:
         """A token is about to go to the caller."""

@@ -66,10 +66,6 @@ class RequestRunner:
         self._batches = StoppableBatches(live, gate)
         self._warned: set[str] = set()
 
-    def measure_with(self, meter: CostMeter) -> None:
-        """What decoding and saving take is noted in this meter from now on, and asked of it."""
-        self.meter = self.checkpoints.meter = meter
-
     # -- a request's start -----------------------------------------------------------------------
 
     def begin(self, prompt: Tokens, reuse_limit: int | None = None) -> Request:
@@ -123,7 +119,7 @@ class RequestRunner:
         if live.state.foreign and 2 * common_prefix(live.tokens, prompt) < live.n:
             live.empty()  # for a beginning that all prompts share it would stay, and nothing ever be stored
         while not self.cache.follow(self.checkpoints.known, prompt):
-            self._batches.forget()
+            live.shared.forget_undo()
             live.require_zeroing()
             live.empty()
 
@@ -244,12 +240,12 @@ class RequestRunner:
             return False
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
         if isinstance(damaged, Segment):  # the checkpoints behind it may be sound
-            self.cache.drop_segment(self.live.identity.namespace, damaged)
+            self.cache.drop_segment(damaged)
         elif plan.checkpoint is not None:
             self.cache.drop(plan.checkpoint)
         else:
             for segment in plan.segments:
-                self.cache.drop_segment(self.live.identity.namespace, segment)
+                self.cache.drop_segment(segment)
         return False
 
     def _has_room(self, tokens: int) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.request.arrays import UpstreamArrays
@@ -56,6 +58,18 @@ class Slot:
         assert evaluation is not None, "else there is one slot, and nobody else to take it"
         self.arrays.true_rows = 0  # they are those of what is live no more
         return Slot(self.arrays, rests_on=self.arrays.native if evaluation.handoff else None)
+
+    def glimpse(self) -> tuple[str, Tokens]:
+        """Namespace and ids of what is live here, copied, for any thread: no step is waited for.
+
+        Nothing while it is given to requests of another salt.
+        """
+        if self.evaluation is None:
+            return "", np.empty(0, np.int32)
+        live = self.evaluation.runner.live
+        before, name = live.identity.fingerprint, live.identity.namespace
+        tokens = live.tokens.copy()
+        return (name, tokens) if live.identity.fingerprint is before else ("", tokens[:0])
 
     def resumable(self, prompt: Tokens, salt: bytes = b"") -> int:
         """Tokens of a prompt of a request of this salt that would not have to be decoded here."""
@@ -209,10 +223,14 @@ class Slots:
         runners = (slot.evaluation.runner for slot in free if slot.evaluation is not None)
         return next((runner for runner in runners if runner.live.n and runner.live is not live), None)
 
+    @property
+    def runners(self) -> list[RequestRunner]:
+        """What runs requests, of each slot; none where upstream's behaviour was asked for."""
+        return [slot.evaluation.runner for slot in self.all if slot.evaluation is not None]
+
     def runner_of(self, live: LiveSequence) -> RequestRunner:
         """What runs requests on a live sequence."""
-        runners = (slot.evaluation.runner for slot in self.all if slot.evaluation is not None)
-        return next(runner for runner in runners if runner.live is live)
+        return next(runner for runner in self.runners if runner.live is live)
 
     def leave(self, ticket: Ticket) -> None:
         """A ticket gives its slot back."""
@@ -232,9 +250,8 @@ class Slots:
 
     def store_attention(self) -> None:
         """What all slots hold is about to go (see `RequestRunner.store_attention`)."""
-        for slot in self.all:
-            if slot.evaluation is not None:
-                slot.evaluation.runner.store_attention()
+        for runner in self.runners:
+            runner.store_attention()
 
     def close(self) -> None:
         """Nothing more is decoded."""

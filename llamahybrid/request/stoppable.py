@@ -46,10 +46,6 @@ class StoppableBatches:
         finally:
             self._stop.arm(False)
 
-    def forget(self) -> None:
-        """Leave no copy of a state behind."""
-        self._live.shared.forget_undo()
-
     def _state(self, request: Request | None) -> Bytes | None:
         """The state before a batch, where memory cannot be cut back to it."""
         live = self._live

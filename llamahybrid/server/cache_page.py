@@ -12,13 +12,12 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.prompt_cache.base import CacheStats, Tokens
+from llamahybrid.prompt_cache.base import CacheStats
 from llamahybrid.prompt_cache.disk_tier import DiskTier
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
@@ -36,8 +35,6 @@ FIRST_TOKENS, LAST_TOKENS = 48, 24
 
 SHAPE_LETTERS = 8
 """Of a model's fingerprint: enough to tell models apart."""
-
-NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -113,7 +110,7 @@ def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
     cache = llm.prompt_cache
     if cache is None:
         return {"tiers": {}, "slots": slots, "tree": {"branches": [], "more": 0}}
-    live = [_live(slot) for slot in llm.slots.all]
+    live = [slot.glimpse() for slot in llm.slots.all]
     most = min(most, MOST_TEXTS) if text else most
     seen = outline(cache, live, lambda name: viewer.sees(tag_of(name)), most)
     stats = cache.stats()
@@ -125,16 +122,6 @@ def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
             "more": seen.more,
         },
     }
-
-
-def _live(slot: Slot) -> tuple[str, Tokens]:
-    """What is live in a slot; nothing while it is given to another tenant: no step is waited for."""
-    if slot.evaluation is None:
-        return "", NO_TOKENS
-    live = slot.evaluation.runner.live
-    before, name = live.identity.fingerprint, live.identity.namespace
-    tokens = live.tokens.copy()
-    return (name, tokens) if live.identity.fingerprint is before else ("", NO_TOKENS)
 
 
 def _tiers(stats: CacheStats, outside: Sequence[DiskTier]) -> dict[str, Any]:
@@ -150,7 +137,7 @@ def _tiers(stats: CacheStats, outside: Sequence[DiskTier]) -> dict[str, Any]:
 def _slot(llm: Llama, slot: Slot, viewer: Viewer) -> dict[str, Any]:
     """What a slot does; of what is not for the viewer, that it is in use."""
     ticket = llm.slots.user(slot)
-    name, tokens = _live(slot)
+    name, tokens = slot.glimpse()
     tag = tag_of(name) if ticket is None else salt_tag(ticket.salt)
     if not viewer.sees(tag):
         return {"state": "idle" if ticket is None else "busy"}

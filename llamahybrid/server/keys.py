@@ -16,11 +16,6 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
-    @property
-    def needed(self) -> bool:
-        """There are keys."""
-        return bool(self._digests)
-
     def admit(self, key: str | None) -> bool:
         """This key is one of them. Each is compared, in full: no time tells how much of one was right."""
         given = _digest(key or "")
@@ -55,6 +50,12 @@ def salt_of(key: str | None) -> str:
     if not key:
         return ""
     return hashlib.blake2b(SALT_CONTEXT + _bytes(key), digest_size=16).hexdigest()
+
+
+def salt_of_request(said: str | None, key: str | None, by_key: bool) -> str:
+    """A request's salt: its own, below its key's where the operator asks for that; "": the shared one."""
+    own = salt_of(key) if by_key else ""
+    return "/".join(filter(None, (own, said)))
 
 
 def _digest(key: str) -> bytes:

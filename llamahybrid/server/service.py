@@ -25,11 +25,11 @@ from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
+from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load, max_prompt, observed
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.settings import ModelSettings, ServerSettings
-from llamahybrid.server.tenants import salt
 from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
 
@@ -137,7 +137,7 @@ class Service:
             raise refused
         alias = self.models.alias(body.model)
         key = getattr(request.state, "api_key", None)
-        named = salt(body.cache_salt, key, self.settings.salt_by_key)
+        named = salt_of_request(body.cache_salt, key, self.settings.salt_by_key)
         if self.settings.require_salt and not named:
             raise bad("this server takes no requests without a cache_salt", "cache_salt")
         llm, place = await self._enter(request, alias, body.n or 1)

@@ -55,7 +55,7 @@ def _(store: RamStore) -> None:
     assert not any(id(s) in idle for s in snapshots), "a stored snapshot lies in the pool"
     pinned = {e for e in store.tree.oldest_entries() if e.user_pinned}
     assert store.kept == pinned, "what the user pinned is miscounted"
-    assert all(store.is_pinned(store.tree.path_of(e)) for e in pinned), "pinned by nobody"
+    assert all(store.prefixes.cover(store.tree.path_of(e)) for e in pinned), "pinned by nobody"
     own = store.kept or store.prefixes.nbytes
     assert store.used() <= store.account.limit or held or own or store.account.reserved_bytes(), "over budget"
 

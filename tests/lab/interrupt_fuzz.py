@@ -99,7 +99,7 @@ def work(cache: PromptCache) -> None:
     cache.peek(engine.view().tokens, engine.view(), CHEAP)
     plan = cache.plan(engine.view().tokens[:-3], FakeEngine(cache).view(), (), CHEAP)
     for segment in plan.segments[:1]:
-        cache.drop_segment("model", segment)
+        cache.drop_segment(segment)
     if plan.checkpoint is not None:
         cache.drop(plan.checkpoint)
     cache.release(plan)

@@ -140,7 +140,7 @@ class NaivePromptCache(BasePromptCache):
         """See `BasePromptCache.drop`."""
         self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
 
-    def drop_segment(self, namespace: str, segment: Segment) -> None:
+    def drop_segment(self, segment: Segment) -> None:
         """See `BasePromptCache.drop_segment`."""
         self._attention = {k: s for k, s in self._attention.items() if s is not segment}
 

@@ -148,7 +148,7 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
     outcome.histories += 1
     outcome.count += common.count
     if batcher is not None:
-        outcome.count["steps"] += batcher.steps
+        outcome.count["steps"] += batcher.cells.steps
         outcome.count["rows"] += batcher.rows
 
 
@@ -186,14 +186,14 @@ def _nothing_is_left(llm: Any, common: Common) -> None:
     gate, batcher = llm.requests.gate, llm.slots.batcher
     left = {
         "seated": gate.seated,
-        "abandoned": len(gate._ends),
+        "abandoned": len(gate._ends._abandoned),
         "in line": len(gate._line),
         "frames": gate._frames._frames,
         "arriving": gate._lock._wanting,
     }
     if batcher is not None:
         left |= {"jobs": batcher._jobs, "answering": batcher._answering, "prompts": list(batcher._prompts)}
-        left |= {"bells": batcher._bells, "short": batcher.cells.waited_for}
+        left |= {"bells": batcher._bells, "short": bool(batcher.cells._short)}
     if any(left.values()):
         raise Mismatch(f"left behind: { {name: what for name, what in left.items() if what} }")
     for number, slot in enumerate(llm.slots.all):

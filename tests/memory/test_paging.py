@@ -99,7 +99,7 @@ def test_joined_pieces_are_the_whole(live):
     whole, *pieces = (
         live.profile.pager.save(a, b, new)[0][HEADER_BYTES:] for a, b in ((5, 90), (5, 6), (6, 50), (50, 90))
     )
-    joined = new(layout.joined_size(pieces))
+    joined = new(layout.size(sum(map(layout.count, pieces))))
     layout.join(pieces, joined)
     assert np.array_equal(joined, whole)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llamahybrid import Llama
+from llamahybrid import Llama, files
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.prompt_cache import Costs
 
@@ -95,9 +97,15 @@ def test_a_disk_that_is_full_keeps_nothing_of_a_file(
     kept = RememberedCosts(b"model", ())
     kept.save(KEPT)
     before = [file.read_bytes() for file in folder.iterdir()]
-    place = {"write": "json.dump", "replace": "os.replace"}[fails]
+
+    class Full(io.FileIO):
+        write = full
+
     with monkeypatch.context() as patch:
-        patch.setattr(f"llamahybrid.memory.remembered_costs.{place}", full)
+        if fails == "write":
+            patch.setattr(files, "open", Full, raising=False)
+        else:
+            patch.setattr(os, "replace", full)
         kept.save(replace(KEPT, prefill_seconds=2e-3))
     assert [file.read_bytes() for file in folder.iterdir()] == before
 

@@ -120,11 +120,11 @@ def test_the_index_says_what_a_list_of_records_says(data: st.DataObject) -> None
                 assert key in beyond or end < len(tokens)
         elif step == "evict":
             spared = data.draw(PATHS)
-            key = index.victim([("m", np.array(spared, np.int32))])
-            if key is not None:
-                victim, path = naive.records.pop(key)
+            record = index.victim([("m", np.array(spared, np.int32))])
+            if record is not None:
+                victim, path = naive.records.pop(record.key)
                 assert not victim.is_snapshot or path != spared[: len(path)]
-                index.remove(key)
+                index.remove(record.key)
         check_integrity(index)
         prompt = data.draw(PATHS)
         asked = np.array(prompt, np.int32)
@@ -160,9 +160,9 @@ def test_what_could_go_is_all_that_goes(data: st.DataObject) -> None:
     spared = [("m", np.array(data.draw(PATHS), np.int32)), (None, np.array(data.draw(PATHS), np.int32))]
     could = index.evictable(spared)
     went = 0
-    while (key := index.victim(spared)) is not None:
-        went += index.size(key)
-        index.remove(key)
+    while (record := index.victim(spared)) is not None:
+        went += record.nbytes
+        index.remove(record.key)
     assert went == could
     assert index.size("a" * 40) == 0
 
@@ -174,9 +174,9 @@ def test_what_was_longest_unused_goes_first() -> None:
         add(index, head(3, path, logits=True), path)
     index.offer("m", np.array(paths[0], np.int32), 0, 3, [])
     order = []
-    while (key := index.victim([("m", np.array(paths[2], np.int32))])) is not None:
-        order.append(key)
-        index.remove(key)
+    while (record := index.victim([("m", np.array(paths[2], np.int32))])) is not None:
+        order.append(record.key)
+        index.remove(record.key)
     assert order == [head(3, paths[n], logits=True).key for n in (1, 3, 4, 0)]
 
 
@@ -188,9 +188,9 @@ def test_attention_that_nothing_is_behind_goes_before_anything_else() -> None:
     for one, tokens in ((point, path), (segment, path), (other, [7, 8]), (bare, [9, 9, 9])):
         add(index, one, tokens)
     order = []
-    while (key := index.victim([])) is not None:
-        order.append(key)
-        index.remove(key)
+    while (record := index.victim([])) is not None:
+        order.append(record.key)
+        index.remove(record.key)
     assert order == [bare.key, point.key, segment.key, other.key]
 
 
@@ -237,7 +237,9 @@ def test_attention_that_was_asked_for_keeps_its_chat() -> None:
         add(index, head(3, path), path)
         add(index, head(0, path), path)
     assert index.offer_attention("m", np.array([0, 1, 9], np.int32), 0, 3, [(0, 3)]) is not None
-    assert index.victim([]) == head(3, paths[1]).key
+    victim = index.victim([])
+    assert victim is not None
+    assert victim.key == head(3, paths[1]).key
 
 
 @pytest.mark.parametrize("twist", ["position", "digest"])
@@ -325,7 +327,7 @@ def test_nothing_takes_longer_for_there_being_more_records() -> None:
                 heads.append(one)
         path = np.array(tokens, np.int32)
         return [
-            calls(lambda: index.remove(index.victim([("m", path)]) or "")),
+            calls(lambda: index.remove(index.victim([("m", path)]).key)),
             calls(lambda: index.remove(heads[-1].key)),
             calls(lambda: index.offer("m", path, 0, 100, [])),
             calls(lambda: index.on_path(path)),

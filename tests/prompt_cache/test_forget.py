@@ -198,7 +198,7 @@ def test_pins_of_it_go_and_a_pinned_beginning_stays() -> None:
     engine.prefill(SECRET, [60])
     engine.prefill([3, 2, 1])
     cache.forget(SECRET[:120])
-    assert sorted(map(len, cache.ram.store.pinned)) == [60, len(OTHER)]
+    assert sorted(map(len, cache.ram.pinned)) == [60, len(OTHER)]
     check_integrity(cache)
     plan = FakeEngine(cache, "hybrid").prefill([*SECRET, 5], [60])
     assert (plan.matched, plan.cached, [s.end for s in plan.segments]) == (60, 60, [60])

@@ -21,6 +21,7 @@ from llamahybrid.prompt_cache.base import Segment, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.pins import Prefixes
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
@@ -194,8 +195,8 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (RamStore, "release", lambda c: c.release(planned(c))),
     (RamStore, "remove", lambda c: c.drop(next(c.ram.tree.oldest_entries()).checkpoint)),
     (Tree, "trim", lambda c: c.forget(CHAT)),
-    (Tree, "remove_segment", lambda c: c.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))),
-    (RamStore, "is_pinned", lambda c: c.unpin(CHAT)),
+    (Tree, "remove_segment", lambda c: c.drop_segment(Segment(0, 1, np.zeros(1, np.uint8)))),
+    (Prefixes, "cover", lambda c: c.unpin(CHAT)),
     (Account, "free_all", lambda c: c.clear()),
     (Account, "keep", lambda c: [FakeEngine(c, state=CHAT[:70]).checkpoint() for _ in range(2)]),
 ]
@@ -350,7 +351,7 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
         cache.remember("model", ids([1, 2, 3]))
         cache.queue_writes(view)
         cache.buffer(100)
-        cache.drop_segment("model", Segment(0, 1, np.zeros(1, np.uint8)))
+        cache.drop_segment(Segment(0, 1, np.zeros(1, np.uint8)))
         check_integrity(cache)
         with cache.ram.checkpoint_at("model", ids(CHAT)) as found:
             seen.append(found)
@@ -372,7 +373,7 @@ def test_a_finaliser_under_the_lock_never_waits_for_it() -> None:
     assert cache.ram.store.pins.entries() == cache.ram.store.doomed
     cache.release(other)
     assert not cache.ram.store.pins.entries()
-    assert len(cache.ram.store.pinned) == 1
+    assert len(cache.ram.pinned) == 1
     check_integrity(cache)
 
 

@@ -263,7 +263,7 @@ def test_answers_that_are_decoded_together_have_their_checkpoints_farther_apart(
 
 
 def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:
-    assert (final_due(63), final_due(64)) == (False, True)
+    assert (final_due(63, UNMEASURED), final_due(64, UNMEASURED)) == (False, True)
     cheap = Costs(token_seconds=1e-2, snapshot_seconds=1e-4)
     dear = Costs(token_seconds=1e-2, snapshot_seconds=1.0)
     assert (final_due(1, cheap), final_due(0, cheap)) == (True, False)

@@ -46,7 +46,7 @@ def test_a_part_that_went_by_itself_is_no_record(server: RedisServer) -> None:
     link.later(publish(part, KEY))
     assert link.wait(10)
     assert not client.exists(record(KEY))
-    assert link.waiting == 0
+    assert not link._outbox
 
 
 def test_who_reads_waits_no_longer_than_said_and_the_next_not_at_all(server: RedisServer) -> None:

@@ -418,10 +418,10 @@ def test_no_memory_for_two_parts_costs_that_segment() -> None:
 def test_a_segment_that_does_not_load_goes_and_the_checkpoints_stay() -> None:
     cache = PromptCache(1 << 20)
     store(cache, PATH, 150, 250)
-    cache.drop_segment("m", piece(PATH, 0, 250))
+    cache.drop_segment(piece(PATH, 0, 250))
     assert cache.stats().segments == 1, "not this one"
     for segment in plan_for(cache, PATH, view(ELSEWHERE)).segments:
-        cache.drop_segment("m", segment)
+        cache.drop_segment(segment)
     stats = cache.stats()
     assert (stats.segments, stats.entries, stats.extra["damaged"]) == (0, 2, 1)
     assert stats.extra["segment_bytes"] == 0

@@ -322,7 +322,7 @@ def test_they_are_decoded_together(hybrid, opened, monkeypatch):
     monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 60.0)
     list(stream)
     assert llm.slots.batcher.rows >= 3 * 59
-    assert llm.slots.batcher.steps < 0.5 * llm.slots.batcher.rows
+    assert llm.slots.batcher.cells.steps < 0.5 * llm.slots.batcher.rows
 
 
 def test_others_are_answered_beside_them(hybrid, opened, stock):

@@ -60,7 +60,7 @@ def test_a_prompt_that_was_read_from_input_ids_begins_with_native_content(arrays
 def test_opaque_ids_are_left_as_they_are(arrays):
     arrays.mirror(np.array([1, -3, 2], np.int32), 1, True)
     assert arrays.input_ids.tolist()[:5] == [5, 1, 7, 2, 0]
-    assert arrays.n_tokens == arrays.n == 4
+    assert arrays.n_tokens == 4
     assert not arrays.requires_eval
     arrays.mirror(np.array([1], np.int32), 4, False)
     assert arrays.requires_eval, "nothing is to be sampled from a row that is not the tip's"
@@ -89,9 +89,9 @@ def test_ids_are_a_copy(arrays):
 
 def test_nothing_is_shortened_to_more_than_there_is(arrays):
     arrays.shorten(5)
-    assert arrays.n == 3
+    assert arrays.n_tokens == 3
     arrays.shorten(2)
-    assert arrays.n == 2
+    assert arrays.n_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_rows_are_kept_for_who_asked(always, asked, kept):
     arrays.always_rows = always
     arrays.keep_rows(asked)
     assert arrays.keeps_rows is kept
-    assert arrays.room_for_rows == (8 if asked else 2)
+    assert len(arrays.scores) == (8 if asked else 2)
 
 
 @pytest.mark.parametrize(("true", "then"), [(3, 5), (4, 5), (2, 2)])
@@ -151,17 +151,17 @@ def test_another_slot_goes_on_with_the_settings_alone(arrays):
     arrays.seed, arrays.logits_all = 17, True
     other.n_tokens = 5
     other.take_settings(arrays)
-    assert (other.seed, other.keeps_rows, other.n, other.requires_eval) == (17, True, 0, True)
+    assert (other.seed, other.keeps_rows, other.n_tokens, other.requires_eval) == (17, True, 0, True)
 
 
 def test_the_attributes_of_a_model_are_those_of_its_slot(open_model):
     llm = open_model()
     take(llm, PROMPT, 3)
     arrays = llm.slots.all[0].arrays
-    assert llm.n_tokens == arrays.n > 0
+    assert llm.n_tokens == arrays.n_tokens > 0
     assert llm.input_ids is arrays.input_ids
     llm.n_tokens = 5
-    assert arrays.n == 5
+    assert arrays.n_tokens == 5
     assert Llama.n_tokens.fget.__doc__
 
 

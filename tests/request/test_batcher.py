@@ -201,7 +201,7 @@ def test_one_of_those_that_wait_for_a_step_watches_the_clock(open_slots, monkeyp
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert batcher.rows > batcher.steps, "they were decoded together"
+    assert batcher.rows > batcher.cells.steps, "they were decoded together"
     assert set(clocks) <= {None}
 
 

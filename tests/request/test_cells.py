@@ -153,7 +153,7 @@ def when_it_waits(monkeypatch):
             wait()
 
         def aside(ticket, wait):
-            if done or not llm.slots.batcher.cells.waited_for:
+            if done or not llm.slots.batcher.cells._short:
                 return step_aside(ticket, wait)
             done.append(ticket)
             return step_aside(ticket, lambda: first(wait))

@@ -52,11 +52,11 @@ def test_what_is_given_up_is_told_of_when_somebody_comes(ends: Ends, told: Told,
     seats.take(one)
     for ticket in (one, two):
         ends.leave_word(ticket)
-    assert len(ends) == 2
+    assert len(ends._abandoned) == 2
     assert not told.all
     ends.tell_of_abandoned()
     assert told.all == [("end", one), ("end", two)]
-    assert len(ends) == 0
+    assert len(ends._abandoned) == 0
     assert one not in seats
 
 

@@ -130,7 +130,7 @@ def test_answers_are_decoded_together(model, opened, monkeypatch):
     said = together(*(lambda p=p: answer(p) for p in prompts))
     assert said == [stock(p, 10) for p in prompts]
     assert llm.slots.batcher.rows == 27
-    assert llm.slots.batcher.steps < 18
+    assert llm.slots.batcher.cells.steps < 18
 
 
 def test_open_generators_of_one_thread(model, opened):
@@ -151,7 +151,7 @@ def test_where_batches_of_several_are_wrong_each_is_decoded_alone_unless_a_patch
     prompts = [WORDS[:50], WORDS[20:90], WORDS[:80]]
     assert together(*(lambda p=p: ask(llm, p, 20) for p in prompts)) == [stock(p, 20) for p in prompts]
     assert llm.slots.batcher.rows == 57
-    assert (llm.slots.batcher.steps < 57) == ("0030" in loaded.patches())
+    assert (llm.slots.batcher.cells.steps < 57) == ("0030" in loaded.patches())
 
 
 def test_one_more_than_there_are_slots_takes_turns(hybrid, opened):

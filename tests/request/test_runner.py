@@ -16,6 +16,7 @@ from llamahybrid.request import runner as runner_module
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.cells import Cells
 from tests.lab.naive import NaivePromptCache
+from tests.lab.real_costs import measure_with
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
 TWO = [(11 * i + 5) % 200 for i in range(160)]
@@ -386,7 +387,7 @@ class Noting(CostMeter):
 
 def test_what_a_request_took_is_measured(open_model):
     llm = open_model(n_batch=128)
-    llm.runner.measure_with(meter := Noting(128))
+    measure_with(llm.runner, meter := Noting(128))
     stream = llm.generate(ONE, temp=0.0)
     next(stream)
     assert len(meter.saves) == llm.last_request.checkpoints == 2
@@ -407,7 +408,7 @@ def test_what_a_request_took_is_measured(open_model):
 
 def test_each_large_batch_of_a_prompt_is_measured_by_itself(open_model):
     llm = open_model(n_batch=64)
-    llm.runner.measure_with(meter := Noting(64))
+    measure_with(llm.runner, meter := Noting(64))
     take(llm, ONE)
     large = [b - a for a, b in itertools.pairwise([0, *range(64, len(ONE), 64), len(ONE)]) if b - a >= 64]
     assert 1 <= len(meter.large()) <= len(large)
@@ -436,7 +437,7 @@ class Knowing(Noting):
 def test_what_the_first_batches_measure_decides_the_cuts_near_the_end(open_model):
     """Planned before anything is known, cut as by somebody who knew: later than the batch that told."""
     llm = open_model(n_batch=64, n_ctx=1024)
-    llm.runner.measure_with(meter := Knowing(64))
+    measure_with(llm.runner, meter := Knowing(64))
     prompt = (ONE * 8)[:600]
     take(llm, prompt)
     plan, schedule = llm.requests.last.plan, llm.requests.last.schedule

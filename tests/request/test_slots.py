@@ -13,6 +13,7 @@ from llamahybrid import Llama
 from llamahybrid.errors import DecodeError, RequestSuperseded
 from llamahybrid.memory.state import unknown_ids
 from llamahybrid.request.job import BatchLost
+from llamahybrid.request.slots import Slot
 
 ROWS = {"n_ctx": 1024, "n_threads": 1, "verbose": False, "logits_all": True}
 WORDS = np.random.default_rng(1).integers(1, 200, 300).tolist()
@@ -359,7 +360,7 @@ def test_natively_decoded_content_that_was_lost_while_a_batch_waited_is_not_deco
     monkeypatch.setattr(runner, "decode", lost)
     with pytest.raises(DecodeError, match="natively decoded content is gone"):
         llm.eval(WORDS[20:30])
-    assert llm.slots.here().arrays.n == 20
+    assert llm.slots.here().arrays.n_tokens == 20
 
 
 def test_native_content_of_another_request_is_not_taken_for_the_own(llm):
@@ -411,3 +412,27 @@ def test_a_thread_that_is_new_here_takes_no_slot_from_a_chat(tiny_model):
             assert pool.submit(ask, llm, WORDS[100:180]).result() is not chat
         assert ask(llm, WORDS[:90]) is chat
         assert (llm.last_request.cached, llm.last_request.source) == (80, "live")
+
+
+def test_what_is_live_is_nobody_s_while_a_slot_changes_hands():
+    """Its name is read, its tokens come, and it is another tenant's meanwhile."""
+
+    class Identity:
+        namespace = "mine"
+        fingerprint = b"before"
+
+    class Live:
+        identity = Identity()
+
+        @property
+        def tokens(self):
+            self.identity.fingerprint = b"after"
+            return np.ones(3, np.int32)
+
+    class Changing:
+        class evaluation:  # noqa: N801
+            class runner:  # noqa: N801
+                live = Live()
+
+    slot = Changing()
+    assert [len(part) for part in Slot.glimpse(slot)] == [0, 0]

@@ -81,7 +81,7 @@ def test_all_but_the_first_tokens_are_decoded_in_the_thread_that_asks(opened, ba
     assert ask(several, WORDS[:50]) == wanted
     assert here(batches) == 20 - 1 - TOKENS_BEFORE
     assert here(batches[: -(20 - 1 - TOKENS_BEFORE)]) == 0
-    steps, rows = several.slots.batcher.steps, several.slots.batcher.rows
+    steps, rows = several.slots.batcher.cells.steps, several.slots.batcher.rows
     assert (steps, rows) == (19, 19), "those of the compute thread and its own"
 
 

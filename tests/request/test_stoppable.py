@@ -17,7 +17,7 @@ def test_the_copy_before_a_batch_goes_into_the_same_memory_for_all_slots(open_sl
     copies = [runner._batches._state(None) for runner in runners]
     assert [copy.nbytes for copy in copies] == [runners[0].live.snapshot_bytes()] * 3
     assert len({copy.ctypes.data for copy in copies}) == 1
-    runners[1]._batches.forget()
+    runners[1].live.shared.forget_undo()
     assert runners[0].live.shared._undo.nbytes == 0
 
 

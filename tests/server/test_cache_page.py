@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -17,8 +17,8 @@ import pytest
 
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.request.salt import digest
+from llamahybrid.request.slots import Slot
 from llamahybrid.server import cache_page
 from llamahybrid.server.keys import salt_of
 from llamahybrid.server.viewers import DIGEST_LETTERS, Viewer
@@ -229,36 +229,12 @@ def test_slots_are_told_as_they_run(server: Serving, monkeypatch: pytest.MonkeyP
         assert [slot for slot in slots if slot["state"] != "idle"] == [{"state": "busy"}]
 
 
-def test_what_is_live_is_nobody_s_while_a_slot_changes_hands() -> None:
-    """Its name is read, its tokens come, and it is another tenant's meanwhile."""
-
-    class Identity:
-        namespace = "mine"
-        fingerprint = b"before"
-
-    class Live:
-        identity = Identity()
-
-        @property
-        def tokens(self) -> Tokens:
-            self.identity.fingerprint = b"after"
-            return cache_page.NO_TOKENS + 1
-
-    class Changing:
-        class evaluation:  # noqa: N801
-            class runner:  # noqa: N801
-                live = Live()
-
-    slot: Any = Changing()
-    assert cache_page._live(slot)[0] == ""
-
-
 def test_of_a_slot_that_still_holds_another_tenant_s_tokens_their_number_is_not_told() -> None:
     """A request has the slot, and has not begun."""
     identity = SimpleNamespace(namespace=f"model+{tag('two')}", fingerprint=b"")
     live = SimpleNamespace(identity=identity, tokens=np.arange(7, dtype=np.int32))
     evaluation = SimpleNamespace(runner=SimpleNamespace(live=live))
-    slot: Any = SimpleNamespace(arrays=SimpleNamespace(salt=b""), evaluation=evaluation)
+    slot = Slot(evaluation=cast(Any, evaluation))
     ticket = SimpleNamespace(salt=digest(salt_of("one")), request=None)
     llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: ticket))
     told = cache_page._slot(llm, slot, Viewer(own=tag("one")))
@@ -273,7 +249,7 @@ def test_an_idle_slot_is_whose_tokens_lie_in_it() -> None:
     live = SimpleNamespace(identity=identity, tokens=np.arange(7, dtype=np.int32))
     evaluation = SimpleNamespace(runner=SimpleNamespace(live=live))
     arrays = SimpleNamespace(salt=digest(salt_of("one")))
-    slot: Any = SimpleNamespace(arrays=arrays, evaluation=evaluation)
+    slot = Slot(cast(Any, arrays), cast(Any, evaluation))
     llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: None))
     for viewer in (Viewer(operator=True), Viewer(own=tag("one")), Viewer(own=tag("two"))):
         assert cache_page._slot(llm, slot, viewer) == {"state": "idle", "live": 7, "tenant": ""}

@@ -12,14 +12,12 @@ from llamahybrid.server.keys import ApiKeys, key_of, password_of, salt_of
 
 def test_without_keys_everybody_is_let_in() -> None:
     keys = ApiKeys([])
-    assert not keys.needed
     assert keys.admit(None)
     assert keys.admit("anything")
 
 
 def test_with_keys_only_they_open() -> None:
     keys = ApiKeys(["one", "two"])
-    assert keys.needed
     assert keys.admit("one")
     assert keys.admit("two")
     for wrong in (None, "", "on", "one ", "One", "onetwo", "\ud800", "é"):

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.server.keys import salt_of
-from llamahybrid.server.tenants import salt
+from llamahybrid.server.keys import salt_of, salt_of_request
 from tests.lab.serving import Serving, serving
 
 
 def test_a_salt_is_the_request_s_own_below_its_key_s() -> None:
-    assert salt(None, "key", by_key=False) == ""
-    assert salt("mine", "key", by_key=False) == "mine"
-    assert salt(None, "key", by_key=True) == salt_of("key")
-    assert salt("mine", "key", by_key=True) == f"{salt_of('key')}/mine"
-    assert salt("mine", "key", by_key=True) != salt("mine", "other", by_key=True)
+    assert salt_of_request(None, "key", by_key=False) == ""
+    assert salt_of_request("mine", "key", by_key=False) == "mine"
+    assert salt_of_request(None, "key", by_key=True) == salt_of("key")
+    assert salt_of_request("mine", "key", by_key=True) == f"{salt_of('key')}/mine"
+    assert salt_of_request("mine", "key", by_key=True) != salt_of_request("mine", "other", by_key=True)
 
 
 @pytest.fixture(scope="module")
