@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from uvicorn.lifespan.on import LifespanOn
 
 from llamahybrid.server.app import app_of
 from llamahybrid.server.serve import server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
-from tests.lab.serving import COMMAND, ServerProcess, wait_until
+from tests.lab.serving import COMMAND, ServerProcess, serving
 
 TinyModel = Callable[..., Path]
 STORY = {"prompt": "Tell me a story. " * 30, "max_tokens": 5, "temperature": 0.0}
@@ -48,19 +49,14 @@ def test_told_to_end_it_ends_what_runs_and_writes_what_was_said(
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_a_second_interrupt_ends_it_without_a_traceback(tiny_model: TinyModel, tmp_path: Path) -> None:
-    process = ServerProcess(tiny_model("qwen35"), tmp_path / "log", "--n_ctx", "60000")
-    endless = {"prompt": "x", "max_tokens": 50000, "min_tokens": 50000, "stream": True}
-    with process.client.stream("POST", "/v1/completions", json=endless) as response:
-        next(response.iter_lines())
-        process.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "Waiting for connections" in process.log.read_text())
-        process.process.send_signal(signal.SIGINT)
-        process.process.wait(60)
-    printed = process.end(signal.SIGINT)
-    assert "Finished server process" in printed
-    assert "Traceback" not in printed
+def test_one_that_is_forced_to_exit_ends_the_app_as_any_other(tiny_model: TinyModel) -> None:
+    """By a second Ctrl-C; what is left to be cancelled prints a traceback."""
+    with serving(tiny_model("qwen35")) as server:
+        server.server.force_exit = True
+        server.stop()
+        lifespan = server.server.lifespan
+        assert isinstance(lifespan, LifespanOn)
+        assert not lifespan.error_occurred
 
 
 @pytest.mark.parametrize(("seconds", "graceful"), [(5.5, 15), (float("inf"), None)])
