@@ -25,7 +25,7 @@ from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
-from llamahybrid.server.loading import Observer, load, max_prompt, observed
+from llamahybrid.server.loading import Observer, load, max_prompt, observed, prompting
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -271,6 +271,7 @@ def _limited(
 ) -> Any:
     """A completion whose prompt has no more tokens than that, and is told to `observe`."""
     max_prompt.set(tokens)
+    prompting.set(True)
     observed.set(observe)
     return create(**options)
 
