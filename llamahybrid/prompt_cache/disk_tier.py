@@ -32,6 +32,7 @@ from llamahybrid.prompt_cache.lateness import ENOUGH_SECONDS, Lateness, ReadCost
 from llamahybrid.prompt_cache.pins import pinned_before
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import Record
+from llamahybrid.prompt_cache.tearing import torn
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
 
 logger = logging.getLogger("llamahybrid")
@@ -205,13 +206,35 @@ class DiskTier:
         def left() -> float:
             return max(0.0, end - time.monotonic())
 
-        stopped = self.writer.cancel(tokens, seconds)
+        stays = 0 if tokens is None else pinned_before(self.writer.source.pinned, tokens)
+        stopped = self.writer.cancel(tokens, seconds, stays)
         caught_up = store.records.catch_up(left())
         if tokens is None:
             removed = store.clear()
         else:
-            removed = store.remove_path(tokens, pinned_before(self.writer.source.pinned, tokens))
+            self._keep_beginnings(tokens, stays)
+            removed = store.remove_path(tokens, stays)
         return store.records.settle(left()) and removed and caught_up and stopped
+
+    def _keep_beginnings(self, tokens: Tokens, stays: int) -> None:
+        """Write what stays of attention that runs on into a path which is about to be removed."""
+        store = self.store
+        store.refresh()
+        for each in store.look(lambda index: torn(index, tokens, stays)) or ():
+            split = self.writer.source.splitter(each.namespace)
+            record = None if split is None else store.load(each.key)
+            if record is None:
+                logger.warning("attention of what stays goes from the %s with what is forgotten", store.name)
+                continue
+            try:
+                whole = Segment(record.head.start, record.head.end, record.state)
+                part = part_of(whole, record.tokens, whole.start, each.end, split)
+                if part is not None:
+                    self.writer.keep(each.namespace, record.tokens[: each.end], part.start, part.record)
+            except (ValueError, MemoryError) as error:
+                store.refused(READ, error)
+            except OSError as error:
+                store.refused(WRITE, error)
 
     # -- what is told ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens, clipped, same_start
 from llamahybrid.prompt_cache.disk_store import WRITE, DiskStore
@@ -92,18 +92,32 @@ class DiskWriter:
         """Nothing is expected any more: its thread ends as soon as nothing waits."""
         self.queue.rest()
 
-    def cancel(self, tokens: Tokens | None, seconds: float) -> bool:
+    def cancel(self, tokens: Tokens | None, seconds: float, stays: int = 0) -> bool:
         """Give up what waits of a path, of all that goes on from it, and what leads to it; None: everything.
 
         What is being written of it leaves nothing behind. False if that still runs after so many seconds.
+        States within its first `stays` tokens wait on, with no more than these.
         """
+        within: list[Job] = []
 
         def concerned(job: Job) -> bool:
             if tokens is None:
                 return True
-            return same_start(job.path, tokens)
+            if not same_start(job.path, tokens):
+                return False
+            if job.position <= stays:
+                within.append(replace(job, path=job.path[:stays].copy()))
+            return True
 
-        return self.queue.cancel(concerned, seconds)
+        stopped = self.queue.cancel(concerned, seconds)
+        if within:
+            self.queue.change(lambda jobs: [*jobs, *within])
+        return stopped
+
+    def keep(self, namespace: str, path: Tokens, start: int, attention: Bytes) -> bool:
+        """Write attention of [start, end of the path) at once; False if it does not fit. Raises OSError."""
+        job = Job(namespace, path, len(path), logits=False, attention=True, due=0.0, since=0.0)
+        return self._put(job, start, path, None, attention)
 
     # -- the writer's thread -----------------------------------------------------------------------
 

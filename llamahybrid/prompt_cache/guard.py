@@ -16,12 +16,19 @@ import functools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 logger = logging.getLogger("llamahybrid")
+
+SLICE_SECONDS = 0.01
+"""How long others are kept out at once by what takes its time."""
+
+YIELD_SECONDS = 5e-5
+"""So long a thread sleeps that lets others have the lock."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -118,6 +125,15 @@ def guarded(
         return call
 
     return decorate
+
+
+def in_slices(work: Callable[[float], bool]) -> None:
+    """`work(seconds)` until it says that no more is to be done; others have the lock in between.
+
+    It takes the lock, and gives it up after about so long.
+    """
+    while work(SLICE_SECONDS):
+        time.sleep(YIELD_SECONDS)
 
 
 def nothing(*_: object, **__: object) -> None:

@@ -80,6 +80,8 @@ class Entry:
     """A request came along its path and parted from it before here, for the first time there."""
     deeper_gone: bool = False
     """A deeper one is gone since the last request came by: what it served will come here."""
+    worth: tuple[int, float] | None = field(default=None, repr=False)
+    """What it was worth at which count of `Tree.changes`; None: something near it went since."""
 
     def take_over(self, old: Entry) -> None:
         """Go on with the history of the one that was at the same place."""
@@ -226,12 +228,18 @@ class Node:
         """The edge, shape (end - start,)."""
         return tokens_of(self.edge)
 
+    def ends_bare(self) -> bool:
+        """A leaf without a checkpoint at its end; asked of many nodes for each that goes."""
+        return not self.children and self.start + len(self.edge) // ID_BYTES not in self.entries
+
     def tail(self, needed: int = 0) -> int:
         """Tokens of a leaf beyond all that is stored and beyond position `needed`; 0 for inner nodes."""
+        if not self.ends_bare():
+            return 0
         stored = self.segments[-1].end if self.segments else 0
         on_disk = self.disk.places[-1].position if self.disk is not None and self.disk.places else 0
         end = max(self.start, needed, max(self.entries, default=0), on_disk, stored)
-        return 0 if self.children else max(0, self.end - end)
+        return max(0, self.end - end)
 
     def above(self, position: int) -> Entry | None:
         """The deepest checkpoint before `position` on this edge, or on those above it."""
@@ -258,10 +266,17 @@ class Node:
 
     def bare(self) -> int:
         """How many segments at the end of this edge have no checkpoint behind their start."""
-        if self.weight > len(self.entries):
+        if not self.segments or self.weight > len(self.entries):
             return 0
         deepest = max(self.entries, default=self.start)
         return sum(s.start >= deepest for s in self.segments)
+
+    def only_entry(self) -> Entry:
+        """The one checkpoint here or below, where `weight` is 1."""
+        node = self
+        while not node.entries:
+            node = next(child for child in node.children.values() if child.weight)
+        return next(iter(node.entries.values()))
 
     def leaf(self) -> Node:
         """One of the leaves below this node; itself if it is one."""

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from llamahybrid.prompt_cache.base import Costs, LiveView, Outline, Plan, Tokens
+from llamahybrid.prompt_cache.base import Costs, LiveView, Outline, Plan, Range, Tokens
+from llamahybrid.prompt_cache.eviction import LivePath
 from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.selection import Attention, Choice, choose, difference, reachable, reason
+
+
+@dataclass(frozen=True)
+class Known:
+    """What RAM knows of a prompt."""
+
+    length: int = 0
+    """Tokens of it on some path."""
+    branches: bool = True
+    """Known paths part there."""
+    cached: int = 0
+    """Where it would be restored, with what is live and in RAM."""
+    missing: tuple[Range, ...] = ()
+    """Where its attention is neither live nor stored, ascending."""
+    forgets: int = -1
+    """How often anything was forgotten until now."""
 
 
 def restore_point(
@@ -43,7 +61,7 @@ def plan_request(
         tree.splitters[view.namespace] = view.split
     store.let_names_go(view.namespace)
     store.release_collected()
-    store.live = entries
+    store.live = LivePath(entries)
     store.eviction.learn(tree, match, entries)
     tree.visit(match, entries)
     tree.touch(match)

@@ -104,6 +104,8 @@ class Account:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.excess = 0
+        """What may be taken beyond it just now: the limit was lowered, and things go a few at a time."""
         self.idle_bytes = 0
         """Of buffers that wait to be used again."""
         self._idle: dict[int, list[Bytes]] = {}  # by size

@@ -6,6 +6,8 @@ so a store is then given up for a new one (`renewed`).
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +22,8 @@ from llamahybrid.prompt_cache.base import (
     Logits,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import Eviction, Spare, Tail, bytes_to_stay
-from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.eviction import Eviction, LivePath, Spare, Tail, bytes_to_stay
+from llamahybrid.prompt_cache.nodes import Entry, Match, Node
 from llamahybrid.prompt_cache.pins import Pins, Prefixes, User, pinned_before
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.tree import Tree
@@ -55,7 +57,7 @@ class RamStore:
         self.pins = Pins()
         self.doomed: set[Entry] = set()
         """Out of the tree, but pinned."""
-        self.live: list[Entry] = []
+        self.live = LivePath()
         """Checkpoints on the path last seen live, shallowest first."""
         self.tails: dict[str, int] = {}
         """See `Outline.tail`; by namespace."""
@@ -78,6 +80,7 @@ class RamStore:
         """
         store = RamStore(self.account, self.eviction, self.counts)
         store.account.free_all()
+        store.account.excess = 0
         store.tree.requests = self.tree.requests
         store.prefixes = self.prefixes.copy()
         for entry in self.pins.entries():
@@ -134,8 +137,7 @@ class RamStore:
             if above is not None:
                 above.deeper_gone = True
         self.kept.discard(entry)
-        if entry in self.live:
-            self.live.remove(entry)
+        self.live.discard(entry)
         if entry.pins:
             self.doomed.add(entry)
         else:
@@ -188,14 +190,10 @@ class RamStore:
         before = self.used() - self.account.idle_bytes
         stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
-            while (match := self.tree.match(name, tokens)).path and match.length == len(tokens):
+            match = self.tree.match(name, tokens)
+            if match.path and match.length == len(tokens):
                 self.tree.divide(name, match, stays)
-                leaf = match.path[-1].leaf()  # one at a time: the tree closes up behind it
-                for entry in [e for e in leaf.entries.values() if e.position > stays]:
-                    self.remove(entry)
-                while leaf.segments and leaf.segments[-1].end > stays:
-                    self.tree.shorten(leaf)
-                self.tree.trim(leaf)
+                self._forget_below(match.path[-1], stays)
         for entry in self.doomed:  # still in use: their bytes go back to the system afterwards
             entry.recycled = False
         self.prefixes.forget(tokens)
@@ -204,6 +202,20 @@ class RamStore:
         freed = before - self.used()
         self.make_room(0)
         return freed
+
+    def _forget_below(self, top: Node, stays: int) -> None:
+        """Take out what lies on an edge and below it, but for what ends within its first `stays` tokens."""
+        leaf = top.leaf()
+        while True:  # one leaf at a time: the tree closes up behind it
+            while leaf.segments and leaf.segments[-1].end > stays:
+                self.tree.shorten(leaf)
+            for entry in [e for e in leaf.entries.values() if e.position > stays]:
+                self.remove(entry)
+            parent = leaf.parent
+            self.tree.trim(leaf)
+            if leaf is top or parent is None:
+                return
+            leaf = parent.leaf()
 
     def release(self, user: object) -> None:
         """`user` no longer needs its checkpoint: one that is out of the tree goes with its last user."""
@@ -230,34 +242,58 @@ class RamStore:
         *,
         ladder: bool = True,
         reuse: int | None = None,
-    ) -> bool:
+        seconds: float = math.inf,
+    ) -> bool | None:
         """Free `need` bytes: idle buffers, then by `eviction`'s order; False if pins or `ladder` forbid it.
 
         Nothing goes for what pins leave no room for. `path`: tokens that must stay, with the nodes they lie
         on. `ladder`: checkpoints of the live path may go. `reuse`: an idle buffer of this size is as good as
-        room for one.
+        room for one. None: it has taken so many `seconds` already, and is not done.
         """
+        end = time.monotonic() + seconds
         self.release_collected()
         if need > 0 and self.cannot_hold(need, path, ladder=ladder):
             return False
-        while (over := self.used() + need - self.account.limit) > 0:
+        while (over := self.used() + need - self.account.limit - self.account.excess) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True
-            if self.account.idle_bytes:
-                self.account.free(over)
-                continue
-            victim = self.eviction.victim(self.tree, path, self.live, incoming, ladder)
-            match victim:
-                case None:
-                    return False
-                case Entry():
-                    self.remove(victim)
-                    self.counts.evictions += 1
-                case Tail():
-                    self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
-                case Spare():
-                    self.tree.shorten(victim.node, self.live[-1].checkpoint.namespace, victim.keep)
+            if not self._free_some(over, path, incoming, ladder):
+                return False
+            if time.monotonic() >= end:
+                return None
         return True
+
+    def _free_some(self, over: int, path: Match | None, incoming: int | None, ladder: bool) -> bool:
+        """Free idle buffers, or what goes first; False if nothing may."""
+        if self.account.idle_bytes:
+            self.account.free(over)
+            return True
+        victim = self.eviction.victim(self.tree, path, self.live, incoming, ladder)
+        match victim:
+            case None:
+                return False
+            case Entry():
+                self.remove(victim)
+                self.counts.evictions += 1
+            case Tail():
+                self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
+            case Spare():
+                self.tree.shorten(victim.node, self.live[-1].checkpoint.namespace, victim.keep)
+        return True
+
+    def shrink(self, seconds: float) -> bool:
+        """Free what lies beyond the limit, for so long at most; whether more is to go.
+
+        Until it has, the account allows for that: who wants room meanwhile makes it for himself alone.
+        """
+        self.release_collected()
+        account, end = self.account, time.monotonic() + seconds
+        account.excess = 0
+        while (over := self.used() - account.limit) > 0 and self._free_some(over, None, None, True):
+            if time.monotonic() >= end:
+                account.excess = max(0, self.used() - account.limit)
+                return account.excess > 0
+        return False
 
     def room_for(self, need: int, path: Match, position: int, old: Entry | None) -> bool:
         """`make_room` for a checkpoint on a path. `old`: the one at its place, to be replaced afterwards.
@@ -269,7 +305,7 @@ class RamStore:
         if old is not None:
             need -= 0 if old.pins else old.nbytes
             self.pins.use(user, old)
-        fits = not self.cannot_hold(need, path) and self.make_room(need, path, position)
+        fits = not self.cannot_hold(need, path) and bool(self.make_room(need, path, position))
         self.release(user)
         return fits
 

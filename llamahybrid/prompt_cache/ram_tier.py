@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from llamahybrid.prompt_cache.base import (
@@ -22,15 +23,16 @@ from llamahybrid.prompt_cache.base import (
     Plan,
     Range,
     Segment,
+    Splitter,
     Tokens,
     clipped,
     part_of,
 )
-from llamahybrid.prompt_cache.eviction import Eviction
-from llamahybrid.prompt_cache.guard import Guard, guarded, no, nothing, zero
+from llamahybrid.prompt_cache.eviction import Eviction, LivePath
+from llamahybrid.prompt_cache.guard import SLICE_SECONDS, Guard, guarded, in_slices, no, nothing, zero
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.pins import User
-from llamahybrid.prompt_cache.planning import plan_request, restore_point, unplanned
+from llamahybrid.prompt_cache.planning import Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer, owned
 from llamahybrid.prompt_cache.ram_store import RamStore, row
 from llamahybrid.prompt_cache.tree import Tree
@@ -39,22 +41,6 @@ from llamahybrid.prompt_cache.write_policy import restart_points
 Seen = TypeVar("Seen")
 
 RESTARTED = "an exception came while the prompt cache was changed; what it held in RAM is gone"
-
-
-@dataclass(frozen=True)
-class Known:
-    """What RAM knows of a prompt."""
-
-    length: int = 0
-    """Tokens of it on some path."""
-    branches: bool = True
-    """Known paths part there."""
-    cached: int = 0
-    """Where it would be restored, with what is live and in RAM."""
-    missing: tuple[Range, ...] = ()
-    """Where its attention is neither live nor stored, ascending."""
-    forgets: int = -1
-    """How often anything was forgotten until now."""
 
 
 class RamTier:
@@ -82,11 +68,22 @@ class RamTier:
         """Of what is stored now."""
         return self.store.tree
 
-    @guarded(nothing, later=True)
     def resize(self, limit: int) -> None:
         """Another budget: what no longer fits goes."""
+        try:
+            if self._resize(limit, math.inf if self.guard.inside() else SLICE_SECONDS):
+                in_slices(self._shrink)
+        finally:
+            self.store.account.excess = 0  # after an interrupt the rest goes as others want room
+
+    @guarded(no, later=True)
+    def _resize(self, limit: int, seconds: float) -> bool:
         self.store.account.limit = limit
-        self.store.make_room(0)
+        return self.store.shrink(seconds)
+
+    @guarded(no)
+    def _shrink(self, seconds: float) -> bool:
+        return self.store.shrink(seconds)
 
     @guarded(nothing, changes=False)
     def look(self, see: Callable[[RamStore], Seen]) -> Seen | None:
@@ -151,7 +148,7 @@ class RamTier:
         new_bytes = snapshot.nbytes + (0 if logits is None else logits.nbytes)
         self.guard.changing = True
         whole = match if len(path) == len(view.tokens) else tree.match(view.namespace, view.tokens)
-        store.live = whole.entries()
+        store.live = LivePath(whole.entries())
         growth = 4 * (position - match.length)
         counted = store.account.reserved(snapshot)
         if not store.room_for(new_bytes - counted + growth, match, position, old):
@@ -194,7 +191,7 @@ class RamTier:
             return None
         match = self.tree.match(view.namespace, view.tokens)
         self.guard.changing = True
-        store.live = match.entries()
+        store.live = LivePath(match.entries())
         fits = store.make_room(n_bytes, match, ladder=False)
         store.counts.refused += not fits
         self.guard.changing = False  # running out of memory costs nothing
@@ -208,12 +205,12 @@ class RamTier:
             return False
         match = tree.match(view.namespace, view.tokens)
         self.guard.changing = True
-        store.live = match.entries()
+        store.live = LivePath(match.entries())
         counted = store.account.reserved(segment.record)
         fits = store.make_room(segment.nbytes - counted, match, ladder=False)
         match = tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
-        stored = fits and needed and match.length >= segment.end and tree.store(match, segment)
+        stored = bool(fits and needed and match.length >= segment.end and tree.store(match, segment))
         store.account.unreserve(segment.record)
         store.counts.refused += not fits
         return stored
@@ -230,16 +227,25 @@ class RamTier:
             return
         match = self.tree.match(namespace, tokens)
         self.guard.changing = True
-        self.store.live = match.entries()
+        self.store.live = LivePath(match.entries())
         if self.store.make_room(4 * (len(tokens) - match.length), match, ladder=False):
             self.tree.insert(namespace, tokens)
             self.store.make_room(0)
 
     # -- buffers -----------------------------------------------------------------------------------
 
-    @guarded(lambda _, n_bytes: new_buffer(n_bytes))
     def buffer(self, n_bytes: int) -> Bytes:
         """See `PromptCache.buffer`."""
+        in_slices(partial(self._make_way, n_bytes))
+        return self._buffer(n_bytes)
+
+    @guarded(no)
+    def _make_way(self, n_bytes: int, seconds: float) -> bool:
+        """Thousands may have to go for one: some of them; whether more have to."""
+        return self.store.make_room(n_bytes, reuse=n_bytes, seconds=seconds) is None
+
+    @guarded(lambda _, n_bytes: new_buffer(n_bytes))
+    def _buffer(self, n_bytes: int) -> Bytes:
         store = self.store
         fits = store.make_room(n_bytes, reuse=n_bytes)
         buffer = store.account.reuse(n_bytes) if fits else None
@@ -380,6 +386,10 @@ class RamTier:
         match = self.tree.match(namespace, path)
         known = min(end, match.length)  # the last segment may belong to a path that left this one
         return [s for s in match.segments() if start <= s.start and s.end <= known]
+
+    def splitter(self, namespace: str) -> Splitter | None:
+        """How segments of a namespace are cut, where that is known; from any thread."""
+        return self.tree.splitters.get(namespace)
 
     @property
     def pinned(self) -> Sequence[Tokens]:

@@ -22,6 +22,10 @@ NEVER = -1e30
 
 LARGEST_BIAS = 1e9
 
+UNSTREAMED = ("functionary", "functionary-v1")
+"""Chat formats that end on an assertion where they are to stream calls of tools (llama_chat_format.py,
+functionary_chat_handler and functionary_v1_v2_chat_handler: "TODO: support stream mode")."""
+
 _ends: WeakKeyDictionary[Llama, list[int]] = WeakKeyDictionary()
 
 _OURS = {"best_of", "logit_bias_type", "user", "min_tokens", *CacheOptions.model_fields}
@@ -45,6 +49,7 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         if body.tool_choice == "required":  # no format of upstream's makes the model choose
             options["tool_choice"] = the_only_tool(body)
         require_followed(body)
+        require_streamed(llm, body)
     if body.logit_bias is not None:
         options["logit_bias"] = biases(llm, body)
     if body.grammar is not None:
@@ -83,6 +88,13 @@ def require_followed(body: ChatCompletionRequest) -> None:
         if chosen is None:
             raise bad(f"there is no tool named {name!r}", "tool_choice")
         require_grammar(chosen["parameters"], "tools")
+
+
+def require_streamed(llm: Llama, body: ChatCompletionRequest) -> None:
+    """Raise Refusal for a stream that upstream's format does not make: it decodes the answer, then fails."""
+    if body.stream and (body.tools or body.functions) and llm.chat_format in UNSTREAMED:
+        why = f"llama-cpp-python's chat format {llm.chat_format} does not stream answers that may call tools"
+        raise bad(f"{why}; ask without stream", "stream")
 
 
 def require_grammar(schema: Any, where: str) -> None:

@@ -39,6 +39,9 @@ Functions: TypeAlias = Annotated[list[llama_cpp.ChatCompletionFunction], First()
 MOST_PARTS = 1000
 """Of one message: its contents, its calls of tools."""
 
+MOST_TOOLS = 1000
+"""OpenAI takes 128. Of 12 MB of them the event loop looked at each before anybody else was served."""
+
 MOST_BIASES = 200_000
 MOST_STOPS = 1000
 """Upstream looks for each of them after each token, and meanwhile no other answer goes on."""
@@ -81,6 +84,9 @@ class CacheOptions(BaseModel):
                 raise ValueError(f"logit_bias names more than {MOST_BIASES:,} tokens")
             if isinstance(stop, list) and len(stop) > MOST_STOPS:
                 raise ValueError(f"there are more than {MOST_STOPS:,} stop strings")
+            for name in ("tools", "functions"):
+                if isinstance(said.get(name), list) and len(said[name]) > MOST_TOOLS:
+                    raise ValueError(f"there are more than {MOST_TOOLS:,} {name}")
             for message in messages if isinstance(messages, list) else ():
                 parts = message.values() if isinstance(message, dict) else ()
                 if any(isinstance(part, list) and len(part) > MOST_PARTS for part in parts):
@@ -166,7 +172,8 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
             return said
         said = dict(said)
         for name, newer in (("messages", _message), ("tools", _tool), ("functions", _function)):
-            if isinstance(said.get(name), list):
+            few = isinstance(said.get(name), list) and (name == "messages" or len(said[name]) <= MOST_TOOLS)
+            if few:
                 said[name] = [newer(each) if isinstance(each, dict) else each for each in said[name]]
         if said.get("max_tokens") is None and said.get("max_completion_tokens") is not None:
             said["max_tokens"] = said["max_completion_tokens"]
@@ -187,7 +194,20 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
         for name in ("response_format", "tools", "functions"):
             if (why := excess(getattr(self, name))) is not None:
                 return bad(why, name)
-        return _grammar_refused(self.grammar) or count_refused(self.n, max_n)
+        return self._two_forms() or _grammar_refused(self.grammar) or count_refused(self.n, max_n)
+
+    def _two_forms(self) -> Refusal | None:
+        """Upstream follows one of two forms, without a word. llama-server refuses them, too: "Cannot use both
+        json_schema and grammar", "Cannot use custom grammar constraints with tools" (server-common.cpp).
+        """
+        if self.grammar is None:
+            return None
+        form: Any = self.response_format
+        if form is not None and form.get("type") == "json_object":
+            return bad("an answer follows a grammar or a response_format, not both", "grammar")
+        if self.tool_choice == "required" or isinstance(self.tool_choice or self.function_call, dict):
+            return bad("the call of a tool that was chosen follows its schema, and no grammar", "grammar")
+        return None
 
 
 def _message(said: dict[str, Any]) -> dict[str, Any]:

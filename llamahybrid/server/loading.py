@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import llama_cpp
 import llama_cpp.server.model as upstream
 
-from llamahybrid.errors import LlamaHybridError
+from llamahybrid.errors import ContextOverflow, LlamaHybridError
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.cache import DEFAULT_REMOTE_BYTES
@@ -22,6 +22,15 @@ logger = logging.getLogger("llamahybrid.server")
 max_prompt: ContextVar[int | None] = ContextVar("llamahybrid.max_prompt", default=None)
 """Prompts of more tokens are refused in this context."""
 
+
+prompting: ContextVar[bool] = ContextVar("llamahybrid.prompting", default=False)
+"""What is tokenized in this context is a prompt."""
+
+LONG_TOKENS = 8
+"""Bytes a token: a longer prompt may well be too long for the context, and is looked at piece by piece."""
+
+SPARE_TOKENS = 16
+"""By which a text that is cut off may have more tokens than as part of the whole."""
 
 Observer: TypeAlias = Callable[[Sequence[int]], None]
 
@@ -39,6 +48,24 @@ class PromptEmpty(LlamaHybridError, ValueError):
 
 class ServedLlama(Llama):
     """A `Llama` that refuses prompts that are longer than the operator allows, before anything is decoded."""
+
+    def tokenize(self, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
+        """See upstream's. Raises ContextOverflow for a prompt whose beginning alone fills the context.
+
+        The time grows with the square of control tokens, in one native call that nothing ends.
+        """
+        n_ctx, end = self.n_ctx(), LONG_TOKENS * self.n_ctx()
+        while prompting.get() and end < len(text):
+            while end and text[end] & 0xC0 == 0x80:  # within a character
+                end -= 1
+            if len(super().tokenize(text[:end], *args, **kwargs)) > n_ctx + SPARE_TOKENS:
+                raise ContextOverflow(
+                    f"This model's maximum context length is {n_ctx} tokens, but the prompt has more than "
+                    f"{n_ctx + SPARE_TOKENS}. Please reduce the length of the messages."
+                )
+            end *= 2
+        tokens: list[int] = super().tokenize(text, *args, **kwargs)
+        return tokens
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         """See `Llama.generate`. Raises PromptTooLong, PromptEmpty."""

@@ -27,6 +27,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if self.force_exit:  # a second Ctrl-C: nothing is waited for, but no thread is left behind
             await service.stop()
+            await self.lifespan.shutdown()  # uvicorn leaves it to be cancelled, which prints a traceback
 
 
 def server_of(app: FastAPI, **more: Any) -> Server:

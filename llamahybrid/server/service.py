@@ -26,7 +26,7 @@ from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
 from llamahybrid.server.keys import salt_of_request
-from llamahybrid.server.loading import Observer, load, max_prompt, observed
+from llamahybrid.server.loading import Observer, load, max_prompt, observed, prompting
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -39,6 +39,9 @@ Result = TypeVar("Result")
 
 Prepare = Callable[[Llama, Any, str], tuple[Create, dict[str, Any]]]
 """From a model, a request's body and the model's alias to what makes the answer in a thread."""
+
+LARGE_BYTES = 64 << 10
+"""Of a request's body."""
 
 MOST_THREADS = 1024
 """Threads are made when they are needed; more requests than slots that exist never run."""
@@ -132,7 +135,7 @@ class Service:
         """
         arrived = time.perf_counter()
         body.require_understood(body.stream)
-        refused = body.refused(self.settings.max_n, self.settings.max_logprobs)
+        refused = await self._refused(request, body)
         if refused is not None:
             raise refused
         alias = self.models.alias(body.model)
@@ -154,6 +157,13 @@ class Service:
             self.admission.leave(place)
             raise
         return form(job, account, self._ping_seconds)
+
+    async def _refused(self, request: Request, body: Body) -> Refusal | None:
+        """`Body.refused`; of a large one in a thread, as its schemas may take a second to look at."""
+        limits = self.settings.max_n, self.settings.max_logprobs
+        if int(request.headers.get("content-length", LARGE_BYTES)) < LARGE_BYTES:
+            return body.refused(*limits)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, body.refused, *limits)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
         """`work` on a model, in a thread; it takes no slot. Raises Refusal, and what it raises."""
@@ -261,6 +271,7 @@ def _limited(
 ) -> Any:
     """A completion whose prompt has no more tokens than that, and is told to `observe`."""
     max_prompt.set(tokens)
+    prompting.set(True)
     observed.set(observe)
     return create(**options)
 

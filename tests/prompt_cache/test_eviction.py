@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,11 +14,21 @@ import pytest
 from llamahybrid.prompt_cache import Checkpoint, Costs, PromptCache, eviction
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
-from llamahybrid.prompt_cache.eviction import Spare, Tail, ValueEviction, bytes_to_stay, spare_segments
+from llamahybrid.prompt_cache.eviction import (
+    LIKELY_WORTH,
+    LivePath,
+    Spare,
+    Tail,
+    Thinning,
+    ValueEviction,
+    bytes_to_stay,
+    spare_segments,
+)
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.tree import Tree
+from llamahybrid.prompt_cache.value import ReuseValue
 from tests.lab import offline
 from tests.lab.contest import Cell, SmallTree
 from tests.lab.fake_engine import FakeAttention, FakeEngine
@@ -271,7 +284,7 @@ def test_what_was_said_to_stay_is_what_is_left(seed: int) -> None:
     for path in chance.sample(paths, chance.randrange(3)):
         store.pin(ids(*path[: chance.randrange(1, len(path) + 1)]))
     live = store.tree.match("m", ids(*chance.choice(paths)))
-    store.live = live.entries()
+    store.live = LivePath(live.entries())
     needed = None if chance.random() < 0.5 else store.tree.match("m", ids(*paths[0]))
     stays = store.staying(needed)
     store.account.limit = 0
@@ -289,3 +302,120 @@ def test_what_a_path_and_its_checkpoints_share_is_counted_once() -> None:
     assert bytes_to_stay(entries[:1], None, ()) == STATE + 4 * 20
     assert bytes_to_stay([*entries, other], match, ()) == 3 * STATE + 4 * 52
     assert bytes_to_stay([], match, ()) == 4 * 30
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
+    """Whose value is worked out from now on."""
+    seen: list[Entry] = []
+    of = ReuseValue.of
+    monkeypatch.setattr(ReuseValue, "of", lambda self, e, now: seen.append(e) or of(self, e, now))  # type: ignore[func-returns-value]
+    return seen
+
+
+def test_thousands_that_go_at_once_are_looked_at_a_few_times_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PromptCache(1 << 24)
+    for n in range(1500):
+        fill(cache, [n, n], 2, size=50)
+    seen = looked_at(monkeypatch)
+    cache.ram_bytes = 2000
+    assert cache.stats().evictions > 1400
+    assert len(seen) < 4 * 1500
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_value_that_is_kept_is_the_value(seed: int) -> None:
+    """What goes, is cut or joins changes others' values: no other may be left standing."""
+    random_, paged = random.Random(seed), seed % 2 > 0
+    cache, paths = PromptCache(20_000), list[list[int]]()
+    order = cache.ram.store.eviction
+    assert isinstance(order, ValueEviction)
+
+    def attention(start: int, end: int) -> Segment:
+        return Segment(start, end, np.zeros(3 * (end - start), np.uint8))
+
+    def split(segment: Segment, _: np.ndarray, at: int) -> tuple[Segment, Segment]:
+        return attention(segment.start, at), attention(at, segment.end)
+
+    def check() -> None:
+        tree = cache.ram.tree
+        for entry in tree.oldest_entries():
+            if entry.worth is not None and entry.worth[0] == tree.changes:
+                assert entry.worth[1] == order.value.of(entry, tree.requests)
+
+    for _ in range(60):
+        known = random_.choice(paths) if paths and random_.random() < 0.7 else []
+        path = known[: random_.randrange(len(known) + 1)]
+        path += [random_.randrange(30) for _ in range(random_.randrange(1, 50))]
+        paths.append(path)
+        here = replace(view(path, paged), split=split if paged else None)
+        cache.release(cache.plan(here.tokens, replace(here, tokens=here.tokens[:0]), (), Costs()))
+        for position in sorted(random_.sample(range(1, len(path) + 1), min(len(path), 6))):
+            cache.admit(here, position, np.zeros(random_.choice((10, 500, 2000)), np.uint8))
+            check()
+        for start, end in cache.missing(here):
+            cache.store_segment(here, attention(start, end))
+            check()
+        store = cache.ram.store
+        while random_.random() < 0.8 and (entry := order.victim(store.tree, None, store.live, None, True)):
+            if isinstance(entry, Entry):
+                store.remove(entry)
+            elif isinstance(entry, Tail):
+                store.tree.trim(entry.node)
+            else:
+                store.tree.shorten(entry.node)
+            check()
+
+
+def ladder_victim(live: Sequence[Entry], incoming: int | None) -> Entry | None:
+    """The checkpoint of a path that is missed least, worked out anew."""
+    free = [e for e in live if not e.pins]
+    positions = sorted({*(e.position for e in live), incoming or live[-1].position + 1})
+    before = dict(zip(positions, [0, *positions], strict=False))
+    after = dict(pairwise(positions))
+
+    def loss(entry: Entry) -> float:
+        worth = LIKELY_WORTH if entry.marked else 1.0
+        return worth * (after[entry.position] - before[entry.position]) / (positions[-1] - entry.position)
+
+    middle = [e for e in free if positions[0] < e.position < positions[-1]]
+    return min(middle, key=loss) if middle else next(iter(free), None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_path_that_is_thinned_out_again_and_again_is_as_one_looked_at_anew(seed: int) -> None:
+    random_, tree, order = random.Random(seed), Tree(), ValueEviction()
+    positions = sorted(random_.sample(range(1, 300), 60))
+    live = LivePath(put(tree, range(300), p, marked=random_.random() < 0.2) for p in positions)
+    whole = tree.match("m", ids(*range(300)))
+    incoming = random_.choice((None, random_.randrange(1, 300), 300))
+    while live:
+        for entry in live:
+            entry.pins = int(random_.random() < 0.05)
+        victim = order.victim(tree, whole, live, incoming, True)
+        assert victim is ladder_victim(live, incoming)
+        if isinstance(victim, Entry) and random_.random() < 0.9:
+            tree.detach(victim)
+            live.discard(victim)
+        if live and random_.random() < 0.05:
+            tree.detach(gone := random_.choice(live))
+            live.discard(gone)
+
+
+def test_of_a_path_that_is_thinned_out_only_the_neighbours_of_what_went_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, losses = PromptCache(1 << 24), list[int]()
+    fill(cache, range(400), *range(1, 401), size=50)
+    loss = Thinning._loss
+    monkeypatch.setattr(Thinning, "_loss", lambda self, p: losses.append(p) or loss(self, p))  # type: ignore[func-returns-value]
+    cache.ram_bytes = 2000
+    assert cache.stats().evictions > 350
+    assert len(losses) < 10 * 400
+
+
+def test_a_thinned_path_keeps_no_bytes_of_what_went() -> None:
+    cache = PromptCache(1 << 24)
+    fill(cache, range(20), *range(1, 21))
+    bytes_ = [weakref.ref(e.checkpoint) for e in cache.ram.tree.oldest_entries()]
+    cache.ram_bytes = 10 * SIZE
+    assert sum(ref() is not None for ref in bytes_) == cache.stats().entries < 12

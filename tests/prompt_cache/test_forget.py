@@ -13,6 +13,7 @@ import pytest
 from llamahybrid.prompt_cache import BasePromptCache, Costs, PromptCache
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.records import Head
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.integrity import check_integrity
 from tests.lab.naive import NaivePromptCache
@@ -378,3 +379,74 @@ def test_what_is_read_while_all_is_cleared_is_not_taken_in(
     plan = cache.plan(ids([*SECRET, 5]), FakeEngine(cache, "hybrid").view(), (), Costs())
     assert (plan.cached, cache.stats().entries) == (0, 0)
     cache.close()
+
+
+def part_pinned(cache: PromptCache) -> FakeEngine:
+    """A conversation with a checkpoint where its pinned beginning ends, all its attention in one piece."""
+    FakeEngine(cache, "hybrid").prefill(OTHER)  # from the first request on is known how attention is cut
+    engine = FakeEngine(cache, "hybrid")
+    cache.pin(SECRET[:60])
+    engine.decode(SECRET[:60])
+    assert engine.checkpoint(engine.logits)
+    engine.decode(SECRET[60:])
+    assert engine.checkpoint()
+    engine.page_out()
+    return engine
+
+
+@pytest.mark.parametrize("how", ["waiting", "written", "by another process"])
+def test_a_pinned_beginning_is_restored_after_a_restart(tmp_path: Path, how: str) -> None:
+    """What waits of it is written, and attention that runs on into what is forgotten stays up to its end."""
+    cache = PromptCache(AMPLE, tmp_path)
+    part_pinned(cache)
+    if how != "waiting":
+        cache.flush()
+        assert (0, 200) in {(h.start, h.end) for h in heads(tmp_path) if not h.is_snapshot}
+    if how == "by another process":
+        cache.close()
+        cache = PromptCache(AMPLE, tmp_path)
+        cache.pin(SECRET[:60])
+        FakeEngine(cache, "hybrid").prefill(OTHER)
+    cache.forget(SECRET[:120])
+    cache.close()
+    assert not any(
+        np.isin(RecordStore(tmp_path).load(h.key).tokens, SECRET[60:]).any() for h in heads(tmp_path)
+    )
+    later = PromptCache(AMPLE, tmp_path)
+    plan = FakeEngine(later, "hybrid", costs=SLOW).prefill(SECRET)
+    assert (plan.source, plan.cached, plan.matched) == ("disk", 60, 60)
+    later.close()
+
+
+def heads(folder: Path) -> list[Head]:
+    store = RecordStore(folder)
+    return [store.head(key) for key in store.keys()]  # noqa: SIM118
+
+
+def test_what_others_share_of_it_stays_on_disk(tmp_path: Path) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    engine = part_pinned(cache)
+    cache.unpin(SECRET[:60])
+    cache.flush()
+    engine.prefill([*SECRET[:100], *OTHER])
+    cache.close()
+    cache = PromptCache(AMPLE, tmp_path)
+    FakeEngine(cache, "hybrid").prefill(OTHER)
+    cache.forget(SECRET[:120])
+    cache.close()
+    later = PromptCache(AMPLE, tmp_path)
+    plan = FakeEngine(later, "hybrid", costs=SLOW).prefill([*SECRET[:100], *OTHER, 5])
+    assert (plan.source, plan.cached) == ("disk", 100 + len(OTHER))
+    later.close()
+
+
+def test_what_cannot_be_cut_goes_and_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    part_pinned(cache)
+    cache.close()
+    cache = PromptCache(AMPLE, tmp_path)
+    cache.pin(SECRET[:60])
+    cache.forget(SECRET[:120])
+    cache.close()
+    assert "goes from the disk" in caplog.text
+    assert not any(not h.is_snapshot and h.end == 200 for h in heads(tmp_path))

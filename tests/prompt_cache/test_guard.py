@@ -191,7 +191,7 @@ CHANGES: list[tuple[type, str, Callable[[PromptCache], object]]] = [
     (Tree, "store", lambda c: FakeEngine(c).prefill([7, *CHAT])),
     (RamStore, "make_room", lambda c: c.buffer(100)),
     (RamStore, "make_room", lambda c: c.segment_buffer(FakeEngine(c, state=CHAT).view(), 100)),
-    (RamStore, "make_room", lambda c: setattr(c, "ram_bytes", 50_000)),
+    (RamStore, "shrink", lambda c: setattr(c, "ram_bytes", 50_000)),
     (RamStore, "release", lambda c: c.release(planned(c))),
     (RamStore, "remove", lambda c: c.drop(next(c.ram.tree.oldest_entries()).checkpoint)),
     (Tree, "trim", lambda c: c.forget(CHAT)),

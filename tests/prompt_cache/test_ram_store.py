@@ -11,6 +11,8 @@ from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.ram_store import MOST_NAMES, RamStore, row
+from llamahybrid.prompt_cache.tree import Tree
+from tests.lab.integrity import check_integrity
 
 SIZE = 1000
 
@@ -233,6 +235,21 @@ def test_what_is_forgotten_goes_and_what_others_share_stays(store: RamStore) -> 
     assert [e.node is not None for e in (shared, mine, other)] == [True, False, True]
     assert freed == SIZE + 4 * 20
     assert store.account.idle_bytes == 0
+
+
+def test_all_that_goes_on_from_a_forgotten_path_is_looked_for_once(
+    store: RamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(1, 30):
+        put(store, path(10 + n, n, at=10))
+        put(store, path(50 + n, n, at=20))
+    put(store, path(30, 1, at=5))
+    matched, match = [], Tree.match
+    monkeypatch.setattr(Tree, "match", lambda *args: matched.append(args) or match(*args))  # type: ignore[func-returns-value]
+    store.forget(path(8))
+    assert len(matched) < 4
+    assert [e.position for e in store.tree.oldest_entries()] == [30]
+    check_integrity(store.tree)
 
 
 def test_forgetting_leaves_the_beginning_that_is_pinned(store: RamStore) -> None:

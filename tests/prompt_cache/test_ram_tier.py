@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, LiveView
+from llamahybrid.prompt_cache import Costs, LiveView, guard, ram_store, ram_tier
 from llamahybrid.prompt_cache.base import LiveState, Loaded, Segment, Tokens
 from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.ram_tier import RamTier
@@ -256,3 +258,80 @@ def test_what_is_about_to_be_read_has_room_made_for_it(ram: RamTier) -> None:
     assert ram.stats().bytes_ram >= SIZE + 500
     del expected
     assert ram.stats().bytes_ram < SIZE
+
+
+def put(ram: RamTier, n: int) -> None:
+    """A checkpoint of 50 bytes on a path of its own."""
+    path = np.array([n, n], np.int32)
+    assert ram.admit(LiveView("m", path, 2, True, False, False), 2, np.zeros(50, np.uint8), None)
+
+
+@pytest.fixture
+def crowded(ram: RamTier, monkeypatch: pytest.MonkeyPatch) -> RamTier:
+    """A tier of many small checkpoints, in which each slice of work is over after one of them."""
+    monkeypatch.setattr(guard, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(ram_tier, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(ram_store.time, "monotonic", count().__next__)
+    for n in range(200):
+        put(ram, n)
+    return ram
+
+
+@pytest.mark.parametrize("what", ["resize", "buffer"])
+def test_others_come_in_while_many_go(crowded: RamTier, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(_: float) -> None:
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(crowded.stats).result(timeout=60).entries)
+
+    seen: list[int] = []
+    monkeypatch.setattr(guard.time, "sleep", sleep)
+    limit = crowded.stats().bytes_ram
+    if what == "resize":
+        crowded.resize(limit // 10)
+    else:
+        crowded.store.account.limit = limit
+        crowded.buffer(limit * 9 // 10)
+    assert crowded.stats().entries <= 20
+    assert len(set(seen)) > 100, "one at a time"
+    assert crowded.stats().bytes_ram <= crowded.store.account.limit
+    assert crowded.store.account.excess == 0
+    check_integrity(crowded.store)
+
+
+def test_who_wants_room_while_a_budget_shrinks_makes_it_for_himself(
+    crowded: RamTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[int] = []
+
+    def sleep(_: float) -> None:
+        before = crowded.stats().evictions
+        put(crowded, 1000 + len(gone))
+        gone.append(crowded.stats().evictions - before)
+
+    monkeypatch.setattr(guard.time, "sleep", sleep)
+    crowded.resize(crowded.stats().bytes_ram // 2)
+    assert gone
+    assert max(gone) <= 2
+
+
+def test_a_budget_whose_shrinking_was_interrupted_holds_with_the_next_call(
+    crowded: RamTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(guard.time, "sleep", interrupted)
+    limit = crowded.stats().bytes_ram // 2
+    with pytest.raises(KeyboardInterrupt):
+        crowded.resize(limit)
+    assert crowded.stats().bytes_ram > limit
+    monkeypatch.undo()
+    put(crowded, 1000)
+    assert crowded.stats().bytes_ram <= limit
+
+
+def test_a_budget_set_from_inside_holds_with_the_next_call(crowded: RamTier) -> None:
+    limit = crowded.stats().bytes_ram // 2
+    with crowded.guard.lock:
+        crowded.resize(limit)
+    assert crowded.stats().bytes_ram <= limit

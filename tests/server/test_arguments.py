@@ -146,3 +146,23 @@ def test_logprobs_of_a_chat_are_given_where_their_number_is_not_said() -> None:
 def test_an_empty_stop_string_ends_nothing(said: Any, told: list[str]) -> None:
     assert arguments(LLM, chat(stop=said), "")["stop"] == told
     assert arguments(LLM, CompletionRequest(prompt="a", stop=said), "")["stop"] == told
+
+
+@pytest.mark.parametrize("name", ["functionary", "functionary-v1", "functionary-v2"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_format_that_does_not_stream_calls_says_so(name: str, stream: bool, tools: bool) -> None:
+    class Functionary(Vocabulary):
+        chat_format = name
+
+    functions = [{"name": "f", "parameters": {"type": "object", "properties": {}}}] if tools else None
+    body = ChatCompletionRequest(
+        messages=[{"role": "user", "content": "hi"}], stream=stream, functions=functions
+    )
+    llm: Any = Functionary()
+    if not (stream and tools) or name == "functionary-v2":
+        assert arguments(llm, body, "alias")["stream"] is stream
+        return
+    with pytest.raises(Refusal, match="does not stream") as refused:
+        arguments(llm, body, "alias")
+    assert (refused.value.status, refused.value.param) == (400, "stream")

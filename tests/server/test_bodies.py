@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from llamahybrid.server import bodies
 from llamahybrid.server.bodies import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -93,6 +94,42 @@ def test_grammars_whose_tokens_would_take_for_ever_are_refused() -> None:
     for text, fine in (("x" * MOST_LETTERS, True), ("x" * (MOST_LETTERS + 1), False)):
         assert (chat(grammar=text).refused(16, 20) is None) is fine
         assert (CompletionRequest(prompt="a", grammar=text).refused(16, 20) is None) is fine
+
+
+FORM = {"response_format": {"type": "json_object"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        FORM,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"functions": [TOOL["function"]], "function_call": {"name": "f"}},
+    ],
+)
+def test_an_answer_does_not_follow_two_forms(form: dict[str, Any]) -> None:
+    told = chat(grammar='root ::= "a"', **form).refused(16, 20)
+    assert told is not None
+    assert (told.status, told.param) == (400, "grammar")
+    assert chat(**form).refused(16, 20) is None
+
+
+@pytest.mark.parametrize("form", [{"response_format": {"type": "text"}}, {"tools": [TOOL]}, {}])
+def test_a_grammar_beside_what_is_no_form_is_followed(form: dict[str, Any]) -> None:
+    assert chat(grammar='root ::= "a"', **form).refused(16, 20) is None
+
+
+@pytest.mark.parametrize("name", ["tools", "functions"])
+def test_more_tools_than_are_looked_at_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[object]()
+    monkeypatch.setattr(bodies, "_tool", looked.append)
+    monkeypatch.setattr(bodies, "_function", looked.append)
+    with pytest.raises(ValidationError, match="more than 1,000"):
+        chat(**{name: [TOOL] * 1001})
+    assert looked == []
 
 
 @pytest.mark.parametrize(

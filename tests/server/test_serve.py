@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from uvicorn.lifespan.on import LifespanOn
 
 from llamahybrid.server.app import app_of
 from llamahybrid.server.serve import server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
-from tests.lab.serving import COMMAND, ServerProcess
+from tests.lab.serving import COMMAND, ServerProcess, serving
 
 TinyModel = Callable[..., Path]
 STORY = {"prompt": "Tell me a story. " * 30, "max_tokens": 5, "temperature": 0.0}
@@ -46,6 +47,16 @@ def test_told_to_end_it_ends_what_runs_and_writes_what_was_said(
     second.end(signal.SIGINT)
     assert again["choices"][0]["text"] == said
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+
+
+def test_one_that_is_forced_to_exit_ends_the_app_as_any_other(tiny_model: TinyModel) -> None:
+    """By a second Ctrl-C; what is left to be cancelled prints a traceback."""
+    with serving(tiny_model("qwen35")) as server:
+        server.server.force_exit = True
+        server.stop()
+        lifespan = server.server.lifespan
+        assert isinstance(lifespan, LifespanOn)
+        assert not lifespan.error_occurred
 
 
 @pytest.mark.parametrize(("seconds", "graceful"), [(5.5, 15), (float("inf"), None)])

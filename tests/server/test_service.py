@@ -21,6 +21,7 @@ from llamahybrid.capi.calls import NativeContext
 from llamahybrid.llama import Llama
 from llamahybrid.request.report import RequestReport
 from llamahybrid.server.arguments import arguments
+from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.loading import load
 from llamahybrid.server.settings import ModelSettings
 from tests.lab.serving import SMALL, Serving, serving, wait_until
@@ -219,6 +220,28 @@ def test_arguments_are_made_where_they_hold_nobody_up(
     assert post(server, {"prompt": "a", "logit_bias": {"x": 1}}).status_code == 400
     assert all(name.startswith("llamahybrid-request") for name in made_in)
     assert len(made_in) == 2
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_large_body_is_looked_at_where_it_holds_nobody_up(
+    http: httpx.Client, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "d" * 70_000 * large, "parameters": {}},
+    }
+    threads: list[str] = []
+    refused = ChatCompletionRequest.refused
+
+    def told(self: ChatCompletionRequest, *limits: int) -> Any:
+        threads.append(threading.current_thread().name)
+        return refused(self, *limits)
+
+    monkeypatch.setattr(ChatCompletionRequest, "refused", told)
+    http.post("/v1/chat/completions", json={**asked, "tools": [tool]})
+    (name,) = threads
+    assert name.startswith("llamahybrid-request") is large
 
 
 def test_a_slow_reader_holds_no_slot(server: Serving, http: httpx.Client, told: list[RequestReport]) -> None:
