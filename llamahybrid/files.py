@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -34,6 +35,21 @@ def write_json(path: Path, data: Any) -> None:
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Raises OSError where a file cannot be written: better before a long run than after it."""
+    for path in paths:
+        if path is None or (path.exists() and not (path.is_file() or path.is_dir())):  # /dev/stdout
+            continue
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        folder = path.resolve().parent
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            said = f"nothing can be written there: {error.strerror}"
+            raise OSError(error.errno, said, str(folder)) from error
 
 
 def without_home(data: Any) -> Any:

@@ -12,6 +12,7 @@ import typer
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Json, Lib, Models, On, finish, progress
 from llamahybrid.cli.engine import errors_shown
+from llamahybrid.files import open_alone, require_writable
 
 
 def record(
@@ -53,8 +54,7 @@ def record(
 
 def _run(program: Sequence[str], out: Path, hashed: bool) -> int:
     """Run it with the hook in place; its exit status."""
-    from llamahybrid.files import open_alone  # and nothing that imports llama_cpp before the program does
-    from llamahybrid.program import run
+    from llamahybrid.program import run  # and nothing that imports llama_cpp: the program does
 
     path, process, begun = out.absolute(), os.getpid(), False
     before = path.exists()
@@ -94,6 +94,7 @@ def replay(
     from llamahybrid.evaluate.traces.replay import replay as play
 
     with ended_in_order(), errors_shown(ValueError, OSError):
+        require_writable(json)
         targets = choice.targets(on, lib)
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")
