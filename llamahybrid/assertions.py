@@ -81,12 +81,12 @@ def assert_sound(lib: Path | None, *hazards: str) -> None:
     Each is brought about in a process of its own, and may kill that; a minute for all.
 
     Raises:
-        AssertionError: one does, or could not be brought about.
+        AssertionError: one does, or failed to be brought about; or none of them can arise there.
         EngineError: `lib` cannot be loaded.
         ValueError: an id is not known.
     """
     from llamahybrid.hazards.catalogue import PROBES, find
-    from llamahybrid.hazards.runner import library, run
+    from llamahybrid.hazards.runner import library, run, sound
 
     results = run([find(name) for name in hazards] or PROBES, library(lib))
     hit = [result for result in results if not result.outcome.verdict.sound]
@@ -95,6 +95,9 @@ def assert_sound(lib: Path | None, *hazards: str) -> None:
         raise AssertionError(
             f"{len(hit)} of {len(results)} hazards hit {lib or 'llama_cpp'}:{''.join(lines)}"
         )
+    if not sound(results):
+        said = "; ".join(f"{r.probe.id}: {r.outcome.detail}" for r in results[:5])
+        raise AssertionError(f"cannot tell: no hazard can be brought about in {lib or 'llama_cpp'}: {said}")
 
 
 def _ran(report: Report) -> tuple[TargetFigures, ...]:

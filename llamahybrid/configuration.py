@@ -125,14 +125,33 @@ def shared_cache() -> PromptCache | bool | None:
         return False
     if wanted.ram is None and not isinstance(wanted.disk, Disk):
         return None
-    from llamahybrid.prompt_cache import PromptCache  # numpy is imported by those who need it
-
     with _lock:
         if _shared is None or _shared[0] != wanted:
-            place = wanted.disk if isinstance(wanted.disk, Disk) else None
-            folder, n_bytes = (None, None) if place is None else (place.folder, place.n_bytes)
-            _shared = (wanted, PromptCache(wanted.ram, folder, n_bytes))
+            _shared = (wanted, _made(wanted))
         return _shared[1]
+
+
+def own_cache(*, on_disk: bool = False) -> PromptCache | bool:
+    """A prompt cache of the configured size for one `Llama` that is measured; False: there is to be none.
+
+    Not `shared_cache`: that knows what the process asked before. Nor, but with `on_disk`, the configured
+    folder: the user's conversations lie there.
+
+    Raises:
+        ConfigurationError: see `current`.
+    """
+    wanted = current()
+    if wanted.ram == 0:
+        return False
+    return _made(wanted if on_disk else replace(wanted, disk=False))
+
+
+def _made(wanted: Configuration) -> PromptCache:
+    from llamahybrid.prompt_cache import PromptCache  # numpy is imported by those who need it
+
+    place = wanted.disk if isinstance(wanted.disk, Disk) else None
+    folder, n_bytes = (None, None) if place is None else (place.folder, place.n_bytes)
+    return PromptCache(wanted.ram, folder, n_bytes)
 
 
 def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptCache | None:

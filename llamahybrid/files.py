@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -19,6 +26,21 @@ def write_json(path: Path, data: Any) -> None:
     mask = os.umask(0)
     os.umask(mask)
     write_whole(path.resolve(), text.encode("utf-8"), 0o666 & ~mask)  # a link stays one; it is no secret
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Raises OSError where a file cannot be written: better before a long run than after it."""
+    for path in paths:
+        if path is None or (path.exists() and not (path.is_file() or path.is_dir())):  # /dev/stdout
+            continue
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        folder = path.resolve().parent
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            said = f"nothing can be written there: {error.strerror}"
+            raise OSError(error.errno, said, str(folder)) from error
 
 
 def without_home(data: Any) -> Any:
@@ -36,6 +58,36 @@ def without_home(data: Any) -> Any:
         return [shown(each) for each in value] if isinstance(value, (list, tuple)) else value
 
     return shown(data)
+
+
+def open_alone(path: Path) -> TextIO:
+    """A file to write to, with what is in it. Raises OSError, too, where another process has it so."""
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "w", encoding="utf-8")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise OSError(error.errno, "another process writes to it", str(path)) from error
+        except OSError:  # a file system without locks
+            pass
+    return file
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """What to call files in a report: each by its name, with as much of its folders as tells them apart.
+
+    Raises ValueError for one that is there twice.
+    """
+    whole = [path.absolute().parts for path in paths]
+    for length in range(1, 1 + max(map(len, whole), default=0)):
+        names = ["/".join(parts[-length:]) for parts in whole]
+        if len(set(names)) == len(names):
+            return names
+    if whole:
+        twice = next(path for path, parts in zip(paths, whole, strict=True) if whole.count(parts) > 1)
+        raise ValueError(f"{twice} is given twice")
+    return []
 
 
 def printable(text: str) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from llamahybrid.assertions import assert_reuse, assert_same_answer, assert_sound
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError
 from llamahybrid.evaluate.report import Report
+from llamahybrid.hazards import outcome, runner
+from llamahybrid.hazards.outcome import Outcome
+from llamahybrid.hazards.probe import Probe
 from tests.evaluate.reports import report, request, target, verdict, workload
 
 
@@ -96,3 +101,13 @@ def test_a_hazard_that_hits_is_named() -> None:
         assert_sound(stock(), "nonsense")
     with pytest.raises(EngineError):
         assert_sound(stock() / "nowhere")
+
+
+def test_a_hazard_that_cannot_arise_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(probes: Iterable[Probe], under_test: object) -> list[runner.Result]:
+        nothing = Outcome(outcome.Verdict.NOT_APPLICABLE, "no such function")
+        return [runner.Result(probe, probe.model, nothing, 0.1) for probe in probes]
+
+    monkeypatch.setattr(runner, "run", run)
+    with pytest.raises(AssertionError, match=r"cannot tell: .*rollback-twice: no such function"):
+        assert_sound(stock(), "rollback-twice")

@@ -17,7 +17,16 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import llamahybrid
 from llamahybrid import ConfigurationError, PromptCache, configuration, configure
-from llamahybrid.configuration import Configuration, Disk, cache_for, current, default_folder, patience
+from llamahybrid.configuration import (
+    Configuration,
+    Disk,
+    cache_for,
+    current,
+    default_folder,
+    own_cache,
+    patience,
+    shared_cache,
+)
 
 Opener = Callable[..., Any]
 NAMES = ("LLAMAHYBRID_RAM", "LLAMAHYBRID_DISK", "LLAMAHYBRID_PARALLEL")
@@ -161,6 +170,23 @@ def test_a_home_that_is_not_there_is_told(nothing_said: pytest.MonkeyPatch, disk
     nothing_said.setenv("LLAMAHYBRID_CACHE_DIR", "~nobody-of-that-name")
     with pytest.raises(ConfigurationError, match=r"disk=.*nobody of that name has a home folder"):
         configure(disk=disk)
+
+
+def test_what_is_measured_gets_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMAHYBRID_RAM", "16MiB")
+    monkeypatch.setenv("LLAMAHYBRID_DISK", str(tmp_path / "chats"))
+    first, second = own_cache(), own_cache()
+    assert isinstance(first, PromptCache)
+    assert isinstance(second, PromptCache)
+    assert first is not second
+    assert first is not shared_cache()
+    assert (first.ram_bytes, first.leaves_process) == (16 << 20, False)
+    kept = own_cache(on_disk=True)
+    assert isinstance(kept, PromptCache)
+    assert kept.leaves_process
+    kept.close()
+    monkeypatch.setenv("LLAMAHYBRID_RAM", "0")
+    assert own_cache(on_disk=True) is False
 
 
 def test_one_cache_for_the_process_until_something_else_is_said(tmp_path: Path) -> None:

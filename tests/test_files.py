@@ -10,7 +10,7 @@ import pytest
 
 from llamahybrid import files
 from llamahybrid.evaluate.report import Report, TargetFigures
-from llamahybrid.files import printable, without_home, write_json
+from llamahybrid.files import distinct_names, printable, require_writable, without_home, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +73,23 @@ def test_a_file_that_is_written_may_be_read_as_any_other(tmp_path: Path) -> None
 def test_a_device_stays_one() -> None:
     write_json(Path("/dev/null"), [1])
     assert Path("/dev/null").is_char_device()
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders() -> None:
+    def names(*paths: str) -> list[str]:
+        return distinct_names([Path(path) for path in paths])
+
+    assert names() == []
+    assert names("/a/m.gguf", "/a/n.gguf") == ["m.gguf", "n.gguf"]
+    assert names("/a/x/m.gguf", "/b/x/m.gguf", "n.gguf")[:2] == ["a/x/m.gguf", "b/x/m.gguf"]
+    with pytest.raises(ValueError, match="m is given twice"):
+        names("/a/m", "/b/m", "/a/m")
+
+
+def test_what_cannot_be_written_is_known_before(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    require_writable(None, tmp_path / "new", tmp_path / "file", Path("/dev/stdout"), Path("/dev/full"))
+    for path in (tmp_path, tmp_path / "none" / "x", tmp_path / "file" / "x"):
+        with pytest.raises(OSError, match="/"):
+            require_writable(tmp_path / "new", path)
+    assert os.listdir(tmp_path) == ["file"]

@@ -52,13 +52,14 @@ def bench(
     from llamahybrid.evaluate.bench import Bench
     from llamahybrid.evaluate.targets import choice
     from llamahybrid.evaluate.targets.base import ModelFile
-    from llamahybrid.files import write_json
+    from llamahybrid.files import require_writable, write_json
 
     n = threads or os.cpu_count() or 1
     layers = {"n_gpu_layers": n_gpu_layers} if n_gpu_layers else {}
     options = {"n_threads": n, "n_threads_batch": n, **layers}
     server = ["-t", str(n), *(("-ngl", "999" if n_gpu_layers < 0 else str(n_gpu_layers)) if layers else ())]
     with ended_in_order(), errors_shown(ValueError, OSError):
+        require_writable(json)
         targets = choice.targets(on or PEERS, lib, server)
         with _progress() as told:
             file = ModelFile(model.name, model, options, server)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.engine import errors_shown
+from llamahybrid.files import require_writable
 
 if TYPE_CHECKING:
     from llamahybrid.evaluate.report import Report, Verdict
@@ -57,6 +58,7 @@ def check(
     from llamahybrid.evaluate.targets import choice
 
     with ended_in_order(), errors_shown(ValueError, OSError):
+        require_writable(json)
         targets = choice.targets(on, lib, server_option or ())
         chosen = _workloads(workload or (), quick)
         given = model or ()
@@ -105,9 +107,15 @@ def finish(report: Report, json: Path | None) -> None:
     from llamahybrid.evaluate.render.sentences import outcome
     from llamahybrid.evaluate.render.terminal import show
 
-    if json is not None:
-        with errors_shown(OSError):
+    written: OSError | None = None
+    try:
+        if json is not None:
             report.write(json)
+    except OSError as error:
+        written = error
     show(report, Console())
+    with errors_shown(OSError):
+        if written is not None:  # said last, but the run is not lost for it
+            raise written
     if any(outcome(each) == "bad" for each in report.targets):
         raise typer.Exit(1)

@@ -139,6 +139,8 @@ def serve(context: typer.Context) -> None:
     try:
         from llamahybrid.cli.serve import server
     except ImportError as error:
+        if (error.name or "").partition(".")[0] == "llama_cpp":
+            raise  # another package of that name
         typer.echo(f"error: {error}; install llamahybrid[server]", err=True)
         raise typer.Exit(1) from error
     with errors_shown(ValueError, OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Json, Lib, Models, On, finish, progress
 from llamahybrid.cli.engine import errors_shown
+from llamahybrid.files import open_alone, require_writable
 
 
 def record(
@@ -52,18 +54,27 @@ def record(
 
 def _run(program: Sequence[str], out: Path, hashed: bool) -> int:
     """Run it with the hook in place; its exit status."""
-    from llamahybrid.program import run
+    from llamahybrid.program import run  # and nothing that imports llama_cpp: the program does
 
-    path = out.absolute()
+    path, process, begun = out.absolute(), os.getpid(), False
+    before = path.exists()
     with errors_shown(OSError):
-        path.open("w").close()  # the program may be long in coming to its first model
+        open_alone(path).close()  # now: the program may be long in coming to its first model
 
     def recording() -> None:
+        nonlocal begun
         from llamahybrid.evaluate.traces.hook import record_into
 
         record_into(path, hashed)
+        begun = True
 
-    return run(program, recording)
+    try:
+        return run(program, recording)
+    finally:
+        if not begun and os.getpid() == process:  # not in a child that the program forked
+            if not before:
+                path.unlink(missing_ok=True)
+            typer.echo(f"nothing was recorded: {program[0]} did not come to import llama_cpp", err=True)
 
 
 def replay(
@@ -83,6 +94,7 @@ def replay(
     from llamahybrid.evaluate.traces.replay import replay as play
 
     with ended_in_order(), errors_shown(ValueError, OSError):
+        require_writable(json)
         targets = choice.targets(on, lib)
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")

@@ -83,11 +83,17 @@ def _choice(wish: str) -> Callable[[], Sequence[Path | None]]:
 
 
 def _sound(folder: Path | None) -> Path | None:
-    """A folder that is no engine of ours, or a whole one: a library cut short would end the process."""
-    from llamahybrid.engine import installed
+    """A folder of whole libraries, ours or not: one that is cut short would end the process."""
+    from llamahybrid.engine import elf, installed
 
     engine = installed.owner(folder) if folder else None
     if engine is None:
+        for path in sorted(path for path in folder.glob("*.so") if path.is_file()) if folder else ():
+            try:
+                if elf.cut_short(path):
+                    raise EngineError(f"{path} is cut short: copy or build it again")
+            except OSError as error:
+                raise EngineError(f"{path} cannot be read: {error.strerror}") from error
         return folder
     if damage := engine.damage():
         raise EngineError(f"{damage}: run `llamahybrid engine build` again")

@@ -45,7 +45,7 @@ def examine(load: Callable[[], Collection[str]], shim: bool, gpus: Gpus) -> list
     site = Site.here()
     try:
         optional = load()
-    except (OSError, RuntimeError) as error:  # EngineError is one
+    except (ImportError, OSError, RuntimeError) as error:  # EngineError is one
         folder = bindings.loaded_from() or bindings.stock()
         return [
             _version(version),

@@ -32,6 +32,21 @@ def needed(path: Path) -> frozenset[str]:
     return frozenset(_read(path, _needed))
 
 
+def cut_short(path: Path) -> bool:
+    """An ELF library that ends before all of it is there: to load it would end the process.
+
+    What says where its parts are stands at its end. Raises OSError where it cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"\x7fELF":
+            return False
+    try:
+        needed(path)
+    except ValueError:
+        return True
+    return False
+
+
 def _read(path: Path, names: Names) -> set[str]:
     with path.open("rb") as file:
         if file.read(4) != b"\x7fELF":

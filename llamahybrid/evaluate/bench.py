@@ -334,8 +334,12 @@ def _play(session: Session, workload: Workload, measured: _Measured, first: bool
     if first:
         measured.requests = len(played)
         measured.least = _least(played, workload)
-        alone = sum(_decoded(each.reply) or 0 for each in counted)
-        measured.decoded = alone or (decoded if workload.clients > 1 else None)
+        alone = [_decoded(each.reply) for each in counted]
+        known = [count for count in alone if count is not None]
+        if known and len(known) == len(alone):
+            measured.decoded = sum(known)
+        else:  # what some requests hide is in no sum of the others
+            measured.decoded = decoded if workload.clients > 1 else None
 
 
 def _least(played: Sequence[Played], workload: Workload) -> int | None:

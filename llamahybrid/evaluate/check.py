@@ -21,6 +21,7 @@ from llamahybrid.evaluate.play import Player, suits
 from llamahybrid.evaluate.report import Report, TargetFigures, Verdict, WorkloadFigures
 from llamahybrid.evaluate.targets.base import ModelFile, Shape, Target
 from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, Workload, long_prompt, thinking_stripped
+from llamahybrid.files import distinct_names
 
 PARALLEL_BOUND = 1.5
 """Oracle ratio of several clients at once: who comes first depends on threads."""
@@ -65,11 +66,15 @@ KINDS = (Kind("qwen35", chats=True), Kind("gemma3", 16), Kind("llama"))
 
 @contextmanager
 def models(given: Sequence[Path], gpu_layers: int = 0, make: bool = True) -> Iterator[list[ModelFile]]:
-    """The models given, or tiny ones of each kind of memory; without `make` none."""
+    """The models given, or tiny ones of each kind of memory; without `make` none.
+
+    Raises ValueError for one that is given twice.
+    """
     if given or not make:
         more = {"n_gpu_layers": gpu_layers} if gpu_layers else {}
         server = ("-ngl", "999" if gpu_layers < 0 else str(gpu_layers)) if gpu_layers else ()
-        yield [ModelFile(path.name, path, more, server) for path in given]
+        names = distinct_names(given)
+        yield [ModelFile(name, path, more, server) for name, path in zip(names, given, strict=True)]
         return
     with tempfile.TemporaryDirectory(prefix="llamahybrid-check-") as folder:
         yield [kind.make(Path(folder)) for kind in KINDS]
@@ -110,7 +115,7 @@ class Check:
             before = f"{model.name}: " if model is not None and len(given) > 1 else ""
             try:
                 for each in self._model(target, model):
-                    found.append(_named(each, before))
+                    found.append(named(each, before))
             except LlamaHybridError as error:
                 errors.append(f"{before}{error}")
         hazards: tuple[Verdict, ...] = ()
@@ -154,7 +159,7 @@ def _left_out(workload: Workload) -> WorkloadFigures:
     return WorkloadFigures(workload.name, (), None, None, None, workload.bound, None, (verdict,))
 
 
-def _named(figures: WorkloadFigures, before: str) -> WorkloadFigures:
+def named(figures: WorkloadFigures, before: str) -> WorkloadFigures:
     """With the model's name before the workload's, where there are several."""
     name = before + figures.workload
     return replace(

@@ -11,6 +11,7 @@ from typing import Any
 
 import llama_cpp
 
+from llamahybrid.configuration import own_cache
 from llamahybrid.evaluate.chats import CHAT_WORKLOADS
 from llamahybrid.evaluate.conversation import Record, converse
 from llamahybrid.evaluate.crowds import CROWDS
@@ -25,6 +26,11 @@ class Stock(llama_cpp.Llama):  # type: ignore[misc]
 
     llamahybrid_install = False
     """`llamahybrid.install` leaves it alone."""
+
+
+def _ours(**options: Any) -> Llama:
+    """Ours with nothing in its cache, whatever the environment says of one for all and of a folder."""
+    return Llama(**{"prompt_cache": own_cache(), **options})
 
 
 WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS)}
@@ -116,7 +122,7 @@ class Comparer:
     def run(self, workload: Workload) -> Comparison:
         """Run `workload` once on each, in fresh contexts."""
         stock = self.side(Stock, workload, "stock")
-        return Comparison(workload, stock, self.side(Llama, workload, "ours"))
+        return Comparison(workload, stock, self.side(_ours, workload, "ours"))
 
     def side(self, llama: Callable[..., llama_cpp.Llama], workload: Workload, name: str = "") -> Side:
         """Run `workload` on a fresh object made by `llama`."""

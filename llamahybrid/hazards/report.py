@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from llamahybrid.files import printable, without_home, write_json
+from llamahybrid.files import printable, require_writable, without_home, write_json
 from llamahybrid.hazards.catalogue import PROBES, find
 from llamahybrid.hazards.outcome import Verdict
-from llamahybrid.hazards.runner import Library, Result, library, run
+from llamahybrid.hazards.runner import Library, Result, library, run, sound
 
 _COLOURS = {
     Verdict.EXACT: "green",
@@ -46,13 +46,16 @@ def hazards(
     """Run probes (all, or those called `names`) on the libllama at `lib` and print what they find.
 
     `json` and `junit` are files to write reports to, with `~` for the home folder. True when nothing is
-    unsound; with `expect_stock`, when every verdict is the known one of stock llama-cpp-python 0.3.36.
+    unsound, and not every probe is out of place here; with `expect_stock`, when every verdict is the known
+    one of stock llama-cpp-python 0.3.36.
 
     Raises:
         EngineError: `lib` cannot be loaded.
         UnknownArchitecture: there is no tiny model of `arch`.
         ValueError: a name in `names` is unknown.
+        OSError: a report cannot be written.
     """
+    require_writable(json, junit)
     console = console or Console()
     probes = [find(name) for name in names] or list(PROBES)
     under_test = library(lib)
@@ -68,16 +71,22 @@ def hazards(
             seconds=seconds,
             done=lambda _: progress.advance(task),
         )
-    if json is not None:
-        write_json(json, as_json(results, under_test))
-    if junit is not None:
-        junit.write_text(as_junit(results, under_test), encoding="utf-8")
+    written: OSError | None = None
+    try:
+        if json is not None:
+            write_json(json, as_json(results, under_test))
+        if junit is not None:
+            junit.write_text(as_junit(results, under_test), encoding="utf-8")
+    except OSError as error:
+        written = error
     console.print(table(results, f"hazards of {under_test.path}"))
     console.print(summary(results))
+    if written is not None:  # said last, but the run is not lost for it
+        raise written
     if expect_stock:
         console.print("\n".join(surprises(results)) or "as known of stock llama-cpp-python 0.3.36")
         return not surprises(results)
-    return all(result.outcome.verdict.sound for result in results)
+    return sound(results)
 
 
 def table(results: Sequence[Result], title: str) -> Table:
@@ -106,7 +115,8 @@ def _happened(result: Result) -> str:
 def summary(results: Sequence[Result]) -> str:
     """How many probes came to which verdict, in one line."""
     counted = Counter(result.outcome.verdict for result in results)
-    return ", ".join(f"{counted[verdict]} {verdict.value}" for verdict in Verdict if counted[verdict])
+    said = ", ".join(f"{counted[verdict]} {verdict.value}" for verdict in Verdict if counted[verdict])
+    return f"{said}: nothing is known" if set(counted) == {Verdict.NOT_APPLICABLE} else said
 
 
 def surprises(results: Sequence[Result]) -> list[str]:
@@ -123,7 +133,7 @@ def as_json(results: Sequence[Result], under_test: Library) -> dict[str, Any]:
     return {
         "library": under_test.path,
         "system": under_test.system,
-        "sound": all(result.outcome.verdict.sound for result in results),
+        "sound": sound(results),
         "probes": [
             {
                 "id": result.probe.id,

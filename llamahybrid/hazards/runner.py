@@ -35,6 +35,12 @@ class Result:
     seconds: float
 
 
+def sound(results: Sequence[Result]) -> bool:
+    """Nothing went wrong, and something was tried: where no situation could arise, nothing is known."""
+    told = any(result.outcome.verdict is not Verdict.NOT_APPLICABLE for result in results)
+    return told and all(result.outcome.verdict.sound for result in results)
+
+
 @dataclass(frozen=True)
 class Library:
     """A libllama as a child process sees it."""

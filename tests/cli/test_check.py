@@ -94,9 +94,15 @@ def test_hazards_are_those_of_the_library_that_was_loaded_and_only_where_asked_f
 
 
 def test_a_report_that_cannot_be_written_is_one_clear_line(pretend: type[Pretend], tmp_path: Path) -> None:
+    pretend.asked = ()
     status, said = checked("--on", URL, "--json", tmp_path / "none" / "x.json")
     assert status == 1
     assert said.startswith("error: ")
+    assert not pretend.asked, "before anything ran"
+    status, said = checked("--on", URL, "--json", "/dev/full")
+    assert status == 1
+    assert "came through" in said, "the run is not lost"
+    assert said.splitlines()[-1].startswith("error: ")
 
 
 def test_an_unknown_workload_is_refused_with_those_there_are() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from importlib import metadata
@@ -157,3 +160,48 @@ def test_hazards_names_what_it_does_not_know(tmp_path: Path) -> None:
     assert "rollback-twice" in result.output
     assert run("hazards", "--expect", "patched").exit_code == 2
     assert run("hazards", "--expect", "stock", "--arch", "llama").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "command", [["hazards", "--probe", "rollback-twice"], ["chat", __file__], ["serve", "x"]]
+)
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_llama_cpp_that_cannot_be_imported_is_one_clear_line(
+    command: list[str], fake: bool, tmp_path: Path
+) -> None:
+    """Its library is not there; or a package of that name is another one."""
+    environment = {**os.environ, "LLAMAHYBRID_ENGINE": ""}
+    if fake:
+        (tmp_path / "llama_cpp").mkdir()
+        (tmp_path / "llama_cpp" / "__init__.py").touch()
+        environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
+    else:
+        environment["LLAMA_CPP_LIB_PATH"] = str(tmp_path)
+    for arguments in (command, ["engine", "doctor"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "llamahybrid", *arguments],
+            **{"env": environment, "capture_output": True, "text": True, "stdin": subprocess.DEVNULL},
+        )
+        if arguments is command:
+            assert done.returncode == 1
+            assert done.stderr.startswith("error: llama_cpp cannot be imported: ")
+            assert done.stderr.count("\n") == 1
+        else:
+            assert done.returncode == 0, done.stderr
+            assert "cannot be loaded" in done.stdout
+
+
+def test_a_full_disk_behind_standard_output_is_one_clear_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "llamahybrid", "tiny", "--list"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: [Errno 28] No space left on device\n"
+
+
+def test_help_is_shown_in_a_narrow_terminal_without_utf_8() -> None:
+    environment = {**os.environ, "COLUMNS": "40", "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "llamahybrid", "chat", "--help"]
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "Chat in the terminal" in done.stdout

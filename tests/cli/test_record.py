@@ -97,3 +97,22 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(given: list[str], tmp_p
     assert done.exit_code == 1
     assert "No such file" in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("given", [["--", "nowhere.py"], ["--proxy", "ftp://nowhere"]])
+def test_what_cannot_be_recorded_leaves_the_trace_that_is_there(given: list[str], tmp_path: Path) -> None:
+    trace = tmp_path / "t"
+    (before,) = written(trace, Ask(1, tokens=(1,)))
+    done = CliRunner().invoke(app, ["record", "--out", str(trace), "--port", "0", *given])
+    assert done.exit_code
+    assert [entry.ask for entry in read(trace).entries] == [before]
+
+
+def test_a_program_without_llama_cpp_is_said_to_have_recorded_nothing(tmp_path: Path) -> None:
+    program, trace = tmp_path / "program.py", tmp_path / "t"
+    program.write_text("import os\nif os.fork() == 0:\n    raise SystemExit(3)\nos.wait()\n")
+    command = [sys.executable, "-m", "llamahybrid", "record", "--out", str(trace), "--", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == f"nothing was recorded: {program} did not come to import llama_cpp\n"
+    assert not trace.exists()

@@ -134,3 +134,17 @@ def test_the_commands_that_help_then_still_run(
     assert run.returncode == code
     assert said in run.stdout + run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_library_cut_short_is_told_and_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To load it is a bus error; half a copy of a build is such a one."""
+    stock = bindings.stock()
+    assert stock is not None
+    for path in stock.glob("*.so"):
+        (tmp_path / path.name).write_bytes(path.read_bytes()[:100_000])
+    monkeypatch.setenv("LLAMAHYBRID_ENGINE", str(tmp_path))
+    run = child("import llamahybrid; from llamahybrid import Llama")
+    assert run.returncode == 1
+    assert run.stderr.rstrip().endswith("is cut short: copy or build it again")

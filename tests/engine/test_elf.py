@@ -32,6 +32,10 @@ def test_no_truncated_library_is_more_than_a_value_error(tmp_path: Path) -> None
         cut.write_bytes(content[:size])
         with pytest.raises(ValueError, match=r"libx\.so"):
             elf.exported(cut)
+        assert elf.cut_short(cut) is (size > 0), (
+            "an empty file is no library, which is said when it is loaded"
+        )
+    assert not elf.cut_short(whole)
 
 
 def test_what_a_library_needs_is_named(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from llamahybrid.errors import TargetError
 from llamahybrid.evaluate import bench
 from llamahybrid.evaluate.bench import ALONE, Bench, Cell, Results, together
 from llamahybrid.evaluate.conversation import Answer, Request
+from llamahybrid.evaluate.report import Sameness
 from llamahybrid.evaluate.speech import Speech, Vocabulary
-from llamahybrid.evaluate.targets.base import ModelFile, Session, Shape, Target
+from llamahybrid.evaluate.targets.base import Ask, ModelFile, Reply, Session, Shape, Target
 from llamahybrid.evaluate.targets.choice import target
 from llamahybrid.evaluate.workloads import Workload, thinking_stripped
 
@@ -114,3 +115,26 @@ def test_what_results_of_before_lack_is_not_in_them() -> None:
     old = {"workload": "a", "target": "b", "requests": 1}
     data = {"made": "", "machine": {}, "model": {}, "rounds": 1, "versions": {}, "format": 1, "cells": [old]}
     assert Results.from_json(data).cells == (Cell("a", "b", 1),)
+
+
+class HalfMute(Session):
+    """Tells of every other request what it decoded, and nothing of all together."""
+
+    def __init__(self, hides: bool) -> None:
+        self.asked, self._hides = 0, hides
+        self.vocabulary = Vocabulary(tuple(range(16)), None, None)
+
+    def ask(self, ask: Ask) -> Reply:
+        self.asked += 1
+        hidden = self._hides and self.asked % 2 == 0
+        return Reply("x", 0.1, 0.1, ask.tokens, (1,), len(ask.tokens), decoded=None if hidden else 5)
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_what_some_requests_hide_is_in_no_sum_of_the_others(hides: bool) -> None:
+    measured, session = bench._Measured(), HalfMute(hides)
+    bench._play(session, Workload("it", thinking_stripped, measured_from=0), measured, first=True)
+    assert measured.decoded == (None if hides else 5 * session.asked)

@@ -145,3 +145,12 @@ def test_models_of_each_kind_are_made_and_gone_afterwards() -> None:
 
 def test_no_two_workloads_have_one_name() -> None:
     assert len({each.name for each in WORKLOADS}) == len(WORKLOADS)
+
+
+def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    given = [tmp_path / folder / "model.gguf" for folder in ("old", "new")]
+    with models(given) as found:
+        assert [(each.name, each.path) for each in found] == [
+            ("old/model.gguf", given[0]),
+            ("new/model.gguf", given[1]),
+        ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import llama_cpp
+import pytest
 
 from llamahybrid import Llama
 from llamahybrid.evaluate.chats import CHAT_WORKLOADS
@@ -90,3 +91,16 @@ def test_a_model_says_whether_it_has_a_template(tiny_model: TinyModel) -> None:
 def test_every_workload_is_known_by_its_name() -> None:
     assert set(WORKLOADS.values()) == {*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS}
     assert all(workload.name == name for name, workload in WORKLOADS.items())
+
+
+def test_what_the_environment_keeps_is_neither_reused_nor_added_to(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = tmp_path / "chats"
+    monkeypatch.setenv("LLAMAHYBRID_RAM", "64MiB")
+    monkeypatch.setenv("LLAMAHYBRID_DISK", str(chats))
+    comparer = Comparer(tiny_model("qwen35"), {"n_threads": 1, "n_threads_batch": 1})
+    for _ in range(2):
+        ours = comparer.run(Workload("two", two_questions, n_ctx=512)).ours
+        assert ours.records[0].cached == 0, "of an earlier run"
+    assert not chats.exists()

@@ -96,6 +96,7 @@ def test_the_summary_counts_what_there_was() -> None:
         (Verdict.EXACT, False, True),
         (Verdict.EXACT, True, False),
         (Verdict.FAILED, False, False),
+        (Verdict.NOT_APPLICABLE, False, False),  # nothing was tried
     ],
 )
 def test_a_pass_is_a_sound_library_or_the_one_that_was_expected(
@@ -114,3 +115,27 @@ def test_a_pass_is_a_sound_library_or_the_one_that_was_expected(
     known = expect_stock and not passed
     said = "rollback-twice: exact, stock is known as silently wrong"
     assert (said in console.export_text()) is known
+
+
+def test_where_nothing_applies_nothing_is_known() -> None:
+    out = made(Verdict.NOT_APPLICABLE)
+    assert report.summary([out, out]) == "2 not applicable: nothing is known"
+    assert report.as_json([out], LIBRARY)["sound"] is False
+    assert report.as_json([out, made(Verdict.REFUSED)], LIBRARY)["sound"] is True
+
+
+def test_files_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    nowhere = tmp_path / "none" / "x"
+    for files in ({"json": nowhere}, {"junit": nowhere}):
+        with pytest.raises(FileNotFoundError, match="nothing can be written there"):
+            report.hazards(tmp_path / "no library", console=terminal(), **files)
+
+
+def test_what_was_found_is_shown_though_it_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "library", lambda path: LIBRARY)
+    monkeypatch.setattr(report, "run", lambda *_, **__: [made(Verdict.WRONG)])
+    for files in ({"json": Path("/dev/full")}, {"junit": Path("/dev/full")}):
+        console = terminal()
+        with pytest.raises(OSError, match="No space left"):
+            report.hazards(None, console=console, **files)
+        assert "1 silently wrong" in console.export_text()

@@ -81,7 +81,11 @@ class Child:
         self.close()
         self._kind = kind
         several = kind == "ours" and parallel > 1
-        more = {"n_parallel": parallel} if several else {}
+        more: dict[str, Any] = {"n_parallel": parallel} if several else {}
+        if kind == "ours":  # LLAMAHYBRID_RAM would give all that this process opens one cache
+            from llamahybrid.configuration import own_cache
+
+            more["prompt_cache"] = own_cache(on_disk=True)
         n_ctx *= parallel if several else 1
         self._parallel = parallel if several else 1
         self.llm = maker(kind)(model_path=model, **{"verbose": False, **options, **more, "n_ctx": n_ctx})
@@ -285,7 +289,11 @@ def resident(pid: int) -> int | None:
 
 def main() -> None:
     """Serve until stdin ends."""
+    asked: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
     out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(
+        os.open(os.devnull, os.O_RDONLY), 0
+    )  # whatever a class, or what it starts, would read is not for it
     os.dup2(2, 1)
     child, lock = Child(), threading.Lock()
 
@@ -296,10 +304,10 @@ def main() -> None:
         except Exception as error:
             answer = json.dumps({"id": number, "error": f"{type(error).__name__}: {error}"})
         with lock:
-            print(answer, file=out, flush=True)
+            print(f"\n{answer}", file=out, flush=True)  # whoever printed before us ended no line, perhaps
 
     pool = ThreadPoolExecutor(16)
-    for line in sys.stdin:
+    for line in asked:
         call = json.loads(line)
         if call["do"] == "ask" and child._parallel > 1:
             pool.submit(serve, call)

@@ -95,9 +95,13 @@ class Process:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            answer = json.loads(line)
+            try:
+                answer = json.loads(line)
+                number = answer["id"]
+            except (ValueError, TypeError, KeyError):
+                continue  # of a sitecustomize, say: it prints before the child can turn that away
             with self._lock:
-                waiting = self._waiting.get(answer["id"])
+                waiting = self._waiting.get(number)
             if waiting is not None:
                 waiting.put(answer)
         with self._lock:
@@ -195,6 +199,8 @@ class LocalTarget(Target):
             self._versions = self._versions or process.call("versions")
             self.library = self.library or process.call("library")
             yield LocalSession(process, opened)
+            if self.kind.startswith("class:"):  # what the class, or its module, remembers is of this session
+                self.close()
         except BaseException as error:
             # whatever it was about, the next workload starts in a process of its own
             self.close(20.0 if isinstance(error, Exception) else 1.0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import llama_cpp
 
@@ -16,15 +19,18 @@ from llamahybrid.evaluate.targets.base import Ask
 from llamahybrid.evaluate.traces.hashing import Hasher
 from llamahybrid.evaluate.traces.trace import Entry, TraceWriter
 
+logger = logging.getLogger("llamahybrid")
+
 
 class Recorder:
-    """Writes each finished request of every `Llama` in this process."""
+    """Writes each finished request of every `Llama` in this process; that program never fails for it."""
 
     def __init__(self, path: Path, hashed: bool) -> None:
         """Raises OSError."""
         self._writer = TraceWriter(path, "llamahybrid.Llama", Hasher() if hashed else None)
         self._asked = threading.local()
-        self._control: dict[int, list[int]] = {}
+        # not by `id`, which the next model gets: in a hashed trace its text would be shown as control tokens
+        self._control: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
         atexit.register(self._writer.close)
 
     def attach(self, kind: type[Any]) -> None:
@@ -36,7 +42,7 @@ class Recorder:
         @wraps(create)
         def watched(llm: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
             messages = list(messages)
-            self._asked.chat = (messages, list(kwargs.get("tools") or ()))
+            self._asked.chat = (_plain(messages), _plain(kwargs.get("tools")))
             try:
                 made = create(llm, messages, *args, **kwargs)
             finally:
@@ -68,7 +74,7 @@ class Recorder:
         at, began = self._writer.now(), time.perf_counter()
         first: float | None = None
         answer: list[int] = []
-        salt = _salt(llm)
+        salt, control = _salt(llm), self._of(llm)
         try:
             for token in stream:
                 first = first or time.perf_counter() - began
@@ -76,28 +82,37 @@ class Recorder:
                 yield token
         finally:
             stream.close()
-            messages, tools = chat or ((), ())
-            seed = None if options.get("temp", 0.8) == 0 else 0
-            ask = Ask(max(1, len(answer)), prompt, tuple(messages), tuple(tools), seed=seed, salt=salt)
-            told = getattr(llm, "last_request", None)
-            entry = Entry(
-                at=at,
-                ask=ask,
-                answer=tuple(answer),
-                total=len(prompt),
-                cached=getattr(told, "cached", None),
-                seconds=time.perf_counter() - began,
-                ttft=first,
-            )
-            self._writer.add(entry, self._of(llm))
+            seconds = time.perf_counter() - began
+            try:
+                ask = _asked(prompt, answer, options, chat, salt)
+                cached = getattr(getattr(llm, "last_request", None), "cached", None)
+                entry = Entry(at, ask, "", tuple(answer), len(prompt), cached, seconds, first)
+                self._writer.add(entry, control)
+            except Exception as error:
+                logger.warning("a request was not recorded: %s: %s", type(error).__name__, error)
 
     def _of(self, llm: Any) -> list[int]:
         """Control tokens of a model's vocabulary."""
-        if id(llm) not in self._control:
+        if llm not in self._control:
             vocab = llama_cpp.llama_model_get_vocab(llm.model)
             tokens = range(llm.n_vocab())
-            self._control[id(llm)] = [t for t in tokens if llama_cpp.llama_vocab_is_control(vocab, t)]
-        return self._control[id(llm)]
+            self._control[llm] = [t for t in tokens if llama_cpp.llama_vocab_is_control(vocab, t)]
+        return self._control[llm]
+
+
+def _asked(prompt: tuple[int, ...], answer: Sequence[int], options: Any, chat: Any, salt: str) -> Ask:
+    messages, tools = chat or ((), ())
+    seed = None if options.get("temp", 0.8) == 0 else 0
+    return Ask(max(1, len(answer)), prompt, tuple(messages), tuple(tools), seed=seed, salt=salt)
+
+
+def _plain(said: Any) -> list[Any]:
+    """Messages as they are now, as JSON can hold them; none where it cannot: there are the token ids."""
+    try:
+        found = json.loads(json.dumps(list(said or ()), default=str))
+    except (TypeError, ValueError, RecursionError):
+        return []
+    return found if all(isinstance(each, dict) for each in found) else []
 
 
 def _salt(llm: Any) -> str:

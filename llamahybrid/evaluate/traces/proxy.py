@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 from llamahybrid.errors import TargetError
 from llamahybrid.evaluate.targets.base import Ask
 from llamahybrid.evaluate.traces.trace import Entry, TraceWriter
+
+logger = logging.getLogger("llamahybrid")
 
 RECORDED = ("/chat/completions", "/completions", "/completion")
 SECONDS = 3600.0
@@ -109,9 +112,15 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
             if response.status == 200 and self.path.partition("?")[0].endswith(RECORDED):
-                entry = entry_of(body, said, at, time.perf_counter() - began)
-                if entry is not None:
-                    self.recorder.add(entry)
+                self._record(body, said, at, time.perf_counter() - began)
+
+    def _record(self, body: bytes, said: _Said, at: float, seconds: float) -> None:
+        try:
+            entry = entry_of(body, said, at, seconds)
+            if entry is not None:
+                self.recorder.add(entry)
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:  # servers say odd things
+            logger.warning("a request was not recorded: %s: %s", type(error).__name__, error)
 
     def _body(self) -> bytes:
         if "chunked" in self.headers.get("Transfer-Encoding", "").lower():

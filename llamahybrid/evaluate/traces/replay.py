@@ -9,12 +9,13 @@ from pathlib import Path
 
 from llamahybrid.errors import LlamaHybridError, ReportError
 from llamahybrid.evaluate import figures
-from llamahybrid.evaluate.check import machine
+from llamahybrid.evaluate.check import machine, named
 from llamahybrid.evaluate.play import Player
 from llamahybrid.evaluate.report import Report, TargetFigures, WorkloadFigures
 from llamahybrid.evaluate.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.evaluate.traces.hashing import stand_in
 from llamahybrid.evaluate.traces.trace import Trace, chats, read
+from llamahybrid.files import distinct_names
 
 Progress = Callable[[str], None]
 
@@ -38,9 +39,10 @@ def replay(
 ) -> Report:
     """Each trace on each target, in sessions of their own.
 
-    Raises ReportError for what is no trace, OSError; what a target does wrong is in the report.
+    Raises ReportError for what is no trace, ValueError for one that is there twice, OSError; what a target
+    does wrong is in the report.
     """
-    traces = {path.name: read(path) for path in paths}
+    traces = {name: read(path) for name, path in zip(distinct_names(paths), paths, strict=True)}
     for name, trace in traces.items():
         if not trace.entries:
             raise ReportError(f"{name}: no request is in it")
@@ -49,13 +51,14 @@ def replay(
         found: list[WorkloadFigures] = []
         errors = []
         for model in models if target.needs_model else (None,):
+            before = f"{model.name}: " if model is not None and len(models) > 1 else ""
             for name, trace in traces.items():
-                progress(f"{target.name}: {name}")
+                progress(f"{target.name}: {before}{name}")
                 try:
                     with target.open(model, Shape(n_ctx or needed_context(trace))) as session:
-                        found.append(played(session, name, trace))
+                        found.append(named(played(session, name, trace), before))
                 except LlamaHybridError as error:
-                    errors.append(f"{name}: {error}")
+                    errors.append(f"{before}{name}: {error}")
         target.close()
         said = "; ".join(errors) or None
         done.append(TargetFigures(target.name, target.kind, target.versions(), tuple(found), (), said))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,6 +17,9 @@ from typing import Any, TextIO
 from llamahybrid.errors import ReportError
 from llamahybrid.evaluate.targets.base import Ask
 from llamahybrid.evaluate.traces.hashing import Hasher
+from llamahybrid.files import open_alone
+
+logger = logging.getLogger("llamahybrid")
 
 FORMAT = 1
 KIND = "llamahybrid trace"
@@ -37,22 +43,36 @@ class Entry:
 
 
 class TraceWriter:
-    """Appends requests to a new file; from any thread."""
+    """Appends requests to a file, in place of what was in it; from any thread.
+
+    What it cannot write it says once, and ends: whoever is recorded goes on.
+    """
 
     def __init__(self, path: Path, source: str, hasher: Hasher | None = None) -> None:
-        """`source`: what records, for people. Raises OSError."""
-        self._file: TextIO = path.open("w", encoding="utf-8")
+        """`source`: what records, for people. Raises OSError, too, where another process writes there."""
+        self._file = open_alone(path)
         self._hasher, self._lock = hasher, threading.Lock()
-        self._began = time.monotonic()
+        self._began, self._begun, self._ended = time.monotonic(), False, False
         made = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._line({"kind": KIND, "format": FORMAT, "made": made, "source": source, "hashed": bool(hasher)})
+        self._head = {"kind": KIND, "format": FORMAT, "made": made, "source": source, "hashed": bool(hasher)}
 
     def _line(self, data: Mapping[str, Any]) -> None:
+        text = json.dumps(data) + "\n"
         with self._lock:
-            if self._file.closed:
-                return
-            self._file.write(json.dumps(data) + "\n")
+            if not self._ended:
+                self._write(text)
+
+    def _write(self, text: str) -> None:
+        try:
+            if not self._begun:  # not before: of a recorder that could not start the older trace stays
+                with suppress(OSError):  # a pipe has no length
+                    os.ftruncate(self._file.fileno(), 0)
+                self._begun, text = True, f"{json.dumps(self._head)}\n{text}"
+            self._file.write(text)
             self._file.flush()
+        except OSError as error:
+            self._ended = True  # half a line may be there, and nothing can stand behind that
+            logger.warning("recording ends here, the trace is not complete: %s", error)
 
     def now(self) -> float:
         """Seconds since it began."""
@@ -70,9 +90,13 @@ class TraceWriter:
         self._line({**figures, "ask": ask, "answer": answer, "text": text})
 
     def close(self) -> None:
-        """No more comes."""
+        """No more comes. A trace without a request is one, too."""
         with self._lock:
-            self._file.close()
+            if not self._ended:
+                self._write("")
+                self._ended = True
+            with suppress(OSError):  # of what could not be written
+                self._file.close()
 
 
 @dataclass(frozen=True)
@@ -96,24 +120,46 @@ def read(path: Path) -> Trace:
             raise ReportError(
                 f"{path}: format {head.get('format')!r}: this llamahybrid reads format {FORMAT}"
             )
-        return Trace(bool(head.get("hashed")), tuple(_entries(path, file)))
+        hashed = bool(head.get("hashed"))
+        return Trace(hashed, tuple(_entries(path, file, hashed)))
 
 
-def _entries(path: Path, file: TextIO) -> Iterator[Entry]:
+_NUMBER = (int, float, type(None))
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "at": (int, float),
+    "total": (int, type(None)),
+    "cached": (int, type(None)),
+    "seconds": _NUMBER,
+    "ttft": _NUMBER,
+    "text": (str,),
+}
+
+
+def _entries(path: Path, file: TextIO, hashed: bool) -> Iterator[Entry]:
     for number, line in enumerate(file, 2):
         if not line.endswith("\n"):
             return
         data = _parsed(path, number, line)
         try:
-            figures = {name: data[name] for name in ("at", "total", "cached", "seconds", "ttft", "text")}
+            figures = {name: data[name] for name in _TYPES}
+            if odd := [name for name, types in _TYPES.items() if not isinstance(figures[name], types)]:
+                raise TypeError(f"{', '.join(odd)}: not what stands there")
             ask = Ask.from_json(data["ask"])
             if not all(isinstance(each, int) for each in (*ask.tokens, *data["answer"], ask.max_tokens)):
                 raise TypeError("token ids are numbers")
             if not all(isinstance(each, Mapping) for each in ask.messages):
                 raise TypeError("messages are objects")
+            if hashed and not all(map(_hidden, (*ask.messages, *ask.tools))):
+                raise TypeError("the trace is hashed, and this is not")
             yield Entry(ask=ask, answer=tuple(data["answer"]), **figures)
         except (KeyError, TypeError, AttributeError) as error:
             raise ReportError(f"{path}, line {number}: no request: {error}") from error
+
+
+def _hidden(piece: Mapping[str, Any]) -> bool:
+    """A message, or the tools, of a hashed trace: a length and hashes."""
+    numbers = piece["hidden"]
+    return bool(numbers) and all(type(each) is int and each >= 0 for each in numbers)
 
 
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -58,3 +58,18 @@ def test_what_a_class_reports_is_a_number_of_any_integer_type(tiny_model: Callab
             child.ask(ask)
     finally:
         child.close()
+
+
+def test_a_session_of_ours_knows_nothing_of_the_one_before(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`LLAMAHYBRID_RAM` gives a program one cache: prompts of one probe would be hits in the next."""
+    monkeypatch.setenv("LLAMAHYBRID_RAM", "16MiB")
+    child = Child()
+    try:
+        for _ in range(2):
+            child.open("ours", str(tiny_model("qwen35")), OPTIONS, 256, 1)
+            assert child.llm.prompt_cache.ram_bytes == 16 << 20
+            assert child.ask(Ask(2, tuple(range(5, 69))).as_json())["reported"] == 0
+    finally:
+        child.close()

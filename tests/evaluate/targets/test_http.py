@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,31 @@ def test_a_status_is_an_error_that_names_it() -> None:
         Client(server.url).json("/props")
 
 
+@pytest.mark.parametrize(("end", "whole"), [(b"0\r\n\r\n", True), (b"", False), (b"9\r\nda", False)])
+def test_an_answer_that_breaks_off_is_none(end: bytes, whole: bool) -> None:
+    """Of a server that dies in the middle of it."""
+    said = b'data: {"n": 1}\n\n'
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(head + b"%x\r\n%s\r\n" % (len(said), said) + end)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        events = Client(f"http://127.0.0.1:{server.getsockname()[1]}").stream("/x", {})
+        assert next(events) == {"n": 1}
+        if whole:
+            assert not list(events)
+        else:
+            with pytest.raises(TargetError):
+                list(events)
+        thread.join()
+
+
 def test_a_url_may_end_in_v1() -> None:
     with FakeServer() as server:
         assert Client(server.url + "/v1/").json("/v1/models")["data"] == [{"id": "fake"}]
@@ -78,6 +105,13 @@ def test_a_salt_that_nobody_has_makes_an_answer_fresh_where_salts_are_heeded() -
         with FakeServer(mixes_salts=mixes) as server:
             session = HttpSession(Client(server.url), False, None, 1)
             assert session.sameness(HELLO, session.ask(HELLO))[0] == found
+
+
+def test_two_answers_of_which_nothing_came_show_nothing() -> None:
+    client = Scripted(spoken(), spoken(), spoken(97), spoken(97))
+    session, ask = HttpSession(client, True, None, 1), Ask(2, (1, 2))
+    assert session.sameness(ask, session.ask(ask)) == ("unknown", "no token came, or no text")
+    assert session.sameness(ask, session.ask(ask)) == ("same", "")
 
 
 def test_tokens_go_in_and_come_out_of_a_llama_server() -> None:

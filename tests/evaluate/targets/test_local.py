@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,51 @@ def test_conversations_that_the_user_keeps_are_none_of_a_targets(monkeypatch: py
     assert "LLAMAHYBRID_DISK" not in ours._environment()
     ours.kept_in = "/for/this/run"
     assert ours._environment()["LLAMAHYBRID_DISK"] == "/for/this/run"
+
+
+SAID_BEFORE = (
+    "import llama_cpp\nasked = vars(llama_cpp).setdefault('asked', [])\nclass Mine(llama_cpp.Llama):\n"
+    + "".join(
+        f"    {line}\n"
+        for line in (
+            "def generate(self, tokens, *args, **kwargs):",
+            "    asked.append(tuple(tokens))",
+            "    self.last_request = type('Report', (), {'cached': len(asked) - 1, 'reason': None})",
+            "    yield from super().generate(tokens, *args, **kwargs)",
+        )
+    )
+)
+
+
+def test_what_a_class_remembers_is_gone_in_the_next_session(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(SAID_BEFORE)
+    model = ModelFile("tiny", tiny.make("llama", tmp_path / "tiny.gguf"))
+    mine = target(f"class:{file}:Mine")
+    for _ in range(2):
+        with mine.open(model, Shape(256)) as session:
+            assert [session.ask(Ask(1, (5, 6))).reported for _ in range(2)] == [0, 1]
+    mine.close()
+
+
+def test_what_a_process_prints_while_it_starts_is_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('hello')\nprint('{}')\nprint('no end', end='')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    process = Process({**os.environ, "PYTHONPATH": path})
+    try:
+        assert process.call("resident") > 0
+    finally:
+        process.close()
+
+
+def test_a_class_that_reads_standard_input_takes_no_calls(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import llama_cpp, sys\nassert sys.stdin.read() == ''\nMine = llama_cpp.Llama\n")
+    model = ModelFile("tiny", tiny.make("llama", tmp_path / "tiny.gguf"))
+    mine = target(f"class:{file}:Mine")
+    with mine.open(model, Shape(256)) as session:
+        assert session.parallel == 1
+    mine.close()
 
 
 def test_what_a_process_leaves_in_temporary_folders_goes_with_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp
@@ -112,6 +113,51 @@ def test_hashed_only_control_tokens_are_seen(
     assert entry.ask.tokens[0] >= 0, "a hash"
     assert entry.ask.tokens[1] == -3, "token 2, as it is"
     assert "Seagull" not in (tmp_path / "t").read_text()
+
+
+def test_the_next_model_is_not_taken_for_one_that_is_gone(
+    kind: type[Talker],
+    at_exit: list[Callable[[], None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its object often lies where that one did, and its words are no control tokens."""
+    recorder = Recorder(tmp_path / "t", hashed=True)
+    recorder.attach(kind)
+    list(kind().generate((1, 2)))
+    monkeypatch.setattr(llama_cpp, "llama_vocab_is_control", lambda vocab, token: token == 1)
+    for _ in range(20):  # one of these has the other's id
+        list(kind().generate((1, 2)))
+    shown = [entry.ask.tokens for entry in read(tmp_path / "t").entries]
+    assert shown[0][1] == -3
+    assert all(one == -2 and two >= 0 for one, two in shown[1:])
+
+
+def test_what_json_cannot_hold_is_written_as_text_or_left_out(
+    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
+) -> None:
+    Recorder(tmp_path / "t", hashed=False).attach(kind)
+    circle: dict[str, Any] = {}
+    circle["itself"] = circle
+    llm = kind()
+    for odd in ({"role": "user", "content": tmp_path}, circle, "no message"):
+        assert tuple(llm.create_chat_completion([odd])) == SAID
+    first, *others = read(tmp_path / "t").entries
+    assert first.ask.messages == ({"role": "user", "content": str(tmp_path)},)
+    assert [(entry.ask.messages, entry.ask.tokens) for entry in others] == [((), (1, 2))] * 2
+
+
+def test_the_program_goes_on_where_a_request_cannot_be_recorded(
+    kind: type[Talker],
+    at_exit: list[Callable[[], None]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Recorder(tmp_path / "t", hashed=False).attach(kind)
+    llm: Any = kind()
+    llm.last_request = SimpleNamespace(cached=object())
+    assert tuple(llm.generate((1, 2))) == SAID
+    assert "a request was not recorded: TypeError" in caplog.text
 
 
 def test_the_trace_is_closed_as_the_process_ends(

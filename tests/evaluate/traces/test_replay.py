@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 from llamahybrid.cli.main import app
 from llamahybrid.errors import ReportError
 from llamahybrid.evaluate.report import Report, Sameness
-from llamahybrid.evaluate.targets.base import Ask, Reply, Session
+from llamahybrid.evaluate.targets.base import Ask, ModelFile, Reply, Session
+from llamahybrid.evaluate.targets.http import UrlTarget
+from llamahybrid.evaluate.targets.local import LocalTarget
 from llamahybrid.evaluate.traces.replay import needed_context, replay, suited
 from llamahybrid.evaluate.traces.trace import Entry, Trace
 from tests.evaluate.fake_server import FakeServer
@@ -65,3 +67,20 @@ def test_a_trace_without_requests_is_refused_by_its_name(tmp_path: Path) -> None
     written(tmp_path / "empty")
     with pytest.raises(ReportError, match="empty: no request"):
         replay([tmp_path / "empty"], [], [])
+
+
+def test_traces_of_one_name_and_several_models_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        written(tmp_path / folder / "t", Ask(5, messages=MESSAGES))
+    paths = [tmp_path / "a" / "t", tmp_path / "b" / "t"]
+    models = [ModelFile(name, tmp_path / name) for name in ("one", "two")]
+    nothing = LocalTarget("nothing", "stock", tmp_path / "nowhere")
+    with FakeServer() as server:
+        url, none = replay(paths, [UrlTarget("url", server.url), nothing], models).targets
+    assert [w.workload for w in url.workloads] == ["a/t", "b/t"]
+    assert none.error is not None
+    stopped = [error.rpartition(": no libllama")[0] for error in none.error.split("; ")]
+    assert stopped == ["one: a/t", "one: b/t", "two: a/t", "two: b/t"]
+    with pytest.raises(ValueError, match="given twice"):
+        replay([paths[0]] * 2, [], [])

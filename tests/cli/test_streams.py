@@ -1,0 +1,38 @@
+"""Whatever is to be printed is, on terminals that cannot show each letter, too."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from llamahybrid.cli.streams import print_anything
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [
+        ("utf-8", b"a\xff\xe2\x80\xa6"),
+        ("latin-1", b"a\xff?"),
+        ("ascii", b"a\xff?"),
+    ],
+)
+def test_a_letter_that_cannot_be_shown_is_a_question_mark(
+    encoding: str, written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is no text stays the bytes that it was: `lib=$(llamahybrid engine build)`."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    print_anything()
+    for stream in (sys.stdout, sys.stderr):
+        print("a\udcff…", end="", file=stream, flush=True)
+        assert stream.buffer.getvalue() == written  # type: ignore[attr-defined]
+
+
+def test_streams_that_are_closed_or_somebody_elses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    other = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", other)
+    print_anything()
+    assert sys.stderr is other
