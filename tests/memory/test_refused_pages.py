@@ -193,7 +193,7 @@ def test_a_segment_of_another_range_is_refused(live):
 
 @pytest.mark.parametrize(("size", "checksum", "length"), [(0, 5, 0), (100, None, 100), (100, 5, 99)])
 def test_a_range_that_is_not_handed_out_whole_is_no_segment(live, pager, monkeypatch, size, checksum, length):
-    monkeypatch.setattr(paging, "_range", lambda what: lambda *_: size)
+    monkeypatch.setattr(paging, "range_function", lambda what: lambda *_: size)
     monkeypatch.setattr(Library, "save_range", lambda *_: checksum)
     ranges = RangePager(live.native._ctx, pager.layout, new(0))
     assert ranges._read(0, 40, lambda n: new(length)) is None
@@ -202,7 +202,7 @@ def test_a_range_that_is_not_handed_out_whole_is_no_segment(live, pager, monkeyp
 @pytest.mark.parametrize(("read", "taken"), [(0, False), (-1, True)])
 def test_a_range_counts_as_loaded_when_all_of_it_was_read(live, pager, monkeypatch, read, taken):
     payload = live.page_out(0, 40, new).record[HEADER_BYTES:]
-    monkeypatch.setattr(paging, "_range", lambda _: lambda *_: payload.nbytes if read < 0 else read)
+    monkeypatch.setattr(paging, "range_function", lambda *_: lambda *_: payload.nbytes if read < 0 else read)
     assert RangePager(live.native._ctx, pager.layout, new(0)).append([payload]) is taken
 
 

@@ -18,7 +18,9 @@ import pytest
 from llamahybrid import Llama, ModelDraft, PromptCache
 from llamahybrid.errors import LlamaHybridError, RequestSuperseded, SnapshotError
 from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
 from llamahybrid.request import runner as runner_module
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.salt import SALT_BYTES, SHARED, digest
@@ -364,11 +366,11 @@ def test_a_saved_state_is_of_its_salt(opened: Callable[..., Any], n_parallel: in
             assert llm.sample(temp=0.0) == stock(opened, "qwen35", SECRET, 1)[0]
 
 
-def test_damage_is_told_of_by_the_name_of_its_salt(
+def test_what_is_dropped_as_damaged_is_of_the_salt_that_met_it(
     opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm, restore = opened(), runner_module.apply_plan
-    dropped: list[str] = []
+    dropped: list[Segment] = []
 
     def damaged(live: Any, plan: Any, tokens: Any) -> str | None:
         if plan.segments:
@@ -378,11 +380,12 @@ def test_damage_is_told_of_by_the_name_of_its_salt(
         return restore(live, plan, tokens)
 
     monkeypatch.setattr(runner_module, "apply_plan", damaged)
-    monkeypatch.setattr(llm.prompt_cache, "drop_segment", lambda name, segment: dropped.append(name))
+    monkeypatch.setattr(llm.prompt_cache, "drop_segment", lambda segment: dropped.append(segment))
     with llm.request(A):
         for prompt in (SECRET, OTHER, SECRET):
             take(llm, prompt)
-        assert set(dropped) == {llm.runner.live.view().namespace}
+        names = {header_of(segment.record[:HEADER_BYTES].tobytes()).namespace for segment in dropped}
+        assert names == {llm.runner.live.view().namespace}
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
@@ -537,7 +540,7 @@ def test_a_folder_does_not_tell_a_salt(opened: Callable[..., Any], tmp_path: Pat
     store = RecordStore(tmp_path)
     spaces = {store.load(key).head.namespace for key in store.keys()}  # noqa: SIM118 (no mapping)
     plain, salted = sorted(spaces, key=len)
-    assert (len(plain), len(salted)) == (32, 47)
+    assert (len(plain), len(salted)) == (32, 55)
     assert salted.startswith(f"{plain}+"), "whoever owns the folder sees which model a record is of"
 
 
