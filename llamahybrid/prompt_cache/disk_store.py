@@ -172,9 +172,14 @@ class DiskStore:
     # -- changing ----------------------------------------------------------------------------------
 
     @guarded(no)
-    def commit(self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool]) -> bool:
-        """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not."""
-        if not wanted():
+    def commit(
+        self, part: str, head: Head, path: Tokens, wanted: Callable[[], bool], part_of: str = ""
+    ) -> bool:
+        """What was prepared becomes a record, if it is `wanted` at this very moment; False if it is not.
+
+        `part_of`: a record that it was cut from; without that one it is not wanted, either.
+        """
+        if not wanted() or (part_of and part_of not in self._index):
             return False
         self.records.commit(part, head.key)
         self._refused.replaced(head.key)

@@ -212,17 +212,25 @@ class DiskTier:
         if tokens is None:
             removed = store.clear()
         else:
-            self._keep_beginnings(tokens, stays)
+            self._keep_beginnings(tokens, stays, end)
             removed = store.remove_path(tokens, stays)
         return store.records.settle(left()) and removed and caught_up and stopped
 
-    def _keep_beginnings(self, tokens: Tokens, stays: int) -> None:
-        """Write what stays of attention that runs on into a path which is about to be removed."""
+    def _keep_beginnings(self, tokens: Tokens, stays: int, until: float) -> None:
+        """Write what stays of attention that runs on into a path which is about to be removed.
+
+        `until`: when no read is waited for any longer; whatever fails here, the path is to be removed.
+        """
         store = self.store
         store.refresh()
         for each in store.look(lambda index: torn(index, tokens, stays)) or ():
             split = self.writer.source.splitter(each.namespace)
-            record = None if split is None else store.load(each.key)
+            record: Record | None = None
+            try:
+                if split is not None:
+                    record = store.load(each.key, max(until - time.monotonic(), TINY))
+            except ReadLate as error:
+                store.refused(READ, error)
             if record is None:
                 logger.warning("attention of what stays goes from the %s with what is forgotten", store.name)
                 continue
@@ -230,7 +238,7 @@ class DiskTier:
                 whole = Segment(record.head.start, record.head.end, record.state)
                 part = part_of(whole, record.tokens, whole.start, each.end, split)
                 if part is not None:
-                    self.writer.keep(each.namespace, record.tokens[: each.end], part.start, part.record)
+                    self.writer.keep(each, record.tokens[: each.end], part)
             except (ValueError, MemoryError) as error:
                 store.refused(READ, error)
             except OSError as error:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens, clipped, same_start
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Segment, Tokens, clipped, same_start
 from llamahybrid.prompt_cache.disk_store import WRITE, DiskStore
 from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import head_of, key_of, pack
+from llamahybrid.prompt_cache.tearing import Torn
 from llamahybrid.prompt_cache.write_behind import WriteBehind
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, WriteBudget
 
@@ -114,10 +115,13 @@ class DiskWriter:
             self.queue.change(lambda jobs: [*jobs, *within])
         return stopped
 
-    def keep(self, namespace: str, path: Tokens, start: int, attention: Bytes) -> bool:
-        """Write attention of [start, end of the path) at once; False if it does not fit. Raises OSError."""
-        job = Job(namespace, path, len(path), logits=False, attention=True, due=0.0, since=0.0)
-        return self._put(job, start, path, None, attention)
+    def keep(self, torn: Torn, path: Tokens, part: Segment) -> bool:
+        """Write what stays of a record that goes, at once; False if it does not fit. Raises OSError.
+
+        Not if that went meanwhile: who removed it may have forgotten what is written here, too.
+        """
+        job = Job(torn.namespace, path, len(path), logits=False, attention=True, due=0.0, since=0.0)
+        return self._put(job, part.start, path, None, part.record, torn.key)
 
     # -- the writer's thread -----------------------------------------------------------------------
 
@@ -164,8 +168,13 @@ class DiskWriter:
                 return False
         return True
 
-    def _put(self, job: Job, start: int, path: Tokens, logits: Logits | None, state: Bytes) -> bool:
-        """Write one record; False if it does not fit, is not wanted any more, or is sealed otherwise."""
+    def _put(
+        self, job: Job, start: int, path: Tokens, logits: Logits | None, state: Bytes, part_of: str = ""
+    ) -> bool:
+        """Write one record; False if it does not fit, is not wanted any more, or is sealed otherwise.
+
+        `part_of`: see `DiskStore.commit`.
+        """
         key = key_of(job.namespace, start, path, logits=logits is not None)
         if self._store.has(key):
             return True
@@ -182,7 +191,7 @@ class DiskWriter:
             return False
         part = self._store.records.prepare(head.key, parts)
         try:
-            if self._store.commit(part, head, path, lambda: not job.cancelled):
+            if self._store.commit(part, head, path, lambda: not job.cancelled, part_of):
                 self.budget.spend(head.nbytes)
                 return True
         except BaseException:

@@ -13,6 +13,7 @@ import pytest
 from llamahybrid.prompt_cache import BasePromptCache, Costs, PromptCache
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.lateness import ReadLate
 from llamahybrid.prompt_cache.records import Head
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.integrity import check_integrity
@@ -416,6 +417,48 @@ def test_a_pinned_beginning_is_restored_after_a_restart(tmp_path: Path, how: str
     plan = FakeEngine(later, "hybrid", costs=SLOW).prefill(SECRET)
     assert (plan.source, plan.cached, plan.matched) == ("disk", 60, 60)
     later.close()
+
+
+def test_a_beginning_that_cannot_be_read_in_time_keeps_nothing_from_being_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read from a server is given up with an exception of its own."""
+    cache = PromptCache(AMPLE, tmp_path)
+    part_pinned(cache)
+    cache.flush()
+    assert cache.disk is not None
+
+    def late(*_: Any) -> None:
+        raise ReadLate("too slow")
+
+    monkeypatch.setattr(cache.disk.store.records, "load", late)
+    cache.forget(SECRET[:120])
+    cache.close()
+    assert not any(head.end == 200 for head in heads(tmp_path))
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_what_is_forgotten_while_a_beginning_is_kept_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everything: bool
+) -> None:
+    cache = PromptCache(AMPLE, tmp_path)
+    part_pinned(cache)
+    cache.flush()
+    assert cache.disk is not None
+    records = cache.disk.store.records
+    prepare, others = records.prepare, [cache.clear if everything else lambda: cache.forget(SECRET[:20])]
+
+    def racing(*args: Any) -> str:
+        part = prepare(*args)
+        while others:  # another thread's
+            others.pop()()
+        return part
+
+    monkeypatch.setattr(records, "prepare", racing)
+    cache.forget(SECRET[:120])
+    assert not others
+    cache.close()
+    assert on_disk(tmp_path) == 0
 
 
 def heads(folder: Path) -> list[Head]:
