@@ -92,7 +92,9 @@ def require_followed(body: ChatCompletionRequest) -> None:
 
 def require_streamed(llm: Llama, body: ChatCompletionRequest) -> None:
     """Raise Refusal for a stream that upstream's format does not make: it decodes the answer, then fails."""
-    if body.stream and (body.tools or body.functions) and llm.chat_format in UNSTREAMED:
+    chosen = body.function_call if body.tool_choice is None else body.tool_choice
+    plain = chosen == "none" and llm.chat_format == "functionary-v1"  # it streams what calls no tool
+    if body.stream and (body.tools or body.functions) and llm.chat_format in UNSTREAMED and not plain:
         why = f"llama-cpp-python's chat format {llm.chat_format} does not stream answers that may call tools"
         raise bad(f"{why}; ask without stream", "stream")
 

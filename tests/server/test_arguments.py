@@ -166,3 +166,20 @@ def test_a_format_that_does_not_stream_calls_says_so(name: str, stream: bool, to
     with pytest.raises(Refusal, match="does not stream") as refused:
         arguments(llm, body, "alias")
     assert (refused.value.status, refused.value.param) == (400, "stream")
+
+
+@pytest.mark.parametrize("choice", [{"tool_choice": "none"}, {"function_call": "none"}])
+@pytest.mark.parametrize("name", ["functionary", "functionary-v1"])
+def test_a_format_that_streams_where_no_tool_is_called_is_let(name: str, choice: Any) -> None:
+    class Functionary(Vocabulary):
+        chat_format = name
+
+    functions = [{"name": "f", "parameters": {"type": "object", "properties": {}}}]
+    messages = [{"role": "user", "content": "hi"}]
+    body = ChatCompletionRequest(messages=messages, stream=True, functions=functions, **choice)
+    llm: Any = Functionary()
+    if name == "functionary-v1":
+        assert arguments(llm, body, "alias")["stream"]
+        return
+    with pytest.raises(Refusal, match="does not stream"):
+        arguments(llm, body, "alias")

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class Recorder:
         @wraps(generate)
         def watched(llm: Any, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Any:
             chat, self._asked.chat = getattr(self._asked, "chat", None), None
+            tokens = list(tokens) if isinstance(tokens, Iterator) else tokens  # it can be read once
             stream = generate(llm, tokens, *args, **kwargs)
             return self._watch(llm, tuple(map(int, tokens)), stream, kwargs, chat)
 

@@ -83,6 +83,20 @@ def test_of_two_completions_in_one_chat_the_first_has_its_messages(
     assert (first.ask.messages, second.ask.messages) == (MESSAGES, ())
 
 
+def test_a_prompt_from_an_iterator_is_generated_from_and_written(
+    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
+) -> None:
+    def echo(llm: Talker, tokens: Sequence[int], **options: Any) -> Iterator[int]:
+        yield from tokens  # as `Llama`'s: read when it is advanced
+
+    kind.generate = echo  # type: ignore[method-assign]
+    Recorder(tmp_path / "t", hashed=False).attach(kind)
+    prompt: Any = iter((3, 4))
+    assert tuple(kind().generate(prompt, temp=0.0)) == (3, 4)
+    (entry,) = read(tmp_path / "t").entries
+    assert entry.ask.tokens == entry.answer == (3, 4)
+
+
 def test_a_request_that_is_broken_off_is_written_too(
     kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
 ) -> None:
