@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.disk_index import DiskIndex, on_disk
+from llamahybrid.prompt_cache.nodes import Node
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,15 @@ def _torn(index: DiskIndex, namespace: str, tokens: Tokens, stays: int) -> Itera
         return
     top = match.path[-1]
     end = max(stays, top.start)
-    if not any(
-        r.is_checkpoint for n in match.path for p in on_disk(n).places if p.position <= end for r in p.records
-    ):
+    before = (p.records for n in match.path for p in on_disk(n).places if p.position <= end)
+    if not any(r.is_checkpoint for records in before for r in records) and not _others(top):
         return  # nothing is restored there
     for segment in on_disk(top).through:
         if segment.start < end < segment.place.position:
             yield Torn(segment.key, namespace, end)
+
+
+def _others(top: Node) -> bool:
+    """Checkpoints lie behind what other paths share with this one, which leaves them with this edge."""
+    parent, here = top.parent, on_disk(top)
+    return parent is not None and on_disk(parent).below > here.below + here.checkpoints()

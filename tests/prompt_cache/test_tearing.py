@@ -35,3 +35,9 @@ def test_where_nothing_is_restored_nothing_is_torn() -> None:
     index = index_of((0, PATH), (90, PATH[:90]))
     assert torn(index, PATH[:70], 60) == []
     assert torn(index, PATH[1:], 60) == [], "no such path"
+
+
+def test_what_others_go_on_from_is_kept_for_their_checkpoints() -> None:
+    """Theirs lie behind it, and none on the part that is shared."""
+    index = index_of((0, PATH), (50, OTHER), (80, OTHER))
+    assert [(each.namespace, each.end) for each in torn(index, PATH[:70], 0)] == [("m", 50)]
