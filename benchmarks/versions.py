@@ -5,7 +5,7 @@ ratio is the median over the rounds. A third process, of the old checkout once m
 two equal sides is. With --instructions callgrind counts instead, on a tiny model, with costs that no clock
 measured: the figure is what one more run takes. The engine must be one that valgrind can run, without
 AVX-512: LLAMAHYBRID_ENGINE names one that CMAKE_ARGS=-DGGML_NATIVE=OFF llamahybrid engine build --source
-SDIST made, of both.
+FOLDER made, the unpacked sdist, of both.
 Run: python -m benchmarks.versions OLD_CHECKOUT NEW_CHECKOUT [--case CASE ...] [--seconds N] [--instructions]
 Both need their shim: python setup.py build_ext --inplace. Exits with 1 where the new one is worse by more
 than `LIMIT` and by more than the spread of its own rounds.
