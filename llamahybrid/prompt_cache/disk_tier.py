@@ -231,18 +231,18 @@ class DiskTier:
                     record = store.load(each.key, max(until - time.monotonic(), TINY))
             except ReadLate as error:
                 store.refused(READ, error)
-            if record is None:
-                logger.warning("attention of what stays goes from the %s with what is forgotten", store.name)
-                continue
+            kept = False
             try:
-                whole = Segment(record.head.start, record.head.end, record.state)
-                part = part_of(whole, record.tokens, whole.start, each.end, split)
-                if part is not None:
-                    self.writer.keep(each, record.tokens[: each.end], part)
+                if record is not None:
+                    whole = Segment(record.head.start, record.head.end, record.state)
+                    part = part_of(whole, record.tokens, whole.start, each.end, split)
+                    kept = part is not None and self.writer.keep(each, record.tokens[: each.end], part)
             except (ValueError, MemoryError) as error:
                 store.refused(READ, error)
             except OSError as error:
                 store.refused(WRITE, error)
+            if not kept:
+                logger.warning("attention of what stays goes from the %s with what is forgotten", store.name)
 
     # -- what is told ------------------------------------------------------------------------------
 

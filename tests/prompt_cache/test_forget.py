@@ -493,3 +493,19 @@ def test_what_cannot_be_cut_goes_and_is_told_of(tmp_path: Path, caplog: pytest.L
     cache.close()
     assert "goes from the disk" in caplog.text
     assert not any(not h.is_snapshot and h.end == 200 for h in heads(tmp_path))
+
+
+def test_what_there_is_no_room_for_goes_and_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of what is forgotten stays for that."""
+    cache = PromptCache(AMPLE, tmp_path)
+    part_pinned(cache)
+    cache.flush()
+    assert cache.disk is not None
+    monkeypatch.setattr(cache.disk.store, "make_room", lambda *_: False)
+    cache.forget(SECRET[:120])
+    assert "goes from the disk" in caplog.text
+    stored = [RecordStore(tmp_path).load(h.key).tokens for h in heads(tmp_path)]
+    assert not any(np.isin(tokens, SECRET[60:]).any() for tokens in stored)
+    cache.close()
