@@ -30,7 +30,11 @@ from tests.llama_server.llama_server import LlamaServer
 PARAMETERS = 100_000_000
 VOCABULARY = 200
 OPTIONS: dict[str, Any] = {"n_threads": 2, "n_threads_batch": 2, "verbose": False}
-"""Of every `Llama`."""
+"""Of every `Llama`; `flash` comes to it."""
+
+FLASH = ("on", "off")
+"""Flash attention, the same for all subjects: llama-server takes it where it can (`-fa auto`), `Llama` does
+not unless it is told to, and without it a step of four answers takes a tenth longer."""
 
 READY = "ready"
 """What a subject says that is held."""
@@ -102,9 +106,9 @@ class Chats:
 
 
 @contextmanager
-def theirs(program: Path, model: Path, slots: int, context: int) -> Iterator[Stream]:
+def theirs(program: Path, model: Path, slots: int, context: int, flash: str) -> Iterator[Stream]:
     """llama-server with so many."""
-    shape = ("-np", str(slots), "-t", "2", "-c", str(context), "--kv-unified")
+    shape = ("-np", str(slots), "-t", "2", "-c", str(context), "--kv-unified", "-fa", flash)
     with LlamaServer(program, model, *shape) as server:
 
         def stream(prompt: list[int], n: int) -> Iterator[int]:
@@ -124,7 +128,7 @@ def theirs(program: Path, model: Path, slots: int, context: int) -> Iterator[Str
 def command(program: str, arguments: Any, name: str, clients: int, seed: int, *more: str) -> list[str]:
     """How one subject of a program, "benchmarks.parallel" say, is run for a round."""
     shape = ["--child", name, "--clients", str(clients), "--turns", str(arguments.turns)]
-    shape += ["--answer", str(arguments.answer), "--seed", str(seed)]
+    shape += ["--answer", str(arguments.answer), "--seed", str(seed), "--flash", arguments.flash]
     files = ["--model", str(arguments.model), "--program", str(arguments.program)]
     return [sys.executable, "-m", program, *shape, *files, *more]
 
@@ -150,6 +154,7 @@ def parser_of(text: str | None, subjects: Sequence[str], rounds: int) -> argpars
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--answer", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--flash", choices=FLASH, default=FLASH[0], help="Flash attention, of all subjects.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--model", type=Path, help="One is made without.")
     parser.add_argument("--program", type=Path, help="llama-server; it is built without.")

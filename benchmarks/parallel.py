@@ -118,9 +118,10 @@ def play_long(stream: Stream, seed: int) -> LongRun:
 
 
 @contextmanager
-def ours(model: Path, slots: int, context: int) -> Iterator[Stream]:
+def ours(model: Path, slots: int, context: int, flash: str) -> Iterator[Stream]:
     """llamahybrid with so many slots."""
-    with closing(Llama(str(model), n_ctx=context, n_parallel=slots, **OPTIONS)) as llm:
+    shape = {"n_ctx": context, "n_parallel": slots, "flash_attn": flash == "on"}
+    with closing(Llama(str(model), **shape, **OPTIONS)) as llm:
         yield lambda prompt, n: islice(llm.generate(list(prompt), temp=0.0), n)
 
 
@@ -132,7 +133,7 @@ def child(arguments: Any) -> int:
     """Be one subject for one round; what it did goes to stdout."""
     silence()
     clients = arguments.clients[0]
-    shape = (1 if arguments.child == "one slot" else clients, arguments.context)
+    shape = (1 if arguments.child == "one slot" else clients, arguments.context, arguments.flash)
     if arguments.child == "llama-server":
         subject = theirs(arguments.program, arguments.model, *shape)
     else:

@@ -50,9 +50,10 @@ def tokens_of(text: str) -> Iterator[int]:
 
 
 @contextmanager
-def in_process(model: Path, slots: int, context: int) -> Iterator[Stream]:
+def in_process(model: Path, slots: int, context: int, flash: str) -> Iterator[Stream]:
     """A program that has the model itself."""
-    with closing(Llama(str(model), n_ctx=context, n_parallel=slots, **OPTIONS)) as llm:
+    shape = {"n_ctx": context, "n_parallel": slots, "flash_attn": flash == "on"}
+    with closing(Llama(str(model), **shape, **OPTIONS)) as llm:
 
         def stream(prompt: list[int], n: int) -> Iterator[int]:
             for chunk in llm.create_completion(list(prompt), max_tokens=n, **ASKED):
@@ -62,9 +63,9 @@ def in_process(model: Path, slots: int, context: int) -> Iterator[Stream]:
 
 
 @contextmanager
-def served(model: Path, slots: int, context: int) -> Iterator[Stream]:
+def served(model: Path, slots: int, context: int, flash: str) -> Iterator[Stream]:
     """`llamahybrid serve`."""
-    threads = ("--n_threads", "2", "--n_threads_batch", "2")
+    threads = ("--n_threads", "2", "--n_threads_batch", "2", "--flash_attn", str(flash == "on"))
     with tempfile.NamedTemporaryFile() as log:
         shape = ("--n_parallel", str(slots), "--n_ctx", str(context), *threads)
         server = ServerProcess(model, Path(log.name), *shape)
@@ -89,7 +90,7 @@ def child(arguments: Any) -> int:
     """Be one subject for one round; what it did goes to stdout."""
     silence()
     clients = arguments.clients[0]
-    shape = (clients, clients * 2_048)
+    shape = (clients, clients * 2_048, arguments.flash)
     if arguments.child == "llama-server":
         subject = theirs(arguments.program, arguments.model, *shape)
     else:
