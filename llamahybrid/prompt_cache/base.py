@@ -162,6 +162,8 @@ class Costs:
     """Tokens the context takes in one native batch (n_batch)."""
     batch_seconds: float = 0.0
     """What a small batch of a prompt takes beyond its tokens' share of a large one."""
+    waiting: int = 0
+    """Other requests that want to decode meanwhile: what is cut here costs them time, too."""
 
 
 @dataclass(frozen=True, eq=False)

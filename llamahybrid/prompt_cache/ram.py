@@ -29,7 +29,8 @@ MAPPED_BYTES = 64 << 10
 
 HUGE_BYTES = 4 << 20
 """From this size on, in huge pages where the system has any: filled for the first time in half the time
-(`benchmarks.save`). What is resident is as before: only whole huge pages of the mapping are had at once."""
+(`benchmarks.save`). What is resident is as before: only whole huge pages of the mapping are had at once.
+Smaller ones have all of theirs from the beginning: a state of 2.4 MB is saved in 1.1 ms instead of 1.4."""
 
 
 def default_ram_bytes() -> int:
@@ -60,13 +61,16 @@ def new_buffer(n_bytes: int, *, filled: bool = True) -> Bytes:
     """
     if n_bytes < MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8)
-    private = getattr(mmap, "MAP_PRIVATE", None)  # Windows knows no flags
-    flags = {} if private is None else {"flags": private | mmap.MAP_ANONYMOUS}
+    huge = filled and n_bytes >= HUGE_BYTES
+    flags = {}
+    if hasattr(mmap, "MAP_PRIVATE"):  # Windows knows no flags
+        at_once = getattr(mmap, "MAP_POPULATE", 0) if filled and not huge else 0
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | at_once}
     try:
         mapping = mmap.mmap(-1, n_bytes, **flags)
     except OSError:  # Linux allows a process some 65,000 mappings
         return np.empty(n_bytes, np.uint8)
-    if filled and n_bytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         with contextlib.suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8)

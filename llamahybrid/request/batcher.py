@@ -28,16 +28,12 @@ from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
 from llamahybrid.request.line import POLL
+from llamahybrid.request.pieces import pace, piece_of
 from llamahybrid.request.solo import Solo
 from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
     from llamahybrid.request.slots import Slots
-
-PIECE_STEPS = 16
-"""A piece of a prompt takes about as long as so many steps of the answers that wait for it."""
-
-SMALLEST_PIECE = 32
 
 ROOM_TOKENS = 64
 """A request that gave up its cells comes back when there is room for so many more of its tokens."""
@@ -83,6 +79,8 @@ class Batcher:
         """Requests that decode this prompt: the first does, the others wait for its checkpoints."""
         self.cells = Cells(shared, gate, slots, cells, masked, self._answering, self._prompts)
         self.solo = Solo(shared, gate)
+        self._asleep: list[Job] = []
+        """Tokens that are decoded, whose owners are not woken yet: one wakes the next."""
         self._bells: dict[Ticket, threading.Lock] = {}
         self._piece_waits: Ticket | None = None
         """Whose piece of a prompt waits for a step of the answers."""
@@ -122,6 +120,7 @@ class Batcher:
                 if self._ready():
                     self._lead()
                 else:
+                    self._wake(ticket)
                     self._wait(ticket, job.bell, self._clock(job))
         finally:
             if self._jobs.get(ticket) is job:
@@ -191,6 +190,14 @@ class Batcher:
         jobs.sort(key=lambda job: job.live.native.seq)  # in one order, states need not change places (0034)
         self._shared.compute(partial(self._step, jobs))
 
+    def _wake(self, ticket: Ticket, everybody: bool = False) -> None:
+        """Wake the next whose token is decoded, not this one: all at once would fight for the lock."""
+        while self._asleep:
+            job = self._asleep.pop()
+            ring(job.bell)
+            if job.ticket is not ticket and not everybody:
+                break
+
     def _open_jobs(self) -> list[Job]:
         """Tokens that wait; one that was given up stays until its owner wakes."""
         return [job for job in self._jobs.values() if not job.done]
@@ -206,7 +213,8 @@ class Batcher:
         else:
             self._stepped(len(jobs), time.perf_counter() - began)
             for job, fault in zip(jobs, faults, strict=True):
-                job.end(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
+                job.note(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
+            self._asleep += jobs
         finally:
             self._jobs = {ticket: job for ticket, job in self._jobs.items() if not job.done}
             self._piece_seconds = 0.0
@@ -250,6 +258,12 @@ class Batcher:
             if other is not ticket
         )
 
+    def waiting(self) -> int:
+        """Other requests that wait for a step, for this prompt to be through, or to come in."""
+        mine = self._gate.running
+        others = {*self._answering, *self._prompts}
+        return max(self._gate.crowded, sum(other is not mine and not other.over for other in others))
+
     def prompt_done(self) -> None:
         """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""
         ticket = self._gate.running
@@ -280,6 +294,7 @@ class Batcher:
                 self._gate.check()
                 if self._ready():
                     self._lead()
+                    self._wake(ticket, everybody=True)  # what follows may take long, and step aside
                 elif not self._jobs and not self._patience():
                     break
                 else:
@@ -304,17 +319,17 @@ class Batcher:
         """So small a piece comes before the next step: one cut for a checkpoint gives nobody a turn."""
         costs = self._meter.costs()
         more = tokens * costs.prefill_seconds + costs.batch_seconds
-        return not self._piece_seconds or self._piece_seconds + more <= PIECE_STEPS * self._step_seconds
+        return not self._piece_seconds or self._piece_seconds + more <= self._pace()
 
-    def largest_piece(self) -> int:
-        """Tokens of a prompt to be decoded at once, so that answers that run keep their pace."""
-        if not any(not t.over for t in self._answering):
-            return self._n_batch
-        seconds = self._meter.costs().prefill_seconds
-        if not seconds or not self._step_seconds:
-            return min(self._n_batch, 4 * SMALLEST_PIECE)
-        tokens = int(PIECE_STEPS * self._step_seconds / seconds)
-        return min(self._n_batch, max(SMALLEST_PIECE, tokens))
+    def _pace(self) -> float:
+        """Seconds that prompts may take between two steps."""
+        return pace(self._step_seconds, sum(not t.over for t in self._answering), len(self._prompts))
+
+    def piece_of(self, tokens: int) -> int:
+        """How many of a prompt's next `tokens` are decoded at once, so that answers keep their pace."""
+        if all(ticket.over for ticket in self._answering):
+            return tokens
+        return piece_of(tokens, self._pace(), self._meter.costs())
 
     def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
         """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
@@ -332,6 +347,7 @@ class Batcher:
         """A request has made a step: what it holds here it gives back."""
         if ticket in self._answering:
             self._since = time.monotonic()
+        self._wake(ticket)
         if self._prompts:
             self.end_prompt(ticket)
         if ticket.whole:

@@ -36,7 +36,11 @@ class Job:
         waits = ticket.inside and not ticket.over and ticket.slot is self.slot
         return bool(waits) and live.n == self.position and not live.state.is_invalid
 
-    def end(self, error: Exception | None = None) -> None:
+    def note(self, error: Exception | None = None) -> None:
         """It was decoded, or it cannot be."""
-        self.done, self.error = True, error
+        self.error, self.done = error, True
+
+    def end(self, error: Exception) -> None:
+        """It cannot be decoded, and its owner is told."""
+        self.note(error)
         ring(self.bell)

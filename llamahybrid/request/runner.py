@@ -82,7 +82,7 @@ class RequestRunner:
         boundaries = self._boundaries.find(prompt) if needs_checkpoints else []
         for attempt in itertools.count():
             clock = time.perf_counter()
-            costs = self.meter.costs()
+            costs = self._costs()
             plan = self._plan(prompt, boundaries, reuse_limit, costs, paged=attempt < MOST_RESTORES)
             plan_seconds += time.perf_counter() - clock
             clock = time.perf_counter()
@@ -101,7 +101,7 @@ class RequestRunner:
         schedule = Schedule(
             plan,
             costs,
-            self.meter.costs,
+            self._costs,
             together=lambda: meter.together,
             wanted=needs_checkpoints,
             keeps_chats=profile.keeps_chats,
@@ -201,6 +201,11 @@ class RequestRunner:
             self._warned.add(message)
             logger.warning(message)
 
+    def _costs(self) -> Costs:
+        """Those of now, and how many others it keeps waiting."""
+        costs = self.meter.costs()
+        return costs if self._batcher is None else replace(costs, waiting=self._batcher.waiting())
+
     def _plan(
         self,
         prompt: Tokens,
@@ -270,7 +275,7 @@ class RequestRunner:
             while start < last:
                 end = next(border for border in borders if border > start)
                 if self._batcher is not None:
-                    end = min(end, start + self._batcher.largest_piece())
+                    end = start + self._batcher.piece_of(end - start)
                 wanted: Outputs = outputs if outputs == "all" or end == last else "none"
                 self._gate.check()
                 with self._alone(end - start):

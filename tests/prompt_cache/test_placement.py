@@ -215,6 +215,19 @@ def test_decisions_do_not_swing_with_the_clock(
         assert decisions() == first
 
 
+@pytest.mark.parametrize(("waiting", "most"), [(0, 3), (1, 1), (2, 1), (3, 0)])
+def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int) -> None:
+    costs = replace(DEAR_CUTS, waiting=waiting)
+    assert len(cuts_of(500, 0, 0, [], costs)) == most
+
+
+def test_where_messages_start_is_cut_whoever_waits() -> None:
+    starts = [40, 500, 560]
+    alone = cuts_of(600, 0, 0, starts, DEAR_CUTS)
+    assert alone
+    assert cuts_of(600, 0, 0, starts, replace(DEAR_CUTS, waiting=7)) == alone
+
+
 def _decode_checkpoints(answer: int, frontier: int, costs: Costs) -> list[int]:
     at = [frontier]
     while at[-1] < frontier + answer:

@@ -51,6 +51,18 @@ def test_large_buffers_that_are_filled_get_huge_pages() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
+def test_smaller_buffers_have_their_memory_at_once() -> None:
+    """One page after the other takes longer, in the middle of a state that is saved."""
+    before = resident_bytes()
+    filled = [ram.new_buffer(2 * MIB) for _ in range(8)]
+    assert resident_bytes() - before > 15 * MIB
+    before = resident_bytes()
+    empty = [ram.new_buffer(2 * MIB, filled=False) for _ in range(8)]
+    assert resident_bytes() - before < MIB
+    assert len(filled) == len(empty)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
 def test_what_large_buffers_take_is_their_size_and_goes_back() -> None:
     size = ram.HUGE_BYTES + 300_000
     before = resident_bytes()

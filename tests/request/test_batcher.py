@@ -11,11 +11,11 @@ from llamahybrid.errors import DecodeError, RequestCancelled
 from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
-from llamahybrid.request import assembly
+from llamahybrid.request import assembly, pieces
 from llamahybrid.request import batcher as batcher_module
-from llamahybrid.request.batcher import SMALLEST_PIECE
 from llamahybrid.request.job import Job, NoRoom
 from llamahybrid.request.line import POLL
+from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.step_frames import Step
 from llamahybrid.request.ticket import Ticket
 
@@ -28,24 +28,27 @@ def ask(llm, prompt, n=6):
 
 def test_a_prompt_alone_is_cut_into_whole_batches(open_slots):
     batcher = open_slots().slots.batcher
-    assert batcher.largest_piece() == 256
+    assert batcher.piece_of(256) == 256
 
 
-def test_beside_answers_a_piece_takes_as_long_as_some_of_their_steps(open_slots):
+def test_beside_answers_a_prompt_is_cut_into_pieces(open_slots, monkeypatch):
     llm = open_slots()
     batcher = llm.slots.batcher
     stream = llm.generate(WORDS[:50], temp=0.0)
     list(islice(stream, 3))
-    assert SMALLEST_PIECE <= batcher.largest_piece() <= 256
-    batcher._step_seconds, llm.runner.meter = 1e-9, llm.runner.meter
-    assert batcher.largest_piece() <= 4 * SMALLEST_PIECE
+    monkeypatch.setattr(batcher._meter, "costs", lambda: Costs(prefill_seconds=0.01))
+    batcher._step_seconds = 0.02  # half a second is 50 tokens
+    assert batcher.piece_of(256) == 43
+    batcher._step_seconds = 0.1  # and 16 steps 160
+    assert batcher.piece_of(256) == 128
     stream.close()
-    assert batcher.largest_piece() == 256
+    assert batcher.piece_of(256) == 256
 
 
 def test_answers_have_a_step_between_two_pieces_of_a_prompt(open_slots, monkeypatch):
     monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 60.0)
-    monkeypatch.setattr(batcher_module, "PIECE_STEPS", 0)  # else small ones follow each other
+    monkeypatch.setattr(pieces, "PIECE_STEPS", 0)  # else small ones follow each other
+    monkeypatch.setattr(pieces, "PIECE_SECONDS", 0.0)
     llm = open_slots(n_batch=64)
     order, over = [], threading.Event()
     append, piece = llm.slots.batcher.append, llm.slots.batcher.piece
@@ -75,9 +78,9 @@ def test_answers_have_a_step_between_two_pieces_of_a_prompt(open_slots, monkeypa
 
 def test_small_pieces_follow_each_other_until_they_take_as_long_as_a_large_one(open_slots, monkeypatch):
     batcher = open_slots().slots.batcher
-    batcher._step_seconds = 0.03
+    batcher._step_seconds = 0.05
     monkeypatch.setattr(batcher._meter, "costs", lambda: Costs(prefill_seconds=1e-3, batch_seconds=0.01))
-    budget = batcher_module.PIECE_STEPS * batcher._step_seconds
+    budget = pieces.PIECE_STEPS * batcher._step_seconds
     assert batcher._may_follow(10_000), "the first one always may"
     batcher._piece_seconds = budget / 2
     assert batcher._may_follow(int(1e3 * (budget / 2 - 0.01)))
@@ -130,6 +133,60 @@ def test_a_step_has_its_tokens_in_the_order_of_their_sequences(open_slots, monke
         slots.batcher._jobs[ticket] = Job(ticket, slot.evaluation.runner.live, 1)
     slots.batcher._lead()
     assert steps == [[0, 1, 2]]
+
+
+def test_those_whose_tokens_were_decoded_are_woken_one_by_the_other(open_slots, monkeypatch):
+    slots = open_slots(n_parallel=3).slots
+    batcher, jobs = slots.batcher, []
+    monkeypatch.setattr(Job, "stands", True)
+    monkeypatch.setattr(SharedContext, "decode_step", lambda _, rows: [None] * len(rows))
+    for slot in slots.all:
+        ticket = Ticket()
+        jobs.append(Job(ticket, slot.evaluation.runner.live, 1))
+        batcher._jobs[ticket] = jobs[-1]
+    batcher._lead()
+
+    def woken():
+        return [not job.bell.locked() for job in jobs]
+
+    assert all(job.done for job in jobs)
+    assert not any(woken()), "they would fight for the lock that the one that led still has"
+    for count in (1, 2, 3):
+        batcher.stepped(Ticket())
+        assert sum(woken()) == count
+    batcher.stepped(Ticket())
+
+
+def test_who_led_wakes_no_one_for_itself(open_slots, monkeypatch):
+    slots = open_slots(n_parallel=2).slots
+    batcher, jobs = slots.batcher, []
+    monkeypatch.setattr(Job, "stands", True)
+    monkeypatch.setattr(SharedContext, "decode_step", lambda _, rows: [None] * len(rows))
+    for slot in slots.all:
+        ticket = Ticket()
+        jobs.append(Job(ticket, slot.evaluation.runner.live, 1))
+        batcher._jobs[ticket] = jobs[-1]
+    batcher._lead()
+    leader = batcher._asleep[-1]
+    batcher.stepped(leader.ticket)
+    assert not any(job.bell.locked() for job in jobs), "its own turn is the other's"
+
+
+def test_the_requests_that_a_prompt_keeps_waiting_are_counted(open_slots, monkeypatch):
+    llm = open_slots(n_parallel=3)
+    seen, costs = [], RequestRunner._costs
+    monkeypatch.setattr(RequestRunner, "_costs", lambda self: (seen.append(costs(self)), seen[-1])[1])
+    ask(llm, WORDS[:50], 1)
+    assert {c.waiting for c in seen} == {0}
+    streams = [llm.generate(WORDS[100 * i : 100 * i + 50], temp=0.0) for i in range(2)]
+    for stream in streams:
+        list(islice(stream, 3))
+    for left in (2, 1, 0):
+        seen.clear()
+        ask(llm, WORDS[200 + 20 * left : 300], 1)
+        assert {c.waiting for c in seen} == {left}
+        if left:
+            streams.pop().close()
 
 
 def test_the_memory_is_tried_in_the_thread_that_decodes_later(open_slots, monkeypatch):

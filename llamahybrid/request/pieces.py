@@ -1,0 +1,47 @@
+"""Pieces: how much of a prompt is decoded between two steps of the answers that wait for it.
+
+Each piece costs a batch that reads all weights, and each step between two one of few rows, which takes hardly
+less than one of all: the requests that answer already could have waited for those that decode their prompts.
+"""
+
+from __future__ import annotations
+
+import math
+
+from llamahybrid.prompt_cache.base import Costs
+
+PIECE_STEPS = 16
+"""A piece takes about as long as so many steps,"""
+
+PIECE_SECONDS = 0.5
+"""or so long, where that is more: what answers come at least twice a second is still read as they come."""
+
+SMALLEST_PIECE = 32
+
+UNMEASURED = 128
+"""Tokens of a piece while nothing was measured."""
+
+PIECE_OVER = 1.25
+"""By so much a piece may be larger, rather than leave a small rest to a batch of its own."""
+
+
+def pace(step_seconds: float, answers: int, prompts: int) -> float:
+    """Seconds that prompts may take between two steps of so many answers, the last of which took that long.
+
+    The fewer of those that want to decode are answers, the longer: their steps are the less worth it.
+    """
+    share = max(1, answers) / max(1, answers + prompts)
+    return max(PIECE_STEPS * step_seconds, PIECE_SECONDS) / share
+
+
+def piece_of(tokens: int, seconds: float, costs: Costs) -> int:
+    """How many of a prompt's next tokens are decoded at once, if that is to take about so long.
+
+    `tokens`: those up to the next border; pieces of them are of one size.
+    """
+    largest = UNMEASURED
+    if costs.prefill_seconds:
+        largest = max(SMALLEST_PIECE, int(seconds / costs.prefill_seconds))
+    if tokens <= PIECE_OVER * largest:
+        return tokens
+    return math.ceil(tokens / math.ceil(tokens / largest))

@@ -1,0 +1,44 @@
+"""How much of a prompt is decoded between two steps of the answers that wait for it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.request.pieces import (
+    PIECE_OVER,
+    PIECE_SECONDS,
+    PIECE_STEPS,
+    SMALLEST_PIECE,
+    UNMEASURED,
+    pace,
+    piece_of,
+)
+
+
+def test_short_steps_wait_half_a_second_and_long_ones_sixteen_of_them() -> None:
+    assert pace(1e-3, 1, 0) == PIECE_SECONDS
+    assert pace(1.0, 1, 0) == PIECE_STEPS
+
+
+def test_the_fewer_answers_wait_for_the_more_prompts_the_longer_they_do() -> None:
+    assert pace(0.01, 3, 1) == pytest.approx(PIECE_SECONDS * 4 / 3)
+    assert pace(0.01, 1, 3) == pytest.approx(PIECE_SECONDS * 4)
+    assert pace(0.01, 0, 3) == pytest.approx(PIECE_SECONDS * 3)
+
+
+@given(st.integers(1, 4096), st.floats(1e-3, 100.0), st.floats(1e-6, 1.0))
+def test_pieces_are_of_one_size_and_take_no_longer_than_they_may(
+    tokens: int, seconds: float, each: float
+) -> None:
+    costs, sizes, left = Costs(prefill_seconds=each), [], tokens
+    while left:
+        sizes.append(piece_of(left, seconds, costs))
+        left -= sizes[-1]
+    largest = max(SMALLEST_PIECE, int(seconds / each))
+    assert max(sizes) <= PIECE_OVER * largest
+    assert min(sizes) * 2 >= min(tokens, largest), "no small rest has a batch of its own"
+
+
+def test_while_nothing_was_measured_pieces_are_small() -> None:
+    assert piece_of(512, 0.5, Costs()) == UNMEASURED
