@@ -13,15 +13,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.compute_thread import new_bell, ring
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.cells import Cells
@@ -385,3 +387,9 @@ class Batcher:
             ring(job.bell)
         for bell in list(self._bells.values()):
             ring(bell)
+
+
+def costs_beside(meter: CostMeter, batcher: ref[Batcher] | None) -> Costs:
+    """What was measured, and how many others the request that runs keeps waiting."""
+    costs, others = meter.costs(), None if batcher is None else batcher()
+    return costs if others is None else replace(costs, waiting=others.waiting())

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
+from weakref import ref
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.placement import tip_due
-from llamahybrid.request.batcher import Batcher
+from llamahybrid.request.batcher import Batcher, costs_beside
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.checkpoints import Checkpoints
 from llamahybrid.request.gate import RequestGate
@@ -64,6 +66,7 @@ class RequestRunner:
         self._batcher = batcher
         self.checkpoints = Checkpoints(live, cache, meter)
         self._batches = StoppableBatches(live, gate)
+        self._beside = None if batcher is None else ref(batcher)  # requests are kept when all else is gone
         self._warned: set[str] = set()
 
     # -- a request's start -----------------------------------------------------------------------
@@ -82,7 +85,7 @@ class RequestRunner:
         boundaries = self._boundaries.find(prompt) if needs_checkpoints else []
         for attempt in itertools.count():
             clock = time.perf_counter()
-            costs = self._costs()
+            costs = costs_beside(self.meter, self._beside)
             plan = self._plan(prompt, boundaries, reuse_limit, costs, paged=attempt < MOST_RESTORES)
             plan_seconds += time.perf_counter() - clock
             clock = time.perf_counter()
@@ -101,7 +104,7 @@ class RequestRunner:
         schedule = Schedule(
             plan,
             costs,
-            self._costs,
+            partial(costs_beside, self.meter, self._beside),
             together=lambda: meter.together,
             wanted=needs_checkpoints,
             keeps_chats=profile.keeps_chats,
@@ -200,11 +203,6 @@ class RequestRunner:
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(message)
-
-    def _costs(self) -> Costs:
-        """Those of now, and how many others it keeps waiting."""
-        costs = self.meter.costs()
-        return costs if self._batcher is None else replace(costs, waiting=self._batcher.waiting())
 
     def _plan(
         self,

@@ -13,9 +13,9 @@ from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import assembly, pieces
 from llamahybrid.request import batcher as batcher_module
+from llamahybrid.request import runner as runner_module
 from llamahybrid.request.job import Job, NoRoom
 from llamahybrid.request.line import POLL
-from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.step_frames import Step
 from llamahybrid.request.ticket import Ticket
 
@@ -173,9 +173,9 @@ def test_who_led_wakes_no_one_for_itself(open_slots, monkeypatch):
 
 
 def test_the_requests_that_a_prompt_keeps_waiting_are_counted(open_slots, monkeypatch):
+    seen, costs = [], runner_module.costs_beside
+    monkeypatch.setattr(runner_module, "costs_beside", lambda *a: (seen.append(costs(*a)), seen[-1])[1])
     llm = open_slots(n_parallel=3)
-    seen, costs = [], RequestRunner._costs
-    monkeypatch.setattr(RequestRunner, "_costs", lambda self: (seen.append(costs(self)), seen[-1])[1])
     ask(llm, WORDS[:50], 1)
     assert {c.waiting for c in seen} == {0}
     streams = [llm.generate(WORDS[100 * i : 100 * i + 50], temp=0.0) for i in range(2)]
