@@ -108,7 +108,8 @@ class Batcher:
         if self.cells.steps >= self.cells.look_at:
             self.cells.release_idle(self._meter.costs())
         self._answering.setdefault(ticket, 0.0)
-        if self.solo.takes(ticket, partial(self._fits_alone, live)):
+        ticket.together = not self.solo.takes(ticket, partial(self._fits_alone, live))
+        if not ticket.together:
             self._decode_here(live, token)
             return
         job = Job(ticket, live, token)
@@ -127,6 +128,7 @@ class Batcher:
         finally:
             if self._jobs.get(ticket) is job:
                 del self._jobs[ticket]
+        ticket.together = len(self._answering) > 1
         if job.error is not None:
             raise job.error
         if live.n != job.position + 1 or not live.row.exists_for_tip():
