@@ -13,8 +13,8 @@ from llamahybrid.prompt_cache.base import Costs
 PIECE_STEPS = 16
 """A piece takes about as long as so many steps,"""
 
-PIECE_SECONDS = 0.5
-"""or so long, where that is more: what answers come at least twice a second is still read as they come."""
+PIECE_SECONDS = 0.4
+"""or so long, where that is more: what comes twice a second is still read as it comes."""
 
 SMALLEST_PIECE = 32
 

@@ -37,8 +37,8 @@ def test_beside_answers_a_prompt_is_cut_into_pieces(open_slots, monkeypatch):
     stream = llm.generate(WORDS[:50], temp=0.0)
     list(islice(stream, 3))
     monkeypatch.setattr(batcher._meter, "costs", lambda: Costs(prefill_seconds=0.01))
-    batcher._step_seconds = 0.02  # half a second is 50 tokens
-    assert batcher.piece_of(256) == 43
+    batcher._step_seconds = 0.02  # 0.4 seconds are 40 tokens
+    assert batcher.piece_of(256) == 37
     batcher._step_seconds = 0.1  # and 16 steps 160
     assert batcher.piece_of(256) == 128
     stream.close()

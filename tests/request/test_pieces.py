@@ -16,7 +16,7 @@ from llamahybrid.request.pieces import (
 )
 
 
-def test_short_steps_wait_half_a_second_and_long_ones_sixteen_of_them() -> None:
+def test_prompts_take_sixteen_steps_between_two_but_no_less_than_nobody_minds() -> None:
     assert pace(1e-3, 1, 0) == PIECE_SECONDS
     assert pace(1.0, 1, 0) == PIECE_STEPS
 
