@@ -74,7 +74,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     question may follow the same text), the first boundary (the system prompt's end), the messages before the
     last; those alone where room is `SCARCE`. Without message starts it is the place where the next history
     parts if it does so as the last one did (`tail`). The ladder fills what can be paid for, by all whom it
-    keeps waiting, unless a history only `grows`. Batch boundaries
+    keeps waiting, too, unless a history only `grows`. Batch boundaries
     that the prefill passes anyway come on top: they cost no batch. So does the branch point, once, where
     nothing else marks it or histories have `parted` there before: others will, and the same divergence is to
     cost only once.
@@ -87,8 +87,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     count = min(room - len(known), _affordable(left, costs))
     if outline.boundaries:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
-    else:
-        count //= 1 + costs.waiting
+    elif costs.waiting:
+        count = max(count // (1 + costs.waiting), min(count, int(outline.tail > 0)))
     starts = _take(_starts(outline), cached, total, count, known)
     taken = known + starts
     if grows(outline) or (outline.boundaries and outline.most is not None and room < SCARCE):

@@ -264,9 +264,9 @@ class Batcher:
 
     def waiting(self) -> int:
         """Other requests that wait for a step, for this prompt to be through, or to come in."""
-        mine = self._gate.running
-        others = {*self._answering, *self._prompts}
-        return max(self._gate.crowded, sum(other is not mine and not other.over for other in others))
+        mine, others = self._gate.current, {*self._answering, *self._prompts}
+        inside = sum(other is not mine and not other.over for other in others)
+        return max(inside, int(self._gate.crowded))
 
     def prompt_done(self) -> None:
         """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""

@@ -221,6 +221,12 @@ def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int)
     assert len(cuts_of(500, 0, 0, [], costs)) == most
 
 
+def test_where_the_last_history_parted_is_cut_whoever_waits() -> None:
+    costs = replace(DEAR_CUTS, waiting=7)
+    assert cuts_of(500, 0, 0, [], costs, tail=90) == (410,)
+    assert cuts_of(500, 0, 0, [], costs, tail=90, most=0) == ()
+
+
 def test_where_messages_start_is_cut_whoever_waits() -> None:
     starts = [40, 500, 560]
     alone = cuts_of(600, 0, 0, starts, DEAR_CUTS)

@@ -187,6 +187,7 @@ def test_the_requests_that_a_prompt_keeps_waiting_are_counted(open_slots, monkey
         assert {c.waiting for c in seen} == {left}
         if left:
             streams.pop().close()
+    assert llm.slots.batcher.waiting() == 0, "asked where no request runs, as when one is ended by another"
 
 
 def test_the_memory_is_tried_in_the_thread_that_decodes_later(open_slots, monkeypatch):
