@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import gc
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -75,6 +76,9 @@ COSTS = {
 COUNTED = "--count" in sys.argv
 """Callgrind counts; no clock is asked."""
 
+COUNTING = "LLAMAHYBRID_COUNTING"
+"""In the environment: the library that has it begin and end."""
+
 
 def fix_costs() -> None:
     """Nothing that is measured counts any more: all costs are what `COSTS` says."""
@@ -87,21 +91,13 @@ def fix_costs() -> None:
 
 
 def watched(work: Callable[[], Any]) -> None:
-    """`work()` inside libc's `lfind`, where callgrind counts and which nobody else calls."""
-    failed: list[BaseException] = []
-
-    def compare(*_: Any) -> int:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-        return 0
-
-    one = ctypes.c_size_t(1)
-    back = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(compare)
-    ctypes.CDLL(None).lfind(ctypes.byref(one), ctypes.byref(one), ctypes.byref(one), ctypes.c_size_t(8), back)
-    if failed:
-        raise failed[0]
+    """`work()` while callgrind counts."""
+    toggle = ctypes.CDLL(os.environ[COUNTING]).toggle
+    toggle()
+    try:
+        work()
+    finally:
+        toggle()
 
 
 def clocked(work: Callable[[], Any]) -> float:

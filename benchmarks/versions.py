@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.version_work import CASES
+from benchmarks.version_work import CASES, COUNTING
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.tiny import make
 
@@ -128,18 +128,31 @@ def timed(case: str, checkouts: tuple[Path, Path], model: Path, seconds: float) 
     return Found(*(statistics.median(x) * 1e3 for x in (old, new)), middle, error_of_median(ratios), equal)
 
 
+def counting(folder: Path) -> str:
+    """A library whose `toggle` has callgrind begin to count, and end; compiled with valgrind's own header.
+
+    Named functions (--toggle-collect) are not found in every library.
+    """
+    source, library = folder / "counting.c", folder / "counting.so"
+    source.write_text("#include <valgrind/callgrind.h>\nvoid toggle(void) { CALLGRIND_TOGGLE_COLLECT; }\n")
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+    return str(library)
+
+
 def instructions(checkout: Path, case: str, model: Path, count: int) -> int:
     """Instructions of a process that runs `count` times."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "model.gguf").symlink_to(model)
         out = folder / "callgrind"
-        tool = ["setarch", "-R", "valgrind", "--tool=callgrind", "--toggle-collect=lfind"]
+        tool = ["setarch", "-R", "valgrind", "--tool=callgrind", "--collect-atstart=no"]
         tool.append(f"--callgrind-out-file={out}")
         command = [*tool, sys.executable, str(SCRIPT), case, str(folder), "--count", str(count)]
-        subprocess.run(command, cwd=checkout, env=environment(checkout), check=True, capture_output=True)
+        where = {**environment(checkout), COUNTING: counting(folder)}
+        subprocess.run(command, cwd=checkout, env=where, check=True, capture_output=True)
         found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
         assert found is not None, "callgrind wrote no total"
+        assert int(found[1]), "callgrind counted nothing"
         return int(found[1])
 
 
