@@ -447,7 +447,8 @@ def test_cancelling_ends_all_with_the_text_so_far(hybrid, opened, stock, n_paral
 def test_none_begins_when_one_was_cancelled_however_late_that_is_read(hybrid, opened, monkeypatch):
     monkeypatch.setattr(answers_module, "AHEAD", 1000)
     llm = opened(hybrid, 2)
-    stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **LONG)
+    longer = {**LONG, "max_tokens": 900, "logit_bias": {llm.token_eos(): -100.0}}  # till the second comes
+    stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **longer)
     chunks = [next(stream)]
     until(lambda: len(llm._gate.seated) == 2)
     llm.cancel()  # of those that are in
