@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llamahybrid import Llama
 from llamahybrid.engine.progress import display
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.tiny import make
@@ -30,11 +31,11 @@ from tests.llama_server.llama_server import LlamaServer
 PARAMETERS = 100_000_000
 VOCABULARY = 200
 OPTIONS: dict[str, Any] = {"n_threads": 2, "n_threads_batch": 2, "verbose": False}
-"""Of every `Llama`; `flash` comes to it."""
+"""Of every `Llama`."""
 
 FLASH = ("on", "off")
 """Flash attention, the same for all subjects: llama-server takes it where it can (`-fa auto`), `Llama` does
-not unless it is told to, and without it a step of four answers takes a tenth longer."""
+not unless it is told to."""
 
 READY = "ready"
 """What a subject says that is held."""
@@ -103,6 +104,12 @@ class Chats:
         for thread in threads:
             thread.join()
         return run
+
+
+def opened(model: Path, slots: int, context: int, flash: str) -> Llama:
+    """llamahybrid with so many slots."""
+    shape = {"n_ctx": context, "n_parallel": slots, "flash_attn": flash == "on"}
+    return Llama(str(model), **shape, **OPTIONS)
 
 
 @contextmanager

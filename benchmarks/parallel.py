@@ -28,19 +28,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chats import (
-    OPTIONS,
     VOCABULARY,
     Chats,
     Run,
     Stream,
     begin,
     hold,
+    opened,
     parser_of,
     played,
     theirs,
     write,
 )
-from llamahybrid import Llama
 from llamahybrid.evaluate.tables import machine
 from tests.lab.quiet import silence
 
@@ -120,8 +119,7 @@ def play_long(stream: Stream, seed: int) -> LongRun:
 @contextmanager
 def ours(model: Path, slots: int, context: int, flash: str) -> Iterator[Stream]:
     """llamahybrid with so many slots."""
-    shape = {"n_ctx": context, "n_parallel": slots, "flash_attn": flash == "on"}
-    with closing(Llama(str(model), **shape, **OPTIONS)) as llm:
+    with closing(opened(model, slots, context, flash)) as llm:
         yield lambda prompt, n: islice(llm.generate(list(prompt), temp=0.0), n)
 
 

@@ -25,8 +25,7 @@ from typing import Any, cast
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.chats import OPTIONS, Chats, Run, Stream, begin, hold, parser_of, played, theirs, write
-from llamahybrid import Llama
+from benchmarks.chats import Chats, Run, Stream, begin, hold, opened, parser_of, played, theirs, write
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.tiny.vocab import vocabulary
 from tests.lab.quiet import silence
@@ -52,8 +51,7 @@ def tokens_of(text: str) -> Iterator[int]:
 @contextmanager
 def in_process(model: Path, slots: int, context: int, flash: str) -> Iterator[Stream]:
     """A program that has the model itself."""
-    shape = {"n_ctx": context, "n_parallel": slots, "flash_attn": flash == "on"}
-    with closing(Llama(str(model), **shape, **OPTIONS)) as llm:
+    with closing(opened(model, slots, context, flash)) as llm:
 
         def stream(prompt: list[int], n: int) -> Iterator[int]:
             for chunk in llm.create_completion(list(prompt), max_tokens=n, **ASKED):

@@ -25,8 +25,9 @@ ONE_CUT = 128
 SHORT_SUFFIX = 256
 LONG_SUFFIX = 1000
 LEAST_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 1), (LONG_SUFFIX, 3))
-"""(tokens, below which; cuts that are taken whatever they cost): a prompt of three messages keeps the start
-of each. One from there on, where each costs more time than it is likely to save."""
+"""(tokens, below which; cuts that are taken whatever they cost, unless others wait for a prompt without
+message starts): one of three messages keeps the start of each. One from there on, where each costs more time
+than it is likely to save."""
 
 MARKED_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 2), (LONG_SUFFIX, 3))
 """(tokens, below which; most cuts where message starts are known): they serve, and others only take bytes."""

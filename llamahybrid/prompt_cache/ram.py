@@ -30,7 +30,7 @@ MAPPED_BYTES = 64 << 10
 HUGE_BYTES = 4 << 20
 """From this size on, in huge pages where the system has any: filled for the first time in half the time
 (`benchmarks.save`). What is resident is as before: only whole huge pages of the mapping are had at once.
-Smaller ones have all of theirs from the beginning: a state of 2.4 MB is saved in 1.1 ms instead of 1.4."""
+Smaller ones have all of theirs from the beginning, which takes less than one after the other."""
 
 
 def default_ram_bytes() -> int:

@@ -30,7 +30,7 @@ from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
 from llamahybrid.request.line import POLL
-from llamahybrid.request.pieces import pace, piece_of
+from llamahybrid.request.pieces import SMALLEST_PIECE, pace, piece_of
 from llamahybrid.request.solo import Solo
 from llamahybrid.request.ticket import Ticket
 
@@ -72,7 +72,6 @@ class Batcher:
         shared.interrupted = gate.stop_native
         self._gate = gate
         self._meter = meter
-        self._n_batch = n_batch
         self._largest_step = n_batch if merges else 1
         self._jobs: dict[Ticket, Job] = {}
         self._answering: dict[Ticket, float] = {}
@@ -81,13 +80,13 @@ class Batcher:
         """Requests that decode this prompt: the first does, the others wait for its checkpoints."""
         self.cells = Cells(shared, gate, slots, cells, masked, self._answering, self._prompts)
         self.solo = Solo(shared, gate)
-        self._asleep: list[Job] = []
-        """Tokens that are decoded, whose owners are not woken yet: one wakes the next."""
         self._bells: dict[Ticket, threading.Lock] = {}
         self._piece_waits: Ticket | None = None
         """Whose piece of a prompt waits for a step of the answers."""
         self._piece_seconds = 0.0
         """What pieces of prompts took since the last step."""
+        self._prompt_seconds = 0.0
+        """What a token of a prompt took in the last piece."""
         self._since = 0.0
         """When the last of those came or went that a step waits for: who waited for the lock meanwhile, while
         another one stored what it had, is not late."""
@@ -108,8 +107,7 @@ class Batcher:
         if self.cells.steps >= self.cells.look_at:
             self.cells.release_idle(self._meter.costs())
         self._answering.setdefault(ticket, 0.0)
-        ticket.together = not self.solo.takes(ticket, partial(self._fits_alone, live))
-        if not ticket.together:
+        if self.solo.takes(ticket, partial(self._fits_alone, live)):
             self._decode_here(live, token)
             return
         job = Job(ticket, live, token)
@@ -123,12 +121,10 @@ class Batcher:
                 if self._ready():
                     self._lead()
                 else:
-                    self._wake(ticket)
                     self._wait(ticket, job.bell, self._clock(job))
         finally:
             if self._jobs.get(ticket) is job:
                 del self._jobs[ticket]
-        ticket.together = len(self._answering) > 1
         if job.error is not None:
             raise job.error
         if live.n != job.position + 1 or not live.row.exists_for_tip():
@@ -194,14 +190,6 @@ class Batcher:
         jobs.sort(key=lambda job: job.live.native.seq)  # in one order, states need not change places (0034)
         self._shared.compute(partial(self._step, jobs))
 
-    def _wake(self, ticket: Ticket, everybody: bool = False) -> None:
-        """Wake the next whose token is decoded, not this one: all at once would fight for the lock."""
-        while self._asleep:
-            job = self._asleep.pop()
-            ring(job.bell)
-            if job.ticket is not ticket and not everybody:
-                break
-
     def _open_jobs(self) -> list[Job]:
         """Tokens that wait; one that was given up stays until its owner wakes."""
         return [job for job in self._jobs.values() if not job.done]
@@ -217,8 +205,7 @@ class Batcher:
         else:
             self._stepped(len(jobs), time.perf_counter() - began)
             for job, fault in zip(jobs, faults, strict=True):
-                job.note(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
-            self._asleep += jobs
+                job.end(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
         finally:
             self._jobs = {ticket: job for ticket, job in self._jobs.items() if not job.done}
             self._piece_seconds = 0.0
@@ -298,7 +285,6 @@ class Batcher:
                 self._gate.check()
                 if self._ready():
                     self._lead()
-                    self._wake(ticket, everybody=True)  # what follows may take long, and step aside
                 elif not self._jobs and not self._patience():
                     break
                 else:
@@ -314,15 +300,17 @@ class Batcher:
         try:
             yield
         finally:
-            self._piece_seconds += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self._piece_seconds += seconds
+            if tokens >= SMALLEST_PIECE:
+                self._prompt_seconds = seconds / tokens
             self.cells.prompt_tokens += tokens
             self._since = time.monotonic()
             self._ring()
 
     def _may_follow(self, tokens: int) -> bool:
         """So small a piece comes before the next step: one cut for a checkpoint gives nobody a turn."""
-        costs = self._meter.costs()
-        more = tokens * costs.prefill_seconds + costs.batch_seconds
+        more = tokens * self._token_seconds() + self._meter.costs().batch_seconds
         return not self._piece_seconds or self._piece_seconds + more <= self._pace()
 
     def _pace(self) -> float:
@@ -333,7 +321,11 @@ class Batcher:
         """How many of a prompt's next `tokens` are decoded at once, so that answers keep their pace."""
         if all(ticket.over for ticket in self._answering):
             return tokens
-        return piece_of(tokens, self._pace(), self._meter.costs())
+        return piece_of(tokens, self._pace(), self._token_seconds())
+
+    def _token_seconds(self) -> float:
+        """What a token of a prompt takes now: the fastest was behind few others, on an idle machine."""
+        return max(self._prompt_seconds, self._meter.costs().prefill_seconds)
 
     def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
         """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
@@ -351,7 +343,6 @@ class Batcher:
         """A request has made a step: what it holds here it gives back."""
         if ticket in self._answering:
             self._since = time.monotonic()
-        self._wake(ticket)
         if self._prompts:
             self.end_prompt(ticket)
         if ticket.whole:

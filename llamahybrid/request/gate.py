@@ -120,7 +120,7 @@ class RequestGate:
                     self._await(ticket, deadline)
                 if self.seats.slots > 1 and not self.lonely(ticket):
                     self._tenant.joined(ticket)
-                if self.crowded and not ticket.together:
+                if self.crowded:
                     time.sleep(YIELD_SECONDS)
                 self._lock.want()
                 if not self._lock.acquire():

@@ -36,11 +36,7 @@ class Job:
         waits = ticket.inside and not ticket.over and ticket.slot is self.slot
         return bool(waits) and live.n == self.position and not live.state.is_invalid
 
-    def note(self, error: Exception | None = None) -> None:
+    def end(self, error: Exception | None = None) -> None:
         """It was decoded, or it cannot be."""
-        self.error, self.done = error, True
-
-    def end(self, error: Exception) -> None:
-        """It cannot be decoded, and its owner is told."""
-        self.note(error)
+        self.done, self.error = True, error
         ring(self.bell)

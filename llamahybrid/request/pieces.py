@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 
-from llamahybrid.prompt_cache.base import Costs
-
 PIECE_STEPS = 16
 """A piece takes about as long as so many steps,"""
 
 PIECE_SECONDS = 0.4
-"""or so long, where that is more: what comes twice a second is still read as it comes."""
+"""or so long, where that is more: about two tokens a second still read as a text that is being written."""
 
 SMALLEST_PIECE = 32
 
@@ -34,14 +32,13 @@ def pace(step_seconds: float, answers: int, prompts: int) -> float:
     return max(PIECE_STEPS * step_seconds, PIECE_SECONDS) / share
 
 
-def piece_of(tokens: int, seconds: float, costs: Costs) -> int:
+def piece_of(tokens: int, seconds: float, each: float) -> int:
     """How many of a prompt's next tokens are decoded at once, if that is to take about so long.
 
-    `tokens`: those up to the next border; pieces of them are of one size.
+    `tokens`: those up to the next border; pieces of them are of one size. `each`: seconds that one of them
+    takes; 0: that was not measured.
     """
-    largest = UNMEASURED
-    if costs.prefill_seconds:
-        largest = max(SMALLEST_PIECE, int(seconds / costs.prefill_seconds))
+    largest = max(SMALLEST_PIECE, int(seconds / each)) if each else UNMEASURED
     if tokens <= PIECE_OVER * largest:
         return tokens
     return math.ceil(tokens / math.ceil(tokens / largest))

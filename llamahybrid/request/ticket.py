@@ -39,7 +39,6 @@ class Ticket:
         "slot",
         "step",
         "thread",
-        "together",
         "unwanted",
         "whole",
     )
@@ -63,8 +62,6 @@ class Ticket:
         """Where it is seated."""
         self.whole = False
         """It needs the whole context: nobody else may be in."""
-        self.together = False
-        """Its last token was decoded together with others: it waits for them, and nobody for the lock."""
         self.idle_since = 0.0
         """When its last step ended, by `time.monotonic`."""
         self.parked: Parked | None = None

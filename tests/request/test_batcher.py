@@ -9,11 +9,13 @@ import pytest
 
 from llamahybrid.errors import DecodeError, RequestCancelled
 from llamahybrid.memory.compute_thread import ComputeThread
+from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import assembly, pieces
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request import runner as runner_module
+from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import Job, NoRoom
 from llamahybrid.request.line import POLL
 from llamahybrid.request.step_frames import Step
@@ -41,6 +43,8 @@ def test_beside_answers_a_prompt_is_cut_into_pieces(open_slots, monkeypatch):
     assert batcher.piece_of(256) == 37
     batcher._step_seconds = 0.1  # and 16 steps 160
     assert batcher.piece_of(256) == 128
+    batcher._prompt_seconds = 0.02  # by the last piece, whatever the fastest ever took
+    assert batcher.piece_of(256) == 64
     stream.close()
     assert batcher.piece_of(256) == 256
 
@@ -135,43 +139,6 @@ def test_a_step_has_its_tokens_in_the_order_of_their_sequences(open_slots, monke
     assert steps == [[0, 1, 2]]
 
 
-def test_those_whose_tokens_were_decoded_are_woken_one_by_the_other(open_slots, monkeypatch):
-    slots = open_slots(n_parallel=3).slots
-    batcher, jobs = slots.batcher, []
-    monkeypatch.setattr(Job, "stands", True)
-    monkeypatch.setattr(SharedContext, "decode_step", lambda _, rows: [None] * len(rows))
-    for slot in slots.all:
-        ticket = Ticket()
-        jobs.append(Job(ticket, slot.evaluation.runner.live, 1))
-        batcher._jobs[ticket] = jobs[-1]
-    batcher._lead()
-
-    def woken():
-        return [not job.bell.locked() for job in jobs]
-
-    assert all(job.done for job in jobs)
-    assert not any(woken()), "they would fight for the lock that the one that led still has"
-    for count in (1, 2, 3):
-        batcher.stepped(Ticket())
-        assert sum(woken()) == count
-    batcher.stepped(Ticket())
-
-
-def test_who_led_wakes_no_one_for_itself(open_slots, monkeypatch):
-    slots = open_slots(n_parallel=2).slots
-    batcher, jobs = slots.batcher, []
-    monkeypatch.setattr(Job, "stands", True)
-    monkeypatch.setattr(SharedContext, "decode_step", lambda _, rows: [None] * len(rows))
-    for slot in slots.all:
-        ticket = Ticket()
-        jobs.append(Job(ticket, slot.evaluation.runner.live, 1))
-        batcher._jobs[ticket] = jobs[-1]
-    batcher._lead()
-    leader = batcher._asleep[-1]
-    batcher.stepped(leader.ticket)
-    assert not any(job.bell.locked() for job in jobs), "its own turn is the other's"
-
-
 def test_the_requests_that_a_prompt_keeps_waiting_are_counted(open_slots, monkeypatch):
     seen, costs = [], runner_module.costs_beside
     monkeypatch.setattr(runner_module, "costs_beside", lambda *a: (seen.append(costs(*a)), seen[-1])[1])
@@ -188,6 +155,33 @@ def test_the_requests_that_a_prompt_keeps_waiting_are_counted(open_slots, monkey
         if left:
             streams.pop().close()
     assert llm.slots.batcher.waiting() == 0, "asked where no request runs, as when one is ended by another"
+    monkeypatch.setattr(RequestGate, "crowded", True)
+    assert llm.slots.batcher.waiting() == 1, "who is about to come in"
+
+
+def test_a_prompt_is_not_cut_again_as_if_nobody_waited(open_slots, monkeypatch):
+    llm = open_slots(n_batch=64, n_parallel=3)
+    dear = Costs(token_seconds=1.0, prefill_seconds=1e-3, snapshot_seconds=1.0, batch_tokens=64)
+    monkeypatch.setattr(CostMeter, "costs", lambda _: dear)
+    streams = [llm.generate(WORDS[100 * i : 100 * i + 50], temp=0.0) for i in range(2)]
+    for stream in streams:
+        list(islice(stream, 3))
+    ask(llm, WORDS[:390], 1)
+    beside = llm.requests.last
+    for stream in streams:
+        stream.close()
+    llm.prompt_cache.clear()
+    llm.reset()
+    ask(llm, WORDS[10:400], 1)
+    alone = llm.requests.last
+    assert beside.schedule.cuts == beside.plan.cuts
+    assert len(beside.plan.cuts) < len(alone.plan.cuts)
+
+
+def test_what_a_piece_takes_is_remembered(open_slots):
+    llm = open_slots()
+    ask(llm, WORDS[:60], 1)
+    assert llm.slots.batcher._prompt_seconds > 0
 
 
 def test_the_memory_is_tried_in_the_thread_that_decodes_later(open_slots, monkeypatch):

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request.pieces import (
     PIECE_OVER,
     PIECE_SECONDS,
@@ -31,9 +30,9 @@ def test_the_fewer_answers_wait_for_the_more_prompts_the_longer_they_do() -> Non
 def test_pieces_are_of_one_size_and_take_no_longer_than_they_may(
     tokens: int, seconds: float, each: float
 ) -> None:
-    costs, sizes, left = Costs(prefill_seconds=each), [], tokens
+    sizes, left = [], tokens
     while left:
-        sizes.append(piece_of(left, seconds, costs))
+        sizes.append(piece_of(left, seconds, each))
         left -= sizes[-1]
     largest = max(SMALLEST_PIECE, int(seconds / each))
     assert max(sizes) <= PIECE_OVER * largest
@@ -41,4 +40,4 @@ def test_pieces_are_of_one_size_and_take_no_longer_than_they_may(
 
 
 def test_while_nothing_was_measured_pieces_are_small() -> None:
-    assert piece_of(512, 0.5, Costs()) == UNMEASURED
+    assert piece_of(512, 0.5, 0.0) == UNMEASURED
