@@ -80,6 +80,8 @@ class Batcher:
         """Requests that decode this prompt: the first does, the others wait for its checkpoints."""
         self.cells = Cells(shared, gate, slots, cells, masked, self._answering, self._prompts)
         self.solo = Solo(shared, gate)
+        self._untold: set[Job] = set()
+        """Tokens that are decoded, and whose owners had the lock since not yet."""
         self._bells: dict[Ticket, threading.Lock] = {}
         self._piece_waits: Ticket | None = None
         """Whose piece of a prompt waits for a step of the answers."""
@@ -125,6 +127,10 @@ class Batcher:
         finally:
             if self._jobs.get(ticket) is job:
                 del self._jobs[ticket]
+            self._untold.discard(job)
+            piece = self._piece_waits
+            if not self._untold and piece in self._bells:
+                ring(self._bells[piece])
         if job.error is not None:
             raise job.error
         if live.n != job.position + 1 or not live.row.exists_for_tip():
@@ -206,6 +212,7 @@ class Batcher:
             self._stepped(len(jobs), time.perf_counter() - began)
             for job, fault in zip(jobs, faults, strict=True):
                 job.end(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
+            self._untold.update(jobs)
         finally:
             self._jobs = {ticket: job for ticket, job in self._jobs.items() if not job.done}
             self._piece_seconds = 0.0
@@ -273,7 +280,8 @@ class Batcher:
 
     @contextmanager
     def piece(self, live: LiveSequence, tokens: int) -> Iterator[None]:
-        """The body decodes a batch of one sequence alone, once the answers that wait have had a step.
+        """The body decodes a batch of one sequence alone, once the answers that wait have had a step, and its
+        tokens.
 
         Raises BatchLost where memory is no longer what it was before that.
         """
@@ -281,7 +289,7 @@ class Batcher:
         bell = self._bells[ticket] = new_bell()
         self._piece_waits, self.cells.pausing[ticket] = ticket, live
         try:
-            while not self._may_follow(tokens) and (self._jobs or self._expects_more()):
+            while self._step_comes_first(tokens) or (self._untold and self._patience()):
                 self._gate.check()
                 if self._ready():
                     self._lead()
@@ -307,6 +315,10 @@ class Batcher:
             self.cells.prompt_tokens += tokens
             self._since = time.monotonic()
             self._ring()
+
+    def _step_comes_first(self, tokens: int) -> bool:
+        """Answers wait, or are expected, and have not had their step."""
+        return not self._may_follow(tokens) and (bool(self._jobs) or self._expects_more())
 
     def _may_follow(self, tokens: int) -> bool:
         """So small a piece comes before the next step: one cut for a checkpoint gives nobody a turn."""

@@ -2,7 +2,7 @@
 
 import threading
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -78,6 +78,41 @@ def test_answers_have_a_step_between_two_pieces_of_a_prompt(open_slots, monkeypa
     longest = max(len(run) for run in "".join(w[0] for w in seen[:last]).split("a"))
     assert seen.count("piece") > 4
     assert longest <= 2
+
+
+def test_answers_have_what_a_step_gave_them_before_the_next_piece(open_slots, monkeypatch):
+    """A piece has the lock for long: a token that is decoded and not fetched would come one piece later."""
+    monkeypatch.setattr(pieces, "PIECE_STEPS", 0)
+    monkeypatch.setattr(pieces, "PIECE_SECONDS", 0.0)
+    llm = open_slots(n_batch=64, n_parallel=3)
+    batcher, order, over = llm.slots.batcher, [], threading.Event()
+    append, begins = batcher.append, batcher.cells.wait_for_batch
+    monkeypatch.setattr(batcher, "append", lambda *a: (append(*a), order.append(threading.get_ident())))
+    monkeypatch.setattr(batcher.cells, "wait_for_batch", lambda *a: (begins(*a), order.append("piece")))
+    begun = threading.Barrier(3, partial(monkeypatch.setattr, batcher_module, "GRACE_SECONDS", 60.0))
+
+    def answer(prompt):
+        for count, _ in enumerate(llm.generate(prompt, temp=0.0)):
+            if count == 2:
+                begun.wait(60)
+            if over.is_set():
+                break
+
+    threads = [threading.Thread(target=answer, args=(WORDS[50 * i : 50 * i + 50],)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    begun.wait(60)
+    order.clear()
+    ask(llm, WORDS[100:400], 1)
+    seen = list(order)
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 0.0)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    at = [i for i, what in enumerate(seen) if what == "piece"]
+    assert len(at) > 4
+    for one, next_one in pairwise(at[1:]):
+        assert set(seen[one + 1 : next_one]) == {thread.ident for thread in threads}
 
 
 def test_small_pieces_follow_each_other_until_they_take_as_long_as_a_large_one(open_slots, monkeypatch):
