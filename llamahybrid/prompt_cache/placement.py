@@ -61,7 +61,8 @@ DECODE_SHARE = 0.01
 """Share of decode time that snapshots may take."""
 
 FREE_SNAPSHOT = 1e-3
-"""Seconds up to which nobody notices a snapshot, whatever its share of a tiny model's time."""
+"""Seconds up to which nobody notices a snapshot, whatever its share of a tiny model's time; or all those of
+answers that are decoded together, which wait for each other's."""
 
 FINAL_TOKENS = 64
 """An answer's end gets a checkpoint if so many tokens were generated since the last one."""
@@ -157,7 +158,7 @@ def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
     """
     if not costs.token_seconds or not costs.snapshot_seconds:
         return None
-    if costs.snapshot_seconds <= FREE_SNAPSHOT:
+    if together * costs.snapshot_seconds <= FREE_SNAPSHOT:
         return 1
     share = together * costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds)
     return 1 << round(math.log2(max(1.0, share)))

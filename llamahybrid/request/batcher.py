@@ -30,7 +30,7 @@ from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
 from llamahybrid.request.line import POLL
-from llamahybrid.request.pieces import SMALLEST_PIECE, pace, piece_of
+from llamahybrid.request.pieces import SMALLEST_PIECE, Lately, pace, piece_of
 from llamahybrid.request.solo import Solo
 from llamahybrid.request.ticket import Ticket
 
@@ -87,12 +87,11 @@ class Batcher:
         """Whose piece of a prompt waits for a step of the answers."""
         self._piece_seconds = 0.0
         """What pieces of prompts took since the last step."""
-        self._prompt_seconds = 0.0
-        """What a token of a prompt took in the last piece."""
+        self._prompt_token, self._one_step = Lately(), Lately()
+        """What a token of a prompt took in the last pieces, and what the last steps did."""
         self._since = 0.0
         """When the last of those came or went that a step waits for: who waited for the lock meanwhile, while
         another one stored what it had, is not late."""
-        self._step_seconds = 0.0
         self.settle = shared.thread.settle
         """Waits for a step whose maker was interrupted and waits no more."""
         self.rows = 0
@@ -185,7 +184,7 @@ class Batcher:
         return max(0.0, self._since + self._grace() - time.monotonic())
 
     def _grace(self) -> float:
-        return max(GRACE_SECONDS, GRACE_SHARE * self._step_seconds)
+        return max(GRACE_SECONDS, GRACE_SHARE * self._one_step.seconds)
 
     def _lead(self) -> None:
         """Decode what waits, for all."""
@@ -221,7 +220,7 @@ class Batcher:
 
     def _stepped(self, rows: int, seconds: float) -> None:
         """A step of so many tokens took that long."""
-        self._step_seconds = seconds
+        self._one_step.took(seconds)
         self.rows += rows
         self.cells.steps += 1
         self._meter.together = max(1, rows)
@@ -307,11 +306,10 @@ class Batcher:
         began = time.perf_counter()
         try:
             yield
-        finally:
-            seconds = time.perf_counter() - began
-            self._piece_seconds += seconds
             if tokens >= SMALLEST_PIECE:
-                self._prompt_seconds = seconds / tokens
+                self._prompt_token.took((time.perf_counter() - began) / tokens)
+        finally:
+            self._piece_seconds += time.perf_counter() - began
             self.cells.prompt_tokens += tokens
             self._since = time.monotonic()
             self._ring()
@@ -327,7 +325,7 @@ class Batcher:
 
     def _pace(self) -> float:
         """Seconds that prompts may take between two steps."""
-        return pace(self._step_seconds, sum(not t.over for t in self._answering), len(self._prompts))
+        return pace(self._one_step.seconds, sum(not t.over for t in self._answering), len(self._prompts))
 
     def piece_of(self, tokens: int) -> int:
         """How many of a prompt's next `tokens` are decoded at once, so that answers keep their pace."""
@@ -337,7 +335,7 @@ class Batcher:
 
     def _token_seconds(self) -> float:
         """What a token of a prompt takes now: the fastest was behind few others, on an idle machine."""
-        return max(self._prompt_seconds, self._meter.costs().prefill_seconds)
+        return max(self._prompt_token.seconds, self._meter.costs().prefill_seconds)
 
     def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
         """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""

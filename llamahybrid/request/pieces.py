@@ -7,6 +7,7 @@ less than one of all: the requests that answer already could have waited for tho
 from __future__ import annotations
 
 import math
+from collections import deque
 
 PIECE_STEPS = 16
 """A piece takes about as long as so many steps,"""
@@ -21,6 +22,25 @@ UNMEASURED = 128
 
 PIECE_OVER = 1.25
 """By so much a piece may be larger, rather than leave a small rest to a batch of its own."""
+
+
+class Lately:
+    """Seconds that something takes now: the fewer of its last two times.
+
+    One may have been held up, by a process that was stopped and goes on, or a machine that slept.
+    """
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=2)
+
+    def took(self, seconds: float) -> None:
+        """Once more, and so long."""
+        self._times.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """0 while it never was timed."""
+        return min(self._times, default=0.0)
 
 
 def pace(step_seconds: float, answers: int, prompts: int) -> float:

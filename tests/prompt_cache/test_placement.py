@@ -281,6 +281,13 @@ def test_answers_that_are_decoded_together_have_their_checkpoints_farther_apart(
     assert gaps == {1: 16, 2: 32, 4: 64, 8: 64}
 
 
+def test_a_snapshot_that_nobody_notices_alone_is_not_free_of_eight() -> None:
+    """Each of eight answers waits for the snapshots of all."""
+    costs = Costs(token_seconds=1e-2, snapshot_seconds=9e-4)
+    gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 4, 8)}
+    assert gaps == {1: 16, 4: 32, 8: 64}
+
+
 def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:
     assert (final_due(63, UNMEASURED), final_due(64, UNMEASURED)) == (False, True)
     cheap = Costs(token_seconds=1e-2, snapshot_seconds=1e-4)

@@ -10,6 +10,7 @@ import pytest
 from llamahybrid.errors import DecodeError, RequestCancelled
 from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Costs
 from llamahybrid.request import assembly, pieces
@@ -22,6 +23,11 @@ from llamahybrid.request.step_frames import Step
 from llamahybrid.request.ticket import Ticket
 
 WORDS = np.random.default_rng(1).integers(1, 200, 400).tolist()
+
+
+def have_taken(lately, seconds):
+    for _ in range(2):
+        lately.took(seconds)
 
 
 def ask(llm, prompt, n=6):
@@ -39,11 +45,12 @@ def test_beside_answers_a_prompt_is_cut_into_pieces(open_slots, monkeypatch):
     stream = llm.generate(WORDS[:50], temp=0.0)
     list(islice(stream, 3))
     monkeypatch.setattr(batcher._meter, "costs", lambda: Costs(prefill_seconds=0.01))
-    batcher._step_seconds = 0.02  # 0.4 seconds are 40 tokens
+    have_taken(batcher._one_step, 0.02)  # 0.4 seconds are 40 tokens
+    have_taken(batcher._prompt_token, 0.01)
     assert batcher.piece_of(256) == 37
-    batcher._step_seconds = 0.1  # and 16 steps 160
+    have_taken(batcher._one_step, 0.1)  # and 16 steps 160
     assert batcher.piece_of(256) == 128
-    batcher._prompt_seconds = 0.02  # by the last piece, whatever the fastest ever took
+    have_taken(batcher._prompt_token, 0.02)  # by the last pieces, whatever the fastest ever took
     assert batcher.piece_of(256) == 64
     stream.close()
     assert batcher.piece_of(256) == 256
@@ -117,9 +124,9 @@ def test_answers_have_what_a_step_gave_them_before_the_next_piece(open_slots, mo
 
 def test_small_pieces_follow_each_other_until_they_take_as_long_as_a_large_one(open_slots, monkeypatch):
     batcher = open_slots().slots.batcher
-    batcher._step_seconds = 0.05
+    have_taken(batcher._one_step, 0.05)
     monkeypatch.setattr(batcher._meter, "costs", lambda: Costs(prefill_seconds=1e-3, batch_seconds=0.01))
-    budget = pieces.PIECE_STEPS * batcher._step_seconds
+    budget = pieces.PIECE_STEPS * 0.05
     assert batcher._may_follow(10_000), "the first one always may"
     batcher._piece_seconds = budget / 2
     assert batcher._may_follow(int(1e3 * (budget / 2 - 0.01)))
@@ -216,7 +223,32 @@ def test_a_prompt_is_not_cut_again_as_if_nobody_waited(open_slots, monkeypatch):
 def test_what_a_piece_takes_is_remembered(open_slots):
     llm = open_slots()
     ask(llm, WORDS[:60], 1)
-    assert llm.slots.batcher._prompt_seconds > 0
+    assert llm.slots.batcher._prompt_token.seconds > 0
+
+
+def test_a_process_that_was_stopped_for_a_while_goes_on_as_before(open_slots):
+    """What was under way meanwhile says nothing of how long a step waits for others, nor of pieces."""
+    batcher = open_slots().slots.batcher
+    have_taken(batcher._one_step, 0.02)
+    have_taken(batcher._prompt_token, 0.01)
+    grace, token = batcher._grace(), batcher._token_seconds()
+    batcher._stepped(1, 3600.0)
+    batcher._prompt_token.took(60.0)
+    assert (batcher._grace(), batcher._token_seconds()) == (grace, token)
+
+
+def test_a_piece_that_was_cut_short_does_not_say_what_a_token_takes(open_slots, monkeypatch):
+    llm = open_slots()
+    ask(llm, WORDS[:60], 1)
+    before = llm.slots.batcher._prompt_token.seconds
+
+    def cut_short(*_, **__):
+        raise RequestCancelled("in the middle")
+
+    monkeypatch.setattr(LiveSequence, "decode", cut_short)
+    with pytest.raises(RequestCancelled):
+        ask(llm, WORDS[200:300], 1)
+    assert llm.slots.batcher._prompt_token.seconds == before
 
 
 def test_the_memory_is_tried_in_the_thread_that_decodes_later(open_slots, monkeypatch):
