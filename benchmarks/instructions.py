@@ -22,18 +22,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.versions import counting
+
 TARGET = 1.005
 MODELS = ("qwen35", "jamba", "mamba", "llama")
 PREFILL, DECODES = 256, 100
 ROUNDS = 9
-COUNTED = "llama_context::decode(llama_batch const&)"
-"""Only what happens inside this is counted: the interpreter's own instructions vary by a percent."""
 
 _WORK = """
-import sys, time
+import ctypes, sys, time
 from llama_cpp import Llama
 llm = Llama(sys.argv[1], n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False, logits_all=False)
 prefill, decodes, rounds = map(int, sys.argv[2:5])
+if sys.argv[5:]:  # only decodes count: the interpreter's own instructions vary by a percent
+    toggle, decode = ctypes.CDLL(sys.argv[5]).toggle, llm._ctx.decode
+    llm._ctx.decode = lambda batch: (toggle(), decode(batch), toggle())
 for _ in range(rounds):
     llm.reset()
     started = time.perf_counter()
@@ -53,17 +56,18 @@ def environment(folder: str) -> Mapping[str, str]:
 def instructions(folder: str, model: Path, prefill: int, decodes: int) -> int:
     """Instructions inside decodes of a process that does this once."""
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "callgrind"
-        tool = ["--tool=callgrind", f"--callgrind-out-file={out}", f"--toggle-collect={COUNTED}"]
+        out, library = Path(scratch) / "callgrind", counting(Path(scratch))
+        tool = ["--tool=callgrind", f"--callgrind-out-file={out}", "--collect-atstart=no"]
         command = ["valgrind", *tool, sys.executable, "-c", _WORK]
         subprocess.run(
-            [*command, str(model), str(prefill), str(decodes), "1"],
+            [*command, str(model), str(prefill), str(decodes), "1", library],
             env=environment(folder),
             check=True,
             capture_output=True,
         )
         found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
         assert found is not None, "callgrind wrote no total"
+        assert int(found[1]), "callgrind counted nothing"
         return int(found[1])
 
 
