@@ -13,24 +13,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import ref
 
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.compute_thread import new_bell, ring
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.prompt_cache.base import Costs, Tokens
+from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
 from llamahybrid.request.line import POLL
-from llamahybrid.request.pieces import SMALLEST_PIECE, Lately, pace, piece_of
+from llamahybrid.request.pieces import TIMED_PIECE, Lately, PieceLine, pace, piece_of
 from llamahybrid.request.solo import Solo
 from llamahybrid.request.ticket import Ticket
 
@@ -83,8 +81,7 @@ class Batcher:
         self._untold: set[Job] = set()
         """Tokens that are decoded, and whose owners had the lock since not yet."""
         self._bells: dict[Ticket, threading.Lock] = {}
-        self._piece_waits: Ticket | None = None
-        """Whose piece of a prompt waits for a step of the answers."""
+        self._pieces = PieceLine()
         self._piece_seconds = 0.0
         """What pieces of prompts took since the last step."""
         self._prompt_token, self._one_step = Lately(), Lately()
@@ -111,6 +108,7 @@ class Batcher:
         if self.solo.takes(ticket, partial(self._fits_alone, live)):
             self._decode_here(live, token)
             return
+        ticket.alone_at = None
         job = Job(ticket, live, token)
         self._since = time.monotonic()
         self._jobs[ticket] = job
@@ -127,9 +125,8 @@ class Batcher:
             if self._jobs.get(ticket) is job:
                 del self._jobs[ticket]
             self._untold.discard(job)
-            piece = self._piece_waits
-            if not self._untold and piece in self._bells:
-                ring(self._bells[piece])
+            if not self._untold:
+                self._pieces.ring()
         if job.error is not None:
             raise job.error
         if live.n != job.position + 1 or not live.row.exists_for_tip():
@@ -167,15 +164,15 @@ class Batcher:
         return None if not first or self._piece_is_next() else self._patience()
 
     def _piece_is_next(self) -> bool:
-        """A piece of a prompt comes before the next step."""
-        ticket = self._piece_waits
-        return ticket is not None and bool(ticket.inside) and not ticket.over and not self._piece_seconds
+        """A piece comes before the next step."""
+        return (first := self._pieces.first()) is not None and self._may_follow(*first)
 
     def _expects_more(self) -> bool:
         """The next token of some answer is worth waiting for."""
         grace = self._grace()
         for ticket, away in self._answering.items():
-            if ticket not in self._jobs and not ticket.over and (away < grace or ticket.inside):
+            others = ticket in self._jobs or ticket.alone_at is not None or ticket in self._pieces
+            if not others and not ticket.over and (away < grace or ticket.inside):
                 return True
         return False
 
@@ -220,7 +217,8 @@ class Batcher:
 
     def _stepped(self, rows: int, seconds: float) -> None:
         """A step of so many tokens took that long."""
-        self._one_step.took(seconds)
+        if rows:
+            self._one_step.took(seconds)
         self.rows += rows
         self.cells.steps += 1
         self._meter.together = max(1, rows)
@@ -280,46 +278,55 @@ class Batcher:
     @contextmanager
     def piece(self, live: LiveSequence, tokens: int) -> Iterator[None]:
         """The body decodes a batch of one sequence alone, once the answers that wait have had a step, and its
-        tokens.
-
-        Raises BatchLost where memory is no longer what it was before that.
+        tokens; one token of an answer, once a step. Raises BatchLost where memory is no longer what it was.
         """
         ticket, position = self._gate.running, live.n
-        bell = self._bells[ticket] = new_bell()
-        self._piece_waits, self.cells.pausing[ticket] = ticket, live
+        bell = self._pieces.enter(ticket, tokens)
+        self.cells.pausing[ticket] = live
         try:
-            while self._step_comes_first(tokens) or (self._untold and self._patience()):
+            while not self._goes(ticket, tokens):
                 self._gate.check()
                 if self._ready():
                     self._lead()
-                elif not self._jobs and not self._patience():
-                    break
                 else:
-                    self._wait(ticket, bell, self._patience())
+                    self._wait(ticket, bell, self._patience() if self._pieces.begins_with(ticket) else None)
         finally:
-            self._piece_waits = None
+            self._pieces.leave(ticket)
             self.cells.pausing.pop(ticket, None)
-            self._bells.pop(ticket, None)
         self.cells.wait_for_batch(live, position, tokens, self._open_jobs)
         if live.n != position or live.state.is_invalid:
             raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
         began = time.perf_counter()
         try:
             yield
-            if tokens >= SMALLEST_PIECE:
+            if tokens >= TIMED_PIECE:
                 self._prompt_token.took((time.perf_counter() - began) / tokens)
         finally:
-            self._piece_seconds += time.perf_counter() - began
+            if self._is_answers(ticket, tokens):
+                ticket.alone_at = self.cells.steps
+            else:
+                self._piece_seconds += time.perf_counter() - began
             self.cells.prompt_tokens += tokens
             self._since = time.monotonic()
             self._ring()
 
-    def _step_comes_first(self, tokens: int) -> bool:
-        """Answers wait, or are expected, and have not had their step."""
-        return not self._may_follow(tokens) and (bool(self._jobs) or self._expects_more())
+    def _goes(self, ticket: Ticket, tokens: int) -> bool:
+        """It is its turn to decode a batch of its own."""
+        if not self._pieces.begins_with(ticket):
+            return False
+        if not self._may_follow(ticket, tokens) and (self._jobs or self._expects_more()):
+            return not self._jobs and not self._patience()
+        self._untold = {job for job in self._untold if job.owed}
+        return not self._untold or not self._patience()
 
-    def _may_follow(self, tokens: int) -> bool:
+    def _is_answers(self, ticket: Ticket, tokens: int) -> bool:
+        """A batch of so many is the next token of an answer that is decoded alone: all rows are wanted."""
+        return tokens == 1 and ticket in self._answering
+
+    def _may_follow(self, ticket: Ticket, tokens: int) -> bool:
         """So small a piece comes before the next step: one cut for a checkpoint gives nobody a turn."""
+        if self._is_answers(ticket, tokens):
+            return ticket.alone_at != self.cells.steps
         more = tokens * self._token_seconds() + self._meter.costs().batch_seconds
         return not self._piece_seconds or self._piece_seconds + more <= self._pace()
 
@@ -390,9 +397,4 @@ class Batcher:
             ring(job.bell)
         for bell in list(self._bells.values()):
             ring(bell)
-
-
-def costs_beside(meter: CostMeter, batcher: ref[Batcher] | None) -> Costs:
-    """What was measured, and how many others the request that runs keeps waiting."""
-    costs, others = meter.costs(), None if batcher is None else batcher()
-    return costs if others is None else replace(costs, waiting=others.waiting())
+        self._pieces.ring()

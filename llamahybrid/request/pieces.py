@@ -1,4 +1,4 @@
-"""Pieces: how much of a prompt is decoded between two steps of the answers that wait for it.
+"""Pieces: how much of a prompt is decoded between two steps of the answers that wait for it, and whose.
 
 Each piece costs a batch that reads all weights, and each step between two one of few rows, which takes hardly
 less than one of all: the requests that answer already could have waited for those that decode their prompts.
@@ -7,21 +7,76 @@ less than one of all: the requests that answer already could have waited for tho
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from llamahybrid.memory.compute_thread import new_bell, ring
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.prompt_cache.base import Costs
+
+if TYPE_CHECKING:
+    from llamahybrid.request.batcher import Batcher
+    from llamahybrid.request.ticket import Ticket
 
 PIECE_STEPS = 16
 """A piece takes about as long as so many steps,"""
 
 PIECE_SECONDS = 0.4
-"""or so long, where that is more: about two tokens a second still read as a text that is being written."""
+"""or so long, where that is more: two tokens a second still read as a text that is being written. Beside few
+answers both are more (`pace`)."""
 
 SMALLEST_PIECE = 32
+"""Tokens that are decoded at once at least, where a prompt has so many; a rest is shared out between two."""
+
+TIMED_PIECE = SMALLEST_PIECE // 2
+"""Tokens from which a piece says what one takes."""
 
 UNMEASURED = 128
 """Tokens of a piece while nothing was measured."""
 
 PIECE_OVER = 1.25
 """By so much a piece may be larger, rather than leave a small rest to a batch of its own."""
+
+
+class PieceLine:
+    """Requests that wait to decode a batch of their own. Who came first goes first."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Ticket, tuple[int, threading.Lock]] = {}
+
+    def __contains__(self, ticket: Ticket) -> bool:
+        return ticket in self._waiting
+
+    def enter(self, ticket: Ticket, tokens: int) -> threading.Lock:
+        """One more, with a batch of so many tokens; what is rung for it."""
+        bell = new_bell()
+        self._waiting[ticket] = tokens, bell
+        return bell
+
+    def leave(self, ticket: Ticket) -> None:
+        """It waits no more: another one is the first."""
+        self._waiting.pop(ticket, None)
+        self.ring()
+
+    def first(self) -> tuple[Ticket, int] | None:
+        """Who goes first, and the tokens of its batch; those whose thread is gone do not count."""
+        for ticket, (tokens, _) in self._waiting.items():
+            if ticket.inside and not ticket.over:
+                return ticket, tokens
+        return None
+
+    def begins_with(self, ticket: Ticket) -> bool:
+        """Nobody goes before that one."""
+        first = self.first()
+        return first is None or first[0] is ticket
+
+    def ring(self) -> None:
+        """Have them look whether it is their turn."""
+        for _, bell in list(self._waiting.values()):
+            ring(bell)
 
 
 class Lately:
@@ -44,7 +99,7 @@ class Lately:
 
 
 def pace(step_seconds: float, answers: int, prompts: int) -> float:
-    """Seconds that prompts may take between two steps of so many answers, the last of which took that long.
+    """Seconds that prompts may take between two steps of so many answers, which take that long lately.
 
     The fewer of those that want to decode are answers, the longer: their steps are the less worth it.
     """
@@ -62,3 +117,9 @@ def piece_of(tokens: int, seconds: float, each: float) -> int:
     if tokens <= PIECE_OVER * largest:
         return tokens
     return math.ceil(tokens / math.ceil(tokens / largest))
+
+
+def costs_beside(meter: CostMeter, batcher: ref[Batcher] | None) -> Costs:
+    """What was measured, and how many others the request that runs keeps waiting."""
+    costs, others = meter.costs(), None if batcher is None else batcher()
+    return costs if others is None else replace(costs, waiting=others.waiting())

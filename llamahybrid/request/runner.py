@@ -27,10 +27,11 @@ from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.placement import tip_due
-from llamahybrid.request.batcher import Batcher, costs_beside
+from llamahybrid.request.batcher import Batcher
 from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.checkpoints import Checkpoints
 from llamahybrid.request.gate import RequestGate
+from llamahybrid.request.pieces import costs_beside
 from llamahybrid.request.request import Request
 from llamahybrid.request.schedule import Schedule, batch_borders, before_tip_goes, gives_up_tip
 from llamahybrid.request.stoppable import StoppableBatches

@@ -23,6 +23,7 @@ class Ticket:
 
     __slots__ = (
         "after",
+        "alone_at",
         "born",
         "cancelled",
         "completing",
@@ -64,6 +65,8 @@ class Ticket:
         """It needs the whole context: nobody else may be in."""
         self.idle_since = 0.0
         """When its last step ended, by `time.monotonic`."""
+        self.alone_at: int | None = None
+        """How many steps there had been when its answer's last token was decoded alone; None: it was not."""
         self.parked: Parked | None = None
         """What it needs to go on, while another request has its place."""
         self.request: Request | None = None

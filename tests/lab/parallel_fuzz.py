@@ -194,6 +194,7 @@ def _nothing_is_left(llm: Any, common: Common) -> None:
     if batcher is not None:
         left |= {"jobs": batcher._jobs, "answering": batcher._answering, "prompts": list(batcher._prompts)}
         left |= {"bells": batcher._bells, "short": bool(batcher.cells._short)}
+        left |= {"pieces": list(batcher._pieces._waiting), "paused": batcher.cells.pausing}
     if any(left.values()):
         raise Mismatch(f"left behind: { {name: what for name, what in left.items() if what} }")
     for number, slot in enumerate(llm.slots.all):

@@ -122,15 +122,86 @@ def test_answers_have_what_a_step_gave_them_before_the_next_piece(open_slots, mo
         assert set(seen[one + 1 : next_one]) == {thread.ident for thread in threads}
 
 
+def test_an_answer_that_is_decoded_alone_goes_once_for_each_step_of_the_others(open_slots, monkeypatch):
+    """Its tokens, whose rows are all wanted, take no prompt's turn: that is half a second."""
+    monkeypatch.setattr(pieces, "PIECE_SECONDS", 60.0)
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 60.0)
+    llm = open_slots()
+    llm.requests.logprobs_on_request = True
+    batcher, order, alone_is_in = llm.slots.batcher, [], threading.Event()
+    stepped, begins = batcher._stepped, batcher.cells.wait_for_batch
+    monkeypatch.setattr(batcher, "_stepped", lambda *a: (stepped(*a), order.append("step")))
+
+    def wait_for_batch(live, position, tokens, jobs):
+        order.append("alone" if tokens == 1 else "prompt")
+        begins(live, position, tokens, jobs)
+
+    monkeypatch.setattr(batcher.cells, "wait_for_batch", wait_for_batch)
+    often = {"temperature": 0.0, "max_tokens": 60, "stream": True, "logit_bias": {llm.token_eos(): -100.0}}
+
+    def plain():
+        stream = llm.create_completion(WORDS[:30], **often)
+        for count, _ in enumerate(stream):
+            if count == 2:
+                assert alone_is_in.wait(60)
+
+    thread = threading.Thread(target=plain)
+    thread.start()
+    for _ in llm.create_completion(WORDS[100:130], logprobs=1, **often):
+        alone_is_in.set()
+    thread.join(60)
+    last = max(i for i, what in enumerate(order) if what == "step")
+    first = order.index("alone")
+    together = "".join(what[0] for what in order[first:last])
+    assert order.count("alone") > 40
+    assert "aa" not in together
+
+
+def test_an_answer_that_is_decoded_alone_is_waited_for_by_no_step(open_slots):
+    batcher, ticket = open_slots().slots.batcher, Ticket()
+    ticket.step, batcher._answering[ticket] = Step(), 0.0
+    assert batcher._expects_more()
+    ticket.alone_at = batcher.cells.steps
+    assert not batcher._expects_more()
+
+
+def test_of_two_that_wait_for_a_piece_the_first_goes_first(open_slots):
+    """However often each comes back: the last to come would have the other one wait until it is through."""
+    batcher, first, second = open_slots().slots.batcher, Ticket(), Ticket()
+    first.step = second.step = Step()
+    for ticket in (first, second):
+        batcher._pieces.enter(ticket, 64)
+    assert [batcher._goes(ticket, 64) for ticket in (first, second)] == [True, False]
+
+
+def test_a_token_that_nobody_comes_for_any_more_delays_no_piece(open_slots, monkeypatch):
+    """An interrupt can leave one behind."""
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 60.0)
+    slots = open_slots().slots
+    batcher, ticket, gone = slots.batcher, Ticket(), Ticket()
+    ticket.step = Step()
+    batcher._since = batcher_module.time.monotonic()
+    batcher._untold.add(Job(gone, slots.all[0].evaluation.runner.live, 1))
+    assert batcher._goes(ticket, 64)
+
+
+def test_a_step_of_nothing_says_nothing_of_how_long_one_takes(open_slots):
+    batcher = open_slots().slots.batcher
+    have_taken(batcher._one_step, 0.5)
+    batcher._stepped(0, 1e-6)
+    assert batcher._one_step.seconds == 0.5
+
+
 def test_small_pieces_follow_each_other_until_they_take_as_long_as_a_large_one(open_slots, monkeypatch):
     batcher = open_slots().slots.batcher
     have_taken(batcher._one_step, 0.05)
     monkeypatch.setattr(batcher._meter, "costs", lambda: Costs(prefill_seconds=1e-3, batch_seconds=0.01))
     budget = pieces.PIECE_STEPS * 0.05
-    assert batcher._may_follow(10_000), "the first one always may"
+    ticket = Ticket()
+    assert batcher._may_follow(ticket, 10_000), "the first one always may"
     batcher._piece_seconds = budget / 2
-    assert batcher._may_follow(int(1e3 * (budget / 2 - 0.01)))
-    assert not batcher._may_follow(int(1e3 * (budget / 2 - 0.01)) + 2)
+    assert batcher._may_follow(ticket, int(1e3 * (budget / 2 - 0.01)))
+    assert not batcher._may_follow(ticket, int(1e3 * (budget / 2 - 0.01)) + 2)
 
 
 def test_a_batch_that_fails_is_tried_by_each_alone(open_slots, monkeypatch):
@@ -400,7 +471,8 @@ def test_whose_patience_ends_right_then_looks_again_at_once(open_slots, clock, m
     batcher._since = clock[0] - 1.0
     for ticket in (first, second):
         batcher._wait(ticket, batcher._jobs[ticket].bell, batcher._clock(batcher._jobs[ticket]))
-    prompt.step, batcher._piece_waits = Step(), prompt
+    prompt.step = Step()
+    batcher._pieces.enter(prompt, 64)
     batcher._wait(first, batcher._jobs[first].bell, batcher._clock(batcher._jobs[first]))
     assert [each["timeout"] for each in slept] == [0.0, POLL, POLL], "who makes way for a piece is rung for"
 

@@ -10,9 +10,33 @@ from llamahybrid.request.pieces import (
     PIECE_STEPS,
     SMALLEST_PIECE,
     UNMEASURED,
+    PieceLine,
     pace,
     piece_of,
 )
+from llamahybrid.request.step_frames import Step
+from llamahybrid.request.ticket import Ticket
+
+
+def test_who_came_first_goes_first_and_the_next_one_is_told_when_it_does() -> None:
+    line, first, second = PieceLine(), Ticket(), Ticket()
+    first.step = second.step = Step()
+    line.enter(first, 64)
+    bell = line.enter(second, 1)
+    assert line.first() == (first, 64)
+    assert [line.begins_with(ticket) for ticket in (first, second)] == [True, False]
+    line.leave(first)
+    assert bell.acquire(timeout=0)
+    assert line.first() == (second, 1)
+
+
+def test_one_whose_thread_is_gone_keeps_nobody_waiting() -> None:
+    line, gone, over, here = PieceLine(), Ticket(), Ticket(), Ticket()
+    over.step = here.step = Step()
+    over.over = True
+    for ticket in (gone, over, here):
+        line.enter(ticket, 64)
+    assert line.begins_with(here)
 
 
 def test_prompts_take_sixteen_steps_between_two_but_no_less_than_nobody_minds() -> None:
