@@ -165,6 +165,28 @@ def test_an_answer_that_is_decoded_alone_is_waited_for_by_no_step(open_slots):
     assert not batcher._expects_more()
 
 
+def test_an_answer_that_was_decoded_alone_once_is_waited_for_again(open_slots):
+    llm = open_slots()
+    streams = [llm.generate(WORDS[50 * i : 50 * i + 50], temp=0.0) for i in range(2)]
+    for stream in streams:
+        next(stream)
+    ticket = next(iter(llm.slots.batcher._answering))
+    ticket.alone_at = 0
+    next(streams[0])
+    assert ticket.alone_at is None
+
+
+def test_who_waits_for_tokens_to_be_fetched_is_told_when_they_are(open_slots, monkeypatch):
+    llm = open_slots()
+    streams = [llm.generate(WORDS[50 * i : 50 * i + 50], temp=0.0) for i in range(2)]
+    for stream in streams:
+        next(stream)
+    batcher, owed = llm.slots.batcher, []
+    monkeypatch.setattr(batcher._pieces, "ring", lambda: owed.append(len(batcher._untold)))
+    next(streams[0])
+    assert owed == [1, 0]
+
+
 def test_of_two_that_wait_for_a_piece_the_first_goes_first(open_slots):
     """However often each comes back: the last to come would have the other one wait until it is through."""
     batcher, first, second = open_slots().slots.batcher, Ticket(), Ticket()
