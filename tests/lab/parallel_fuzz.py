@@ -133,6 +133,7 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
         before = threading.active_count()
         with closing(Reference(model, setting)) as reference:
             llm = setting.open(Llama, model, **more)
+            llm.requests.logprobs_on_request = True
             try:
                 common = _played(llm, plan, rng, reference, seed)
                 for said in common.said:

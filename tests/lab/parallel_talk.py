@@ -125,7 +125,7 @@ class Talk:
         """Do all operations, with stops between them and between tokens."""
         deeds: tuple[tuple[Callable[[], Iterator[None]], int], ...] = (
             (self._ask, 60),
-            (self._completion, 8),
+            (self._completion, 16),
             (self._by_hand, 6),
             (self._overflow, 3),
             (self._save, 3),
@@ -267,10 +267,12 @@ class Talk:
         take = self._rng.randint(1, 16)
         said = self._begin("completion", self._prompt(take), self._any_salt())
         cancels, mine = self._common.cancels, self._rng.random() < 0.3
+        options = {"temperature": 0.0, "stream": True, **_Growing(said).options()}
+        if self._rng.random() < 0.5:  # then its tokens are decoded alone
+            options["logprobs"] = 1
+            self._common.count["with logprobs"] += 1
         with self._llm.request(said.salt) as handle:
-            made = self._llm.create_completion(
-                list(said.prompt), max_tokens=take, temperature=0.0, stream=True, **_Growing(said).options()
-            )
+            made = self._llm.create_completion(list(said.prompt), max_tokens=take, **options)
         ended = None
         try:
             for number, chunk in enumerate(made):
