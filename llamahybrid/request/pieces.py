@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
-from weakref import ref
+from typing import TYPE_CHECKING, Protocol
 
 from llamahybrid.memory.compute_thread import new_bell, ring
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache.base import Costs
 
 if TYPE_CHECKING:
-    from llamahybrid.request.batcher import Batcher
     from llamahybrid.request.ticket import Ticket
 
 PIECE_STEPS = 16
@@ -119,7 +118,14 @@ def piece_of(tokens: int, seconds: float, each: float) -> int:
     return math.ceil(tokens / math.ceil(tokens / largest))
 
 
-def costs_beside(meter: CostMeter, batcher: ref[Batcher] | None) -> Costs:
+class Others(Protocol):
+    """Knows the other requests."""
+
+    def waiting(self) -> int:
+        """How many wait for the one that runs."""
+
+
+def costs_beside(meter: CostMeter, beside: Callable[[], Others | None] | None) -> Costs:
     """What was measured, and how many others the request that runs keeps waiting."""
-    costs, others = meter.costs(), None if batcher is None else batcher()
+    costs, others = meter.costs(), None if beside is None else beside()
     return costs if others is None else replace(costs, waiting=others.waiting())
