@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.versions import counting
+from benchmarks.versions import callgrind, counting
 
 TARGET = 1.005
 MODELS = ("qwen35", "jamba", "mamba", "llama")
@@ -50,25 +49,15 @@ for _ in range(rounds):
 
 def environment(folder: str) -> Mapping[str, str]:
     """Where llama_cpp finds its library."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "LLAMA_CPP_LIB_PATH": folder}
+    fixed = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    return {**os.environ, **fixed, "LLAMA_CPP_LIB_PATH": folder}
 
 
 def instructions(folder: str, model: Path, prefill: int, decodes: int) -> int:
     """Instructions inside decodes of a process that does this once."""
     with tempfile.TemporaryDirectory() as scratch:
-        out, library = Path(scratch) / "callgrind", counting(Path(scratch))
-        tool = ["--tool=callgrind", f"--callgrind-out-file={out}", "--collect-atstart=no"]
-        command = ["valgrind", *tool, sys.executable, "-c", _WORK]
-        subprocess.run(
-            [*command, str(model), str(prefill), str(decodes), "1", library],
-            env=environment(folder),
-            check=True,
-            capture_output=True,
-        )
-        found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
-        assert found is not None, "callgrind wrote no total"
-        assert int(found[1]), "callgrind counted nothing"
-        return int(found[1])
+        work = ["-c", _WORK, str(model), str(prefill), str(decodes), "1", counting(Path(scratch))]
+        return callgrind(work, Path(scratch), environment(folder))
 
 
 def counts(folder: str, model: Path) -> tuple[int, int]:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,21 +140,27 @@ def counting(folder: Path) -> str:
     return str(library)
 
 
+def callgrind(
+    python: list[str], folder: Path, environment: Mapping[str, str], here: Path | None = None
+) -> int:
+    """Instructions that Python takes with these arguments, between its calls of `counting`'s function."""
+    out = folder / "callgrind"
+    tool = ["setarch", "-R", "valgrind", "--tool=callgrind", "--collect-atstart=no"]
+    command = [*tool, f"--callgrind-out-file={out}", sys.executable, *python]
+    subprocess.run(command, cwd=here, env=environment, check=True, capture_output=True)
+    found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
+    assert found is not None, "callgrind wrote no total"
+    assert int(found[1]), "callgrind counted nothing"
+    return int(found[1])
+
+
 def instructions(checkout: Path, case: str, model: Path, count: int) -> int:
     """Instructions of a process that runs `count` times."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "model.gguf").symlink_to(model)
-        out = folder / "callgrind"
-        tool = ["setarch", "-R", "valgrind", "--tool=callgrind", "--collect-atstart=no"]
-        tool.append(f"--callgrind-out-file={out}")
-        command = [*tool, sys.executable, str(SCRIPT), case, str(folder), "--count", str(count)]
         where = {**environment(checkout), COUNTING: counting(folder)}
-        subprocess.run(command, cwd=checkout, env=where, check=True, capture_output=True)
-        found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
-        assert found is not None, "callgrind wrote no total"
-        assert int(found[1]), "callgrind counted nothing"
-        return int(found[1])
+        return callgrind([str(SCRIPT), case, str(folder), "--count", str(count)], folder, where, checkout)
 
 
 def counted(case: str, checkouts: tuple[Path, Path], model: Path) -> Found:

@@ -271,7 +271,7 @@ class Batcher:
             self._ring()
 
     def _first_prompt(self) -> Ticket | None:
-        while (first := next(iter(self._prompts), None)) is not None and (first.over or not first.inside):
+        while (first := next(iter(self._prompts), None)) is not None and not first.acts:
             del self._prompts[first]
         return first
 
@@ -281,9 +281,9 @@ class Batcher:
         tokens; one token of an answer, once a step. Raises BatchLost where memory is no longer what it was.
         """
         ticket, position = self._gate.running, live.n
-        bell = self._pieces.enter(ticket, tokens)
-        self.cells.pausing[ticket] = live
         try:
+            bell = self._pieces.enter(ticket, tokens)
+            self.cells.pausing[ticket] = live
             while not self._goes(ticket, tokens):
                 self._gate.check()
                 if self._ready():

@@ -262,5 +262,5 @@ def keep_seconds(costs: Costs, cells: int) -> float:
 
 
 def _inside(waiting: dict[Ticket, LiveSequence]) -> dict[Ticket, LiveSequence]:
-    """Those of them that do wait: an interrupt may have left others."""
-    return {ticket: live for ticket, live in waiting.items() if ticket.inside and not ticket.over}
+    """Those of them that do wait."""
+    return {ticket: live for ticket, live in waiting.items() if ticket.acts}

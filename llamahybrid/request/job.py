@@ -33,14 +33,13 @@ class Job:
     def stands(self) -> bool:
         """Its request waits for it, and the sequence is still what it was."""
         ticket, live = self.ticket, self.live
-        waits = ticket.inside and not ticket.over and ticket.slot is self.slot
-        return bool(waits) and live.n == self.position and not live.state.is_invalid
+        waits = ticket.acts and ticket.slot is self.slot
+        return waits and live.n == self.position and not live.state.is_invalid
 
     @property
     def owed(self) -> bool:
         """It was decoded, and its owner has yet to come for it."""
-        ticket, live = self.ticket, self.live
-        return bool(ticket.inside) and not ticket.over and live.n == self.position + 1
+        return self.ticket.acts and self.live.n == self.position + 1
 
     def end(self, error: Exception | None = None) -> None:
         """It was decoded, or it cannot be."""

@@ -63,7 +63,7 @@ class PieceLine:
     def first(self) -> tuple[Ticket, int] | None:
         """Who goes first, and the tokens of its batch; those whose thread is gone do not count."""
         for ticket, (tokens, _) in self._waiting.items():
-            if ticket.inside and not ticket.over:
+            if ticket.acts:
                 return ticket, tokens
         return None
 

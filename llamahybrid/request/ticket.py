@@ -91,6 +91,11 @@ class Ticket:
         return 0 if step is None or step.left else step.thread
 
     @property
+    def acts(self) -> bool:
+        """A thread is in the middle of a step for it, that no interrupt left; and it is not over."""
+        return not self.over and bool(self.inside)
+
+    @property
     def too_early(self) -> bool:
         """The one that it comes after is not in yet."""
         first = self.after

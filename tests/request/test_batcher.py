@@ -319,6 +319,13 @@ def test_what_a_piece_takes_is_remembered(open_slots):
     assert llm.slots.batcher._prompt_token.seconds > 0
 
 
+def test_a_piece_of_few_tokens_does_not_say_what_one_takes(open_slots):
+    """Most of its time is a batch's: the next piece would be small for it, and the next."""
+    llm = open_slots()
+    ask(llm, WORDS[: pieces.TIMED_PIECE - 1], 1)
+    assert llm.slots.batcher._prompt_token.seconds == 0
+
+
 def test_a_process_that_was_stopped_for_a_while_goes_on_as_before(open_slots):
     """What was under way meanwhile says nothing of how long a step waits for others, nor of pieces."""
     batcher = open_slots().slots.batcher
