@@ -76,10 +76,9 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     question may follow the same text), the first boundary (the system prompt's end), the messages before the
     last; those alone where room is `SCARCE`. Without message starts it is the place where the next history
     parts if it does so as the last one did (`tail`). The ladder fills what can be paid for, by all whom it
-    keeps waiting, too, unless a history only `grows`. Batch boundaries
-    that the prefill passes anyway come on top: they cost no batch. So does the branch point, once, where
-    nothing else marks it or histories have `parted` there before: others will, and the same divergence is to
-    cost only once.
+    keeps waiting, too, unless a history only `grows`. Batch boundaries that the prefill passes anyway come on
+    top: they cost no batch. So does the branch point, once, where nothing else marks it or histories have
+    `parted` there before: others will, and the same divergence is to cost only once.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -90,7 +89,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     if outline.boundaries:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
     elif costs.waiting:
-        count = max(count // (1 + costs.waiting), min(count, int(outline.tail > 0)))
+        count = min(count, max(_affordable_beside(left, costs), int(outline.tail > 0)))
     starts = _take(_starts(outline), cached, total, count, known)
     taken = known + starts
     if grows(outline) or (outline.boundaries and outline.most is not None and room < SCARCE):
@@ -125,7 +124,7 @@ def next_decode_checkpoint(position: int, frontier: int, costs: Costs, together:
 
     `position`: tokens of the sequence now. `frontier`: where this request's generation began. Gaps follow
     `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones. `together`: answers decoded
-    in one batch, of which each takes the less time.
+    in one batch, each of which waits for the snapshots of all.
     """
     generated = position - frontier
     gap = next((gap for below, gap in DECODE_GAPS if generated < below), LATE_GAP)
@@ -151,7 +150,7 @@ def tip_due(left: int) -> bool:
 def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
     """Tokens between snapshots that keep them at about `DECODE_SHARE`; None while not measured.
 
-    `together`: tokens of as many answers take hardly longer than one.
+    Or where they would take the time of others, too: `together` answers are decoded in one batch.
 
     A power of two, the nearest: the grid of one gap lies on those of all smaller ones, and a cost measured a
     little differently makes the same gap.
@@ -160,7 +159,9 @@ def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
         return None
     if together * costs.snapshot_seconds <= FREE_SNAPSHOT:
         return 1
-    share = together * costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds)
+    if together > 1:
+        return None
+    share = costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds)
     return 1 << round(math.log2(max(1.0, share)))
 
 
@@ -172,6 +173,11 @@ def _affordable(left: int, costs: Costs) -> int:
     long = LONG_SHARE * left
     allowance = min(SHORT_SHARE * left, max(long, MEDIUM_TOKENS - long))
     return max(least, min(MAX_CUTS, int(allowance / cut_tokens(costs))))
+
+
+def _affordable_beside(left: int, costs: Costs) -> int:
+    """How many where others wait: they pay for each, and what is lost on a short prompt is not theirs."""
+    return int(LONG_SHARE * left / (cut_tokens(costs) * (1 + costs.waiting)))
 
 
 def cut_tokens(costs: Costs) -> float:

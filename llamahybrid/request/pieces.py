@@ -33,6 +33,9 @@ SMALLEST_PIECE = 32
 TIMED_PIECE = SMALLEST_PIECE // 2
 """Tokens from which a piece says what one takes."""
 
+BURST_SECONDS = 4.0
+"""Seconds up to which answers wait for more prompts than they are, and longer than in proportion."""
+
 UNMEASURED = 128
 """Tokens of a piece while nothing was measured."""
 
@@ -100,10 +103,13 @@ class Lately:
 def pace(step_seconds: float, answers: int, prompts: int) -> float:
     """Seconds that prompts may take between two steps of so many answers, which take that long lately.
 
-    The fewer of those that want to decode are answers, the longer: their steps are the less worth it.
+    The fewer of those that want to decode are answers, the longer: their steps are the less worth it. Where
+    prompts are the more, they came at once, mostly: answers that begin together go on together, and a step of
+    few takes hardly less time than one of all.
     """
     share = max(1, answers) / max(1, answers + prompts)
-    return max(PIECE_STEPS * step_seconds, PIECE_SECONDS) / share
+    seconds = max(PIECE_STEPS * step_seconds, PIECE_SECONDS) / share
+    return max(seconds, min(seconds * prompts / max(1, answers), BURST_SECONDS))
 
 
 def piece_of(tokens: int, seconds: float, each: float) -> int:

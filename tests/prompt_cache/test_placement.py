@@ -215,10 +215,19 @@ def test_decisions_do_not_swing_with_the_clock(
         assert decisions() == first
 
 
-@pytest.mark.parametrize(("waiting", "most"), [(0, 3), (1, 1), (2, 1), (3, 0)])
+@pytest.mark.parametrize(("waiting", "most"), [(0, 6), (1, 3), (2, 2), (3, 1), (6, 0)])
 def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int) -> None:
-    costs = replace(DEAR_CUTS, waiting=waiting)
-    assert len(cuts_of(500, 0, 0, [], costs)) == most
+    """One takes as long as 4 tokens of 1,000."""
+    costs = Costs(token_seconds=1e-2, prefill_seconds=1e-3, batch_seconds=3e-3, snapshot_seconds=1e-3)
+    costs = replace(costs, batch_tokens=NO_ENDS)
+    assert len(cuts_of(1000, 0, 0, [], replace(costs, waiting=waiting))) == most
+
+
+def test_what_a_short_prompt_may_spend_on_cuts_is_not_of_others_time() -> None:
+    """8 % of 500 tokens is worth it alone; others who wait have nothing of what a cut saves this one."""
+    assert len(cuts_of(500, 0, 0, [], DEAR_CUTS)) == 3
+    assert cuts_of(500, 0, 0, [], replace(DEAR_CUTS, waiting=1)) == ()
+    assert cuts_of(500, 0, 0, [], replace(UNMEASURED, waiting=3)) == ()
 
 
 def test_where_the_last_history_parted_is_cut_whoever_waits() -> None:
@@ -274,18 +283,21 @@ def test_cheap_snapshots_come_every_sixteen_tokens_on_the_grid() -> None:
     assert next_decode_checkpoint(1008, 1003, costs) == 1024
 
 
-def test_answers_that_are_decoded_together_have_their_checkpoints_farther_apart() -> None:
-    """A token of each takes hardly longer than one of one: snapshots keep their share of that."""
+def test_answers_that_are_decoded_together_have_no_more_checkpoints_than_the_schedule_has() -> None:
+    """What is left of a share of its own time, an answer may spend; not that of those which wait for it."""
     costs = Costs(token_seconds=1e-2, snapshot_seconds=1.6e-3)
     gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 2, 4, 8)}
-    assert gaps == {1: 16, 2: 32, 4: 64, 8: 64}
+    assert gaps == {1: 16, 2: 64, 4: 64, 8: 64}
 
 
 def test_a_snapshot_that_nobody_notices_alone_is_not_free_of_eight() -> None:
     """Each of eight answers waits for the snapshots of all."""
     costs = Costs(token_seconds=1e-2, snapshot_seconds=9e-4)
     gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 4, 8)}
-    assert gaps == {1: 16, 4: 32, 8: 64}
+    assert gaps == {1: 16, 4: 64, 8: 64}
+    costs = replace(costs, snapshot_seconds=2e-4)
+    gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 5, 8)}
+    assert gaps == {1: 16, 5: 16, 8: 64}
 
 
 def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:

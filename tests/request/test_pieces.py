@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamahybrid.request.pieces import (
+    BURST_SECONDS,
     PIECE_OVER,
     PIECE_SECONDS,
     PIECE_STEPS,
@@ -46,8 +47,20 @@ def test_prompts_take_sixteen_steps_between_two_but_no_less_than_nobody_minds() 
 
 def test_the_fewer_answers_wait_for_the_more_prompts_the_longer_they_do() -> None:
     assert pace(0.01, 3, 1) == pytest.approx(PIECE_SECONDS * 4 / 3)
-    assert pace(0.01, 1, 3) == pytest.approx(PIECE_SECONDS * 4)
-    assert pace(0.01, 0, 3) == pytest.approx(PIECE_SECONDS * 3)
+    assert pace(0.01, 1, 1) == pytest.approx(PIECE_SECONDS * 2)
+    assert pace(0.01, 3, 3) == pytest.approx(PIECE_SECONDS * 2)
+
+
+def test_a_burst_of_prompts_goes_first_but_nobody_waits_for_all_of_a_large_one() -> None:
+    assert pace(0.01, 2, 3) == pytest.approx(PIECE_SECONDS * 2.5 * 1.5)
+    assert pace(0.01, 1, 2) == pytest.approx(PIECE_SECONDS * 3 * 2)
+    assert pace(0.01, 1, 3) == pace(0.01, 1, 8) == BURST_SECONDS
+    assert pace(0.01, 0, 3) == pytest.approx(PIECE_SECONDS * 3 * 3)
+
+
+def test_answers_beside_a_burst_wait_no_less_than_in_proportion() -> None:
+    """Of a large model sixteen steps may take longer than what bounds a burst."""
+    assert pace(1.0, 1, 3) == pytest.approx(PIECE_STEPS * 4)
 
 
 @given(st.integers(1, 4096), st.floats(1e-3, 100.0), st.floats(1e-6, 1.0))
