@@ -215,7 +215,7 @@ def test_decisions_do_not_swing_with_the_clock(
         assert decisions() == first
 
 
-@pytest.mark.parametrize(("waiting", "most"), [(0, 6), (1, 3), (2, 2), (3, 1), (6, 0)])
+@pytest.mark.parametrize(("waiting", "most"), [(0, 5), (1, 3), (2, 2), (3, 1), (6, 0)])
 def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int) -> None:
     """One takes as long as 4 tokens of 1,000."""
     costs = Costs(token_seconds=1e-2, prefill_seconds=1e-3, batch_seconds=3e-3, snapshot_seconds=1e-3)
