@@ -28,7 +28,7 @@ from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
 from llamahybrid.request.line import POLL
-from llamahybrid.request.pieces import TIMED_PIECE, Lately, PieceLine, pace, piece_of
+from llamahybrid.request.pieces import TIMED_PIECE, Lately, PieceLine, pace_between, piece_of
 from llamahybrid.request.solo import Solo
 from llamahybrid.request.ticket import Ticket
 
@@ -257,12 +257,13 @@ class Batcher:
         """Other requests that wait for a step, for this prompt to be through, or to come in."""
         mine, others = self._gate.current, {*self._answering, *self._prompts}
         inside = sum(other is not mine and not other.over for other in others)
-        return max(inside, int(self._gate.crowded))
+        return max(inside, self._gate.crowded)
 
     def prompt_done(self) -> None:
         """The prompt of the request whose step this is, is decoded: its answer's tokens come next."""
         ticket = self._gate.running
         self._answering.setdefault(ticket, 0.0)
+        ticket.answers()
         self.end_prompt(ticket)
 
     def end_prompt(self, ticket: Ticket) -> None:
@@ -332,7 +333,7 @@ class Batcher:
 
     def _pace(self) -> float:
         """Seconds that prompts may take between two steps."""
-        return pace(self._one_step.seconds, sum(not t.over for t in self._answering), len(self._prompts))
+        return pace_between(self._one_step.seconds, self._answering, self._prompts)
 
     def piece_of(self, tokens: int) -> int:
         """How many of a prompt's next `tokens` are decoded at once, so that answers keep their pace."""
@@ -393,8 +394,6 @@ class Batcher:
 
     def _ring(self) -> None:
         """Have everybody who waits look again."""
-        for job in list(self._jobs.values()):
-            ring(job.bell)
-        for bell in list(self._bells.values()):
+        for bell in [job.bell for job in list(self._jobs.values())] + list(self._bells.values()):
             ring(bell)
         self._pieces.ring()

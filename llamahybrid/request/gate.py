@@ -118,6 +118,7 @@ class RequestGate:
                     raise RequestCancelled("the request was given up while it waited")
                 if ticket not in self.seats or (self.seats.slots == 1 and self._busy is not None):
                     self._await(ticket, deadline)
+                ticket.asks()
                 if self.seats.slots > 1 and not self.lonely(ticket):
                     self._tenant.joined(ticket)
                 if self.crowded:
@@ -153,9 +154,9 @@ class RequestGate:
             self._frames.leave()
 
     @property
-    def crowded(self) -> bool:
-        """Other threads want the lock: who gives it up and takes it again would always be faster."""
-        return self.seats.slots > 1 and self._lock.wanted
+    def crowded(self) -> int:
+        """Other threads that want the lock: who gives it up and takes it again would always be faster."""
+        return self._lock.wanted if self.seats.slots > 1 else 0
 
     def lonely(self, ticket: Ticket) -> bool:
         """No other request is in, and no thread is about to make a step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,7 +34,7 @@ TIMED_PIECE = SMALLEST_PIECE // 2
 """Tokens from which a piece says what one takes."""
 
 BURST_SECONDS = 4.0
-"""Seconds up to which answers wait for more prompts than they are, and longer than in proportion."""
+"""Seconds up to which answers wait for prompts that had come before they began."""
 
 UNMEASURED = 128
 """Tokens of a piece while nothing was measured."""
@@ -100,16 +100,23 @@ class Lately:
         return min(self._times, default=0.0)
 
 
-def pace(step_seconds: float, answers: int, prompts: int) -> float:
+def pace(step_seconds: float, answers: int, prompts: int, came_first: bool = False) -> float:
     """Seconds that prompts may take between two steps of so many answers, which take that long lately.
 
-    The fewer of those that want to decode are answers, the longer: their steps are the less worth it. Where
-    prompts are the more, they came at once, mostly: answers that begin together go on together, and a step of
-    few takes hardly less time than one of all.
+    The fewer of those that want to decode are answers, the longer: their steps are the less worth it.
+    `came_first`: the next prompt had come before any of them began. It has waited longer, and answers that
+    begin together go on together: a step of few takes hardly less time than one of all.
     """
     share = max(1, answers) / max(1, answers + prompts)
     seconds = max(PIECE_STEPS * step_seconds, PIECE_SECONDS) / share
-    return max(seconds, min(seconds * prompts / max(1, answers), BURST_SECONDS))
+    return max(seconds, BURST_SECONDS) if came_first else seconds
+
+
+def pace_between(step_seconds: float, answering: Iterable[Ticket], prompts: Iterable[Ticket]) -> float:
+    """`pace` for those requests; the first of `prompts` goes next, or is being decoded."""
+    answers, asked = [t.began for t in answering if not t.over], [t.asked for t in prompts]
+    came_first = bool(asked) and all(asked[0] < began for began in answers)
+    return pace(step_seconds, len(answers), len(asked), came_first)
 
 
 def piece_of(tokens: int, seconds: float, each: float) -> int:

@@ -76,9 +76,9 @@ class StepLock:
         return bool(lock.rlock._is_owned())  # type: ignore[attr-defined]
 
     @property
-    def wanted(self) -> bool:
-        """A thread is about to take it."""
-        return bool(self._wanting)
+    def wanted(self) -> int:
+        """Threads that are about to take it."""
+        return len(self._wanting)
 
     def want(self) -> None:
         """The calling thread is about to take it."""

@@ -24,6 +24,8 @@ class Ticket:
     __slots__ = (
         "after",
         "alone_at",
+        "asked",
+        "began",
         "born",
         "cancelled",
         "completing",
@@ -47,6 +49,10 @@ class Ticket:
     def __init__(self, completing: bool = False, rows: bool = False) -> None:
         self.born = next(_births)
         """Later requests have larger ones."""
+        self.asked = 0
+        """When there was first a place for it, counted as `born`; 0: there was none yet."""
+        self.began = 0
+        """When that was done and its answer began, counted likewise; 0: it was not."""
         self.number = 0
         """What `RequestGate.stop` knows it by, since it became the current one."""
         self.completing = completing
@@ -105,6 +111,14 @@ class Ticket:
     def ended_early(self) -> bool:
         """It was cancelled, in its answer or before its prompt was begun with."""
         return self.cancelled if self.request is None else self.request.cancelled
+
+    def asks(self) -> None:
+        """There is a place for it: it waits for others, and no more for one of them to go."""
+        self.asked = self.asked or next(_births)
+
+    def answers(self) -> None:
+        """Its prompt is decoded."""
+        self.began = next(_births)
 
     def tell(self, completion: Any) -> None:
         """Put what was cached, and that it was cancelled, into a completion or a chunk of one."""

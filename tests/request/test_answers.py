@@ -52,7 +52,7 @@ def opened():
     for llm in made:
         if isinstance(llm, Llama):
             assert llm._gate.seated == []
-            assert llm._gate.crowded is False
+            assert not llm._gate.crowded
         llm.close()
     until(lambda: threading.active_count() <= before)
 

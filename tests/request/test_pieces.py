@@ -13,6 +13,7 @@ from llamahybrid.request.pieces import (
     UNMEASURED,
     PieceLine,
     pace,
+    pace_between,
     piece_of,
 )
 from llamahybrid.request.step_frames import Step
@@ -47,20 +48,33 @@ def test_prompts_take_sixteen_steps_between_two_but_no_less_than_nobody_minds() 
 
 def test_the_fewer_answers_wait_for_the_more_prompts_the_longer_they_do() -> None:
     assert pace(0.01, 3, 1) == pytest.approx(PIECE_SECONDS * 4 / 3)
-    assert pace(0.01, 1, 1) == pytest.approx(PIECE_SECONDS * 2)
-    assert pace(0.01, 3, 3) == pytest.approx(PIECE_SECONDS * 2)
+    assert pace(0.01, 1, 3) == pytest.approx(PIECE_SECONDS * 4)
+    assert pace(0.01, 0, 3) == pytest.approx(PIECE_SECONDS * 3)
 
 
-def test_a_burst_of_prompts_goes_first_but_nobody_waits_for_all_of_a_large_one() -> None:
-    assert pace(0.01, 2, 3) == pytest.approx(PIECE_SECONDS * 2.5 * 1.5)
-    assert pace(0.01, 1, 2) == pytest.approx(PIECE_SECONDS * 3 * 2)
-    assert pace(0.01, 1, 3) == pace(0.01, 1, 8) == BURST_SECONDS
-    assert pace(0.01, 0, 3) == pytest.approx(PIECE_SECONDS * 3 * 3)
+def test_prompts_that_came_first_go_first_but_nobody_waits_for_all_of_a_large_burst() -> None:
+    assert pace(0.01, 1, 3, came_first=True) == pace(0.01, 3, 1, came_first=True) == BURST_SECONDS
+    assert pace(1.0, 1, 3, came_first=True) == pytest.approx(PIECE_STEPS * 4), "of a large model: no less"
 
 
-def test_answers_beside_a_burst_wait_no_less_than_in_proportion() -> None:
-    """Of a large model sixteen steps may take longer than what bounds a burst."""
-    assert pace(1.0, 1, 3) == pytest.approx(PIECE_STEPS * 4)
+def test_a_prompt_came_first_if_all_answers_began_when_it_was_there() -> None:
+    answers = old, young = Ticket(), Ticket()
+    early, late = Ticket(), Ticket()
+    for ticket in (old, early):
+        ticket.asks()
+    old.answers()
+    young.asks()
+    young.answers()
+    late.asks()
+    beside = pace(0.01, 2, 2)
+    assert pace_between(0.01, answers, [early, late]) == BURST_SECONDS
+    assert pace_between(0.01, answers, [late, early]) == beside
+    assert pace_between(0.01, [young], [early]) == BURST_SECONDS
+    assert pace_between(0.01, answers, []) == pace(0.01, 2, 0)
+    by_hand = Ticket()
+    assert pace_between(0.01, [old, by_hand], [early, late]) == beside, "nobody knows when that one began"
+    by_hand.over = True
+    assert pace_between(0.01, [old, by_hand], [early]) == BURST_SECONDS
 
 
 @given(st.integers(1, 4096), st.floats(1e-3, 100.0), st.floats(1e-6, 1.0))
