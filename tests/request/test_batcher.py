@@ -1,6 +1,7 @@
 """What is decoded next: a step of all answers, a piece of one prompt; whose cells go when they run out."""
 
 import threading
+import time
 from functools import partial
 from itertools import islice, pairwise
 
@@ -196,6 +197,33 @@ def test_of_two_that_wait_for_a_piece_the_first_goes_first(open_slots):
     assert [batcher._goes(ticket, 64) for ticket in (first, second)] == [True, False]
 
 
+def test_a_prompt_that_came_before_an_answer_began_is_decoded_before_its_first_step(open_slots, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_STEPS", 0)  # else one between two pieces
+    monkeypatch.setattr(pieces, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(pieces, "BURST_SECONDS", 60.0)
+    llm = open_slots(n_batch=64)
+    batcher, order, both = llm.slots.batcher, [], threading.Event()
+    append, piece = batcher.append, batcher.piece
+
+    def piece_of_the_first(*args):
+        both.set()
+        while not order and not llm._gate.crowded:
+            time.sleep(0.01)
+        order.append("piece")
+        return piece(*args)
+
+    monkeypatch.setattr(batcher, "piece", piece_of_the_first)
+    monkeypatch.setattr(batcher, "append", lambda *a: (append(*a), order.append("answer")))
+    first = threading.Thread(target=ask, args=(llm, WORDS[:60]))
+    first.start()
+    both.wait(60)
+    ask(llm, WORDS[100:400])
+    first.join(60)
+    pieces_of_both = order.count("piece")
+    assert pieces_of_both >= 5
+    assert order[:pieces_of_both] == ["piece"] * pieces_of_both
+
+
 def test_a_token_that_nobody_comes_for_any_more_delays_no_piece(open_slots, monkeypatch):
     """An interrupt can leave one behind."""
     monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 60.0)
@@ -290,8 +318,8 @@ def test_the_requests_that_a_prompt_keeps_waiting_are_counted(open_slots, monkey
         if left:
             streams.pop().close()
     assert llm.slots.batcher.waiting() == 0, "asked where no request runs, as when one is ended by another"
-    monkeypatch.setattr(RequestGate, "crowded", True)
-    assert llm.slots.batcher.waiting() == 1, "who is about to come in"
+    monkeypatch.setattr(RequestGate, "crowded", 3)
+    assert llm.slots.batcher.waiting() == 3, "those that are about to come in"
 
 
 def test_a_prompt_is_not_cut_again_as_if_nobody_waited(open_slots, monkeypatch):

@@ -67,3 +67,13 @@ def test_one_that_was_cancelled_before_its_prompt_was_begun_with_says_so():
     completion = {"usage": {"prompt_tokens": 9}, "choices": []}
     ticket.tell(completion)
     assert completion["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+def test_when_it_asked_is_when_it_first_did():
+    first, second = Ticket(), Ticket()
+    assert first.asked == first.began == 0
+    first.asks()
+    second.asks()
+    first.asks()
+    second.answers()
+    assert 0 < first.asked < second.asked < second.began
