@@ -148,9 +148,8 @@ def tip_due(left: int) -> bool:
 
 
 def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
-    """Tokens between snapshots that keep them at about `DECODE_SHARE`; None while not measured.
-
-    Or where they would take the time of others, too: `together` answers are decoded in one batch.
+    """Tokens between snapshots that keep them at about `DECODE_SHARE`; None while not measured, or where
+    they would take the time of others, too: `together` answers are decoded in one batch.
 
     A power of two, the nearest: the grid of one gap lies on those of all smaller ones, and a cost measured a
     little differently makes the same gap.

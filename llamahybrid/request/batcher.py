@@ -151,9 +151,10 @@ class Batcher:
         """A step can be made now."""
         if not self._jobs or self._piece_is_next():
             return False
-        if len(self._jobs) == len(self._answering):
+        newcomers = self._gate.crowded  # theirs may be one more token, or a prompt, that comes first
+        if len(self._jobs) == len(self._answering) and not newcomers:
             return True  # all are there
-        return not self._patience() or not self._expects_more()
+        return not self._patience() or not (newcomers or self._expects_more())
 
     def _clock(self, job: Job) -> float | None:
         """Seconds until a step is due that nobody rings for; None where another one does that or watches.

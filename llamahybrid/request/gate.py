@@ -7,9 +7,8 @@ token decoded together with those of others. Between its steps a ticket stays *s
 Another one takes its place earlier where the same thread asks for both, or where nobody has advanced it for
 `patience` seconds; the old one is then parked, and goes on when it is advanced.
 
-Ctrl-C may come between any two lines. Nothing here trusts that a line after another one is run: who waits
-looks again several times a second, a place in the line that is not renewed expires, and a lock is replaced
-whose holder is not in `run`.
+Ctrl-C may come between any two lines, and nothing trusts that the next one is run: who waits looks again, a
+place in the line that is not renewed expires, and a lock is replaced whose holder is not in `run`.
 """
 
 from __future__ import annotations
@@ -130,7 +129,6 @@ class RequestGate:
                     break
                 else:
                     self._lock.release()
-            self._lock.want_no_more()
             self._line.leave(ticket)
             try:
                 self._stepping = ticket
@@ -273,14 +271,12 @@ class RequestGate:
 
     def stop_native(self) -> None:
         """End what native code does for the current request alone: who waits for it was interrupted."""
-        current, stop = self.current, self.seats.stop
-        if current is not None and stop.armed:
-            stop.request(current.number)
+        if (current := self.current) is not None and self.seats.stop.armed:
+            self.seats.stop.request(current.number)
 
     def check(self) -> None:
         """Raise RequestCancelled if the current request is to end."""
-        current = self.seats.current
-        if current is not None and current.cancelled:
+        if (current := self.seats.current) is not None and current.cancelled:
             raise RequestCancelled("the request was cancelled; ask again to go on from where it stopped")
 
     def close(self, work: Callable[[], None]) -> None:
@@ -344,6 +340,7 @@ class RequestGate:
 
     def _switch(self, ticket: Ticket) -> None:
         """From here on it is this ticket's step."""
+        self._lock.want_no_more()
         self.seats.switch(ticket)
         if self.seats.slots > 1:
             self._tenant.switch(ticket)
@@ -358,6 +355,9 @@ class RequestGate:
 
     def _await(self, ticket: Ticket, deadline: float | None) -> None:
         """Wait in the line until it is a ticket's turn, or the gate closed. Raises Busy at the deadline."""
+        self._lock.want_no_more()
+        if not self._may_enter(ticket):
+            ticket.asked = 0  # others came in first
         self._line.wait(
             ticket,
             lambda: self._closed or self._may_enter(ticket),

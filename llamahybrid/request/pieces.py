@@ -113,7 +113,7 @@ def pace(step_seconds: float, answers: int, prompts: int, came_first: bool = Fal
 
 
 def pace_between(step_seconds: float, answering: Iterable[Ticket], prompts: Iterable[Ticket]) -> float:
-    """`pace` for those requests; the first of `prompts` goes next, or is being decoded."""
+    """`pace` for those requests; the first of `prompts` is the one that is decoded, where one is."""
     answers, asked = [t.began for t in answering if not t.over], [t.asked for t in prompts]
     came_first = bool(asked) and all(0 < asked[0] < began for began in answers)
     return pace(step_seconds, len(answers), len(asked), came_first)

@@ -50,7 +50,7 @@ class Ticket:
         self.born = next(_births)
         """Later requests have larger ones."""
         self.asked = 0
-        """When there was first a place for it, counted as `born`; 0: there was none yet."""
+        """When its prompt came and there was a place for it, counted as `born`; 0: no such time counts."""
         self.began = 0
         """When that was done and its answer began, counted likewise; 0: it was not."""
         self.number = 0
@@ -117,8 +117,8 @@ class Ticket:
         self.asked = self.asked or next(_births)
 
     def answers(self) -> None:
-        """Its prompt is decoded."""
-        self.began = next(_births)
+        """Its prompt is decoded; another one of it, if one comes, came with nobody."""
+        self.began, self.asked = next(_births), 0
 
     def tell(self, completion: Any) -> None:
         """Put what was cached, and that it was cancelled, into a completion or a chunk of one."""

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -259,6 +260,38 @@ def test_one_that_nobody_wants_any_more_does_not_wait_for_another_one_s_step(gat
     assert raised
     assert still_held
     assert not gate.crowded
+
+
+def test_who_waits_for_a_place_is_not_about_to_make_a_step(gate):
+    """All came at once and saw one; the others wait for it, which is none of those that are in have to."""
+    gate.seats.slots = 2
+    over, first, others = threading.Event(), Ticket(), [Ticket() for _ in range(4)]
+
+    def long():
+        while len(gate._lock._wanting) < len(others):
+            time.sleep(0.01)
+        while not over.is_set():
+            gate.step_aside(first, partial(over.wait, 0.01))
+        gate.finish(first)
+
+    def stays(ticket):
+        while not over.is_set():
+            gate.step_aside(ticket, partial(over.wait, 0.01))
+        gate.finish(ticket)
+
+    threads = [threading.Thread(target=gate.run, args=(first, long), daemon=True)]
+    threads += [threading.Thread(target=gate.run, args=(t, stays, t), daemon=True) for t in others]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 20
+    while (len(gate._line) < 3 or gate.crowded) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    crowded, asked = gate.crowded, [t.asked for t in others]
+    over.set()
+    for thread in threads:
+        thread.join(20)
+    assert crowded == 0
+    assert sum(number > 0 for number in asked) == 1, "for the others there was none after all"
 
 
 def test_steps_never_overlap(gate):

@@ -155,11 +155,23 @@ def test_who_is_in_a_step_keeps_it(lock: StepLock, frames: StepFrames) -> None:
     thread.join(20)
 
 
-def test_who_is_about_to_take_it_is_known(lock: StepLock) -> None:
+def test_who_is_about_to_take_it_is_known(frames: StepFrames, lock: StepLock) -> None:
+    frames.enter()
     assert not lock.wanted
     lock.want()
-    assert lock.wanted
+    assert lock.wanted == 1
     lock.want_no_more()
+    assert not lock.wanted
+
+
+def test_who_was_interrupted_on_the_way_to_it_is_about_to_take_it_no_more(
+    frames: StepFrames, lock: StepLock
+) -> None:
+    def leaves_it_so() -> None:
+        frames.enter()
+        lock.want()
+
+    leaves_it_so()
     assert not lock.wanted
 
 

@@ -75,5 +75,6 @@ def test_when_it_asked_is_when_it_first_did():
     first.asks()
     second.asks()
     first.asks()
+    assert 0 < first.asked < second.asked
     second.answers()
-    assert 0 < first.asked < second.asked < second.began
+    assert second.asked == 0 < first.asked < second.began, "its next prompt would be a new one"
