@@ -224,6 +224,22 @@ def test_a_prompt_that_came_before_an_answer_began_is_decoded_before_its_first_s
     assert order[:pieces_of_both] == ["piece"] * pieces_of_both
 
 
+def test_a_step_of_all_waits_a_little_for_those_at_the_door(open_slots, monkeypatch):
+    """They bring a prompt, mostly, and go on together with those that are here when it is decoded."""
+    slots = open_slots().slots
+    batcher, ticket = slots.batcher, Ticket()
+    batcher._jobs[ticket] = Job(ticket, slots.all[0].evaluation.runner.live, 1)
+    batcher._answering[ticket] = 0.0
+    batcher._since = batcher_module.time.monotonic()
+    monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 60.0)
+    assert batcher._ready()
+    monkeypatch.setattr(RequestGate, "crowded", 1)
+    assert not batcher._ready()
+    assert 50 < batcher._clock(batcher._jobs[ticket]) < 60, "it is the one that looks at the clock"
+    batcher._since -= 60.0
+    assert batcher._ready(), "not for long"
+
+
 def test_a_token_that_nobody_comes_for_any_more_delays_no_piece(open_slots, monkeypatch):
     """An interrupt can leave one behind."""
     monkeypatch.setattr(batcher_module, "GRACE_SECONDS", 60.0)

@@ -294,6 +294,17 @@ def test_who_waits_for_a_place_is_not_about_to_make_a_step(gate):
     assert sum(number > 0 for number in asked) == 1, "for the others there was none after all"
 
 
+@pytest.mark.parametrize("told", ["begin", "resume", "switch"])
+def test_who_is_in_is_not_at_the_door(tenant, gate, told):
+    """Coming back may take as long as a prompt does, and nobody else is there."""
+    gate.seats.slots, crowded = 2, []
+    setattr(tenant, told, lambda ticket: crowded.append(gate.crowded))
+    ticket = Ticket()
+    ticket.parked = "its state"
+    gate.run(ticket, int)
+    assert crowded == [0]
+
+
 def test_steps_never_overlap(gate):
     gate.seats.patience = 0.0
     inside, most = [], []
