@@ -117,7 +117,6 @@ class RequestGate:
                     raise RequestCancelled("the request was given up while it waited")
                 if ticket not in self.seats or (self.seats.slots == 1 and self._busy is not None):
                     self._await(ticket, deadline)
-                ticket.asks()
                 if self.seats.slots > 1 and not self.lonely(ticket):
                     self._tenant.joined(ticket)
                 if self.crowded:
@@ -365,6 +364,7 @@ class RequestGate:
             every=self.seats.patience,
             deadline=deadline,
         )
+        ticket.asks()
 
     def _remove(self, victim: Ticket) -> None:
         """Another request takes this one's place: park it, or end it if it was given up meanwhile."""

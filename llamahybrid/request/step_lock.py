@@ -78,7 +78,7 @@ class StepLock:
     @property
     def wanted(self) -> int:
         """Threads that are about to take it; one that an interrupt took away from there is none."""
-        return sum(self._frames.run_in(thread) for thread in list(self._wanting))
+        return len(self._wanting) and sum(map(self._frames.run_in, list(self._wanting)))
 
     def want(self) -> None:
         """The calling thread is about to take it."""

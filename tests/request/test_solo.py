@@ -16,6 +16,7 @@ from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.request import batcher as batcher_module
 from llamahybrid.request import solo as solo_module
 from llamahybrid.request.solo import TOKENS_BEFORE
+from llamahybrid.request.step_lock import StepLock
 from llamahybrid.request.ticket import this_thread
 
 WORDS = np.random.default_rng(5).integers(1, 200, 400).tolist()
@@ -112,16 +113,15 @@ def test_who_had_the_whole_context_leaves_no_team(opened, ended):
     assert ended == [threading.current_thread()]
 
 
-def test_who_wants_the_lock_gets_it_before_the_next_token(opened, batches):
+def test_who_wants_the_lock_gets_it_before_the_next_token(opened, batches, monkeypatch):
     llm = opened()
     stream = llm.generate(WORDS[:40], temp=0.0)
     list(islice(stream, ENOUGH))
     batches.clear()
-    llm._gate._lock._wanting.add(-1)
+    monkeypatch.setattr(StepLock, "wanted", 1)
     next(stream)
     assert len(batches) == 1
     assert here(batches) == 0
-    llm._gate._lock._wanting.clear()
     stream.close()
 
 
