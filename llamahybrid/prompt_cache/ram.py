@@ -31,7 +31,7 @@ HUGE_BYTES = 16 << 20
 """From this size on, in huge pages where the system has any: filled for the first time in half the time
 (`benchmarks.save`). What is resident is as before: only whole huge pages of the mapping are had at once.
 Smaller ones have all of theirs from the beginning, which takes less than one after the other: a huge page may
-have to be made of others first, or its host to find the memory, which took 3 ms each in a virtual machine."""
+have to be made of others first, or the host of a virtual machine to find the memory: up to 4 ms each."""
 
 
 def default_ram_bytes() -> int:

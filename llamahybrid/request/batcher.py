@@ -113,8 +113,6 @@ class Batcher:
         self._since = time.monotonic()
         self._jobs[ticket] = job
         try:
-            if self._ready():
-                self._gate.let_in(ticket)
             while not job.done:
                 self._gate.check()
                 if self._ready():

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
@@ -158,11 +157,6 @@ class RequestGate:
     def lonely(self, ticket: Ticket) -> bool:
         """No other request is in, and no thread is about to make a step."""
         return self.seats.only(ticket) and not self._lock.wanted
-
-    def let_in(self, ticket: Ticket) -> None:
-        """Let those who want the lock have it, in the middle of a step."""
-        if self.crowded:
-            self.step_aside(ticket, partial(time.sleep, YIELD_SECONDS))
 
     def step_aside(self, ticket: Ticket, wait: Callable[[], object]) -> None:
         """Let others make their steps while this one waits in the middle of its own.
