@@ -22,8 +22,9 @@ POLL = 0.1
 class _Task:
     """Work that is to be done there."""
 
-    def __init__(self, work: Callable[[], object]) -> None:
+    def __init__(self, work: Callable[[], object], after: Callable[[], object] | None) -> None:
         self._work = work
+        self._after = after
         self._error: BaseException | None = None
         self.over = False
         self.bell = new_bell()
@@ -34,6 +35,12 @@ class _Task:
             self._work()
         except BaseException as error:
             self._error = error
+
+    def tell(self) -> None:
+        """Do what comes after it, which nobody waits for, nor learns that it failed."""
+        if self._after is not None:
+            with suppress(Exception):  # the thread goes on
+                self._after()
 
     def outcome(self) -> None:
         """Raise what it raised."""
@@ -83,6 +90,7 @@ class _Desk:
                 task.over = True  # first: what is not over and lies on no desk is handed over
                 self.task = None
                 ring(task.bell)
+                task.tell()
             del task
 
     def close(self) -> None:
@@ -97,17 +105,23 @@ class ComputeThread:
     def __init__(self) -> None:
         self._desk: _Desk | None = None
 
-    def run(self, work: Callable[[], object], interrupted: Callable[[], object]) -> None:
-        """Do `work` there and wait for it; what it raises.
+    def run(
+        self,
+        work: Callable[[], object],
+        interrupted: Callable[[], object],
+        after: Callable[[], object] | None = None,
+    ) -> None:
+        """Do `work` there and wait for it; what it raises. Then `after`, which raises nothing, unwaited for.
 
         An exception that comes while it waits (KeyboardInterrupt) is raised when `work` is through, and
         `interrupted()` is called at once.
         """
-        desk = self._desk
+        desk, task = self._desk, _Task(work, after)
         if sys.is_finalizing() or (desk is not None and desk.thread is threading.current_thread()):
-            work()
+            task.do()
+            task.tell()
+            task.outcome()
             return
-        task = _Task(work)
         late: BaseException | None = None
         while not task.over:
             try:
@@ -144,6 +158,7 @@ class ComputeThread:
             except RuntimeError:  # no more threads can be had
                 task.over = True  # first: what an interrupt leaves is not done twice
                 task.do()
+                task.tell()
                 return
         if desk.task is not task:
             self.settle()

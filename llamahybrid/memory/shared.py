@@ -84,13 +84,16 @@ class SharedContext:
         """Leave no copy of a state behind."""
         self._undo = new_buffer(0)
 
-    def compute(self, work: Callable[[], None]) -> None:
-        """Do what must not be left half done: here, or where no interrupt comes if others depend on it."""
+    def compute(self, work: Callable[[], None], after: Callable[[], None] | None = None) -> None:
+        """Do what must not be left half done: here, or where no interrupt comes if others depend on it.
+
+        `after`: what is done there then, where others depend on it; the caller goes on meanwhile.
+        """
         if self.slots == 1:
             work()
         else:
             self._rested = False
-            self.thread.run(work, self.interrupted)
+            self.thread.run(work, self.interrupted, after)
 
     def rest(self, end_team: Callable[[], object]) -> None:
         """The compute thread is not needed for a while: `end_team()` is called there, unless it was."""

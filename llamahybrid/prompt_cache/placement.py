@@ -124,13 +124,15 @@ def next_decode_checkpoint(position: int, frontier: int, costs: Costs, together:
 
     `position`: tokens of the sequence now. `frontier`: where this request's generation began. Gaps follow
     `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones. `together`: answers decoded
-    in one batch, each of which waits for the snapshots of all.
+    in one batch, each of which waits for the snapshots of all: where these take time, one less than half a gap
+    behind the last (a prompt's end lies anywhere between two places of the grid) is left out.
     """
     generated = position - frontier
     gap = next((gap for below, gap in DECODE_GAPS if generated < below), LATE_GAP)
     if (cheap := _cheap_gap(costs, together)) is not None:
         gap = min(gap, max(MIN_DECODE_GAP, cheap))
-    return (position // gap + 1) * gap
+    apart = gap // 2 if together > 1 and cheap is None else 1
+    return -(-(position + apart) // gap) * gap
 
 
 def final_due(generated: int, costs: Costs) -> bool:

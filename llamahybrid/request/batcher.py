@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -189,30 +189,29 @@ class Batcher:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
         jobs = self.cells.that_fit([j for j in jobs if not j.done])
         jobs.sort(key=lambda job: job.live.native.seq)  # in one order, states need not change places (0034)
-        self._shared.compute(partial(self._step, jobs))
+        self._shared.compute(partial(self._step, jobs), partial(self._ring, jobs))
 
     def _open_jobs(self) -> list[Job]:
         """Tokens that wait; one that was given up stays until its owner wakes."""
         return [job for job in self._jobs.values() if not job.done]
 
     def _step(self, jobs: list[Job]) -> None:
-        """Decode one token each, and say so to who waits; no interrupt comes to the compute thread."""
+        """Decode one token each, and note it; no interrupt comes to the compute thread."""
         began = time.perf_counter()
         try:
             faults = self._shared.decode_step([(j.live, j.token) for j in jobs]) if jobs else []
         except DecodeError:
             for job in jobs:  # alone, each fails or not for what it is itself
-                job.end(BatchLost("a batch of several requests failed"))
+                job.note(BatchLost("a batch of several requests failed"))
         else:
             self._stepped(len(jobs), time.perf_counter() - began)
             for job, fault in zip(jobs, faults, strict=True):
-                job.end(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
+                job.note(None if fault is None else BatchLost(f"memory is not what it should be: {fault}"))
             self._untold.update(jobs)
         finally:
             self._jobs = {ticket: job for ticket, job in self._jobs.items() if not job.done}
             self._piece_seconds = 0.0
             self._since = time.monotonic()
-        self._ring()
 
     def _stepped(self, rows: int, seconds: float) -> None:
         """A step of so many tokens took that long."""
@@ -391,8 +390,8 @@ class Batcher:
         timeout = POLL if seconds is None else min(POLL, seconds)
         self._gate.step_aside(ticket, partial(bell.acquire, timeout=timeout))
 
-    def _ring(self) -> None:
-        """Have everybody who waits look again."""
-        for bell in [job.bell for job in list(self._jobs.values())] + list(self._bells.values()):
+    def _ring(self, decoded: Iterable[Job] = ()) -> None:
+        """Have everybody who waits look again, and first those whose tokens are decoded."""
+        for bell in [job.bell for job in (*decoded, *self._jobs.values())] + list(self._bells.values()):
             ring(bell)
         self._pieces.ring()

@@ -39,6 +39,8 @@ class Checkpoints:
     def __init__(self, live: LiveSequence, cache: BasePromptCache, meter: CostMeter) -> None:
         self.known = LiveState(lambda: live.tokens)
         """What the cache follows of it, and whether that is forgotten meanwhile."""
+        self.owes_attention = False
+        """Attention was to be stored once nobody waits for that."""
         self._live = live
         self.cache = cache
         self.meter = meter
@@ -100,7 +102,9 @@ class Checkpoints:
                     self._keep_logits()
                 case Action.REMEMBER:
                     self.cache.remember(self._live.identity.namespace, self._live.tokens.copy(), self.known)
-                case Action.PAGE_OUT:
+                case Action.PAGE_OUT_LATER if not self.cache.leaves_process:
+                    self.owes_attention = True
+                case Action.PAGE_OUT | Action.PAGE_OUT_LATER:
                     self.page_out(deep=deep, after=after)
 
     def _keep_logits(self) -> None:
@@ -144,6 +148,7 @@ class Checkpoints:
 
         `after`: none before that.
         """
+        self.owes_attention = False
         view = self.view()
         ranges = clipped(self.cache.missing(view), len(view.tokens), after)
         if view.attention_is_all:

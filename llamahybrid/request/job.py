@@ -42,6 +42,10 @@ class Job:
         return self.ticket.acts and self.live.n == self.position + 1
 
     def end(self, error: Exception | None = None) -> None:
-        """It was decoded, or it cannot be."""
-        self.done, self.error = True, error
+        """It was decoded, or it cannot be: its owner is told."""
+        self.note(error)
         ring(self.bell)
+
+    def note(self, error: Exception | None) -> None:
+        """The same; its owner is told later."""
+        self.done, self.error = True, error

@@ -42,6 +42,8 @@ class Action(Enum):
     """Tell the cache which tokens were decoded."""
     PAGE_OUT = auto()
     """Store the attention that checkpoints of this path need and that is not stored yet."""
+    PAGE_OUT_LATER = auto()
+    """The same once nobody waits for that, or what is live is about to go; now if others may ask for it."""
 
 
 Actions: TypeAlias = Iterator[Action]
@@ -178,7 +180,8 @@ class Schedule:
         """The request is over, however it ended; `opaque`: some of what is live is no prompt's tokens.
 
         An answer's end is stored whatever that costs where the next request would store it, too: that pays
-        for it either way, but then somebody waits for a first token.
+        for it either way, but then somebody waits for a first token. Attention, which stays live, is not
+        stored while others wait: their own ends come next, and a chat that goes on here never needs it.
         """
         yield Action.ADMIT_STAGED
         if opaque:
@@ -188,4 +191,4 @@ class Schedule:
         if (self._wanted and due) or self._keeps_end:
             yield Action.CHECKPOINT_IF_FINITE
         yield Action.REMEMBER
-        yield Action.PAGE_OUT
+        yield Action.PAGE_OUT_LATER if self._measured().waiting else Action.PAGE_OUT

@@ -240,6 +240,8 @@ class Slots:
         ticket.slot = None
         if self.batcher is not None:
             self.batcher.leave(ticket)
+            if not self.batcher.waiting():
+                self._store_owed()
 
     def end(self, free: Callable[[], None]) -> None:
         """`free()` ends the context; the cache may be another model's, too, and has what it needs first."""
@@ -252,6 +254,12 @@ class Slots:
         """What all slots hold is about to go (see `RequestRunner.store_attention`)."""
         for runner in self.runners:
             runner.store_attention()
+
+    def _store_owed(self) -> None:
+        """Nobody waits: what ended while somebody did has its attention stored now."""
+        for runner in self.runners:
+            if runner.checkpoints.owes_attention:
+                runner.store_attention()
 
     def close(self) -> None:
         """Nothing more is decoded."""

@@ -63,6 +63,38 @@ def test_work_that_asks_for_work_does_it_at_once(thread):
     assert seen != [threading.get_ident()]
 
 
+def test_what_comes_after_it_is_done_there_and_nobody_waits_for_that(thread):
+    seen, goes_on = [], threading.Event()
+
+    def after():
+        goes_on.wait(20)
+        seen.append(("after", threading.get_ident()))
+
+    thread.run(lambda: seen.append(("first", threading.get_ident())), nothing, after)
+    assert [what for what, _ in seen] == ["first"]
+    goes_on.set()
+    thread.run(lambda: seen.append(("second", threading.get_ident())), nothing)
+    assert [what for what, _ in seen] == ["first", "after", "second"]
+    assert len({ident for _, ident in seen}) == 1
+
+
+def test_what_comes_after_it_comes_when_it_failed_and_may_fail_itself(thread):
+    seen = []
+
+    def fail():
+        raise ValueError("there")
+
+    def after():
+        seen.append("after")
+        raise ValueError("nobody waits")
+
+    with pytest.raises(ValueError, match="there"):
+        thread.run(fail, nothing, after)
+    thread.run(lambda: thread.run(nothing, nothing, after), nothing)
+    thread.run(lambda: seen.append("goes on"), nothing)
+    assert seen == ["after", "after", "goes on"]
+
+
 def test_an_interrupt_waits_for_the_end(thread, interrupt_in):
     seen, told = [], threading.Event()
 
@@ -138,8 +170,8 @@ def test_without_threads_it_is_done_here(thread, monkeypatch):
 
     monkeypatch.setattr(compute_thread.threading.Thread, "start", refuse)
     seen = []
-    thread.run(lambda: seen.append(threading.get_ident()), nothing)
-    assert seen == [threading.get_ident()]
+    thread.run(lambda: seen.append(threading.get_ident()), nothing, lambda: seen.append("after"))
+    assert seen == [threading.get_ident(), "after"]
 
 
 def test_the_thread_ends_with_its_owner():

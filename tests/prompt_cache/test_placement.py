@@ -300,6 +300,23 @@ def test_a_snapshot_that_nobody_notices_alone_is_not_free_of_eight() -> None:
     assert gaps == {1: 16, 5: 16, 8: 64}
 
 
+@given(frontier=st.integers(0, 5000), together=st.integers(2, 8))
+def test_of_answers_that_are_decoded_together_none_is_less_than_half_a_gap_behind_the_last(
+    frontier: int, together: int
+) -> None:
+    """A prompt's end, which has one, lies anywhere between two places of the grid."""
+    costs = Costs(token_seconds=1e-2, snapshot_seconds=1.6e-3)
+    at = [frontier]
+    while at[-1] < frontier + 4000:
+        at.append(next_decode_checkpoint(at[-1], frontier, costs, together))
+    for a, b in pairwise(at):
+        gap = 64 if a - frontier < 512 else 256 if a - frontier < 2048 else 1024
+        assert gap / 2 <= b - a < 1.5 * gap
+        assert b % gap == 0
+    free = replace(costs, snapshot_seconds=1e-5)
+    assert next_decode_checkpoint(1023, 1000, free, together) == 1024, "what takes no time may be near"
+
+
 def test_an_answers_end_is_kept_from_64_tokens_or_where_it_is_cheap() -> None:
     assert (final_due(63, UNMEASURED), final_due(64, UNMEASURED)) == (False, True)
     cheap = Costs(token_seconds=1e-2, snapshot_seconds=1e-4)

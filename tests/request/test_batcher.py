@@ -300,6 +300,24 @@ def test_a_batch_that_fails_is_tried_by_each_alone(open_slots, monkeypatch):
     assert [said[0], said[1]] == alone
 
 
+def test_whose_tokens_a_step_decodes_are_woken_while_its_maker_goes_on(open_slots, monkeypatch):
+    slots = open_slots(n_parallel=3).slots
+    monkeypatch.setattr(Job, "stands", True)
+    monkeypatch.setattr(SharedContext, "decode_step", lambda self, rows: [None] * len(rows))
+    goes_on, wake = threading.Event(), batcher_module.ring
+    monkeypatch.setattr(batcher_module, "ring", lambda bell: (goes_on.wait(20), wake(bell)))
+    jobs = []
+    for slot in slots.all:
+        ticket = Ticket()
+        jobs.append(Job(ticket, slot.evaluation.runner.live, 1))
+        slots.batcher._jobs[ticket] = jobs[-1]
+    slots.batcher._lead()
+    assert all(job.done for job in jobs)
+    assert all(job.bell.locked() for job in jobs), "nobody was woken yet"
+    goes_on.set()
+    assert all(job.bell.acquire(timeout=20) for job in jobs)
+
+
 def test_a_step_has_its_tokens_in_the_order_of_their_sequences(open_slots, monkeypatch):
     """Whoever came first: recurrent states change places with every other order."""
     slots = open_slots(n_parallel=3).slots

@@ -3,6 +3,7 @@
 import pytest
 
 from llamahybrid.errors import RequestCancelled
+from llamahybrid.prompt_cache import PromptCache
 from tests.conftest import take
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
@@ -29,6 +30,47 @@ def test_attention_is_stored_once_a_request_is_over(open_unmeasured):
     llm = open_unmeasured()
     take(llm, ONE, 1)
     assert llm.prompt_cache.stats().segments > 0
+
+
+def missing(llm, slot):
+    return llm.prompt_cache.missing(slot.evaluation.runner.checkpoints.view())
+
+
+@pytest.fixture
+def beside(open_slots):
+    """`beside(**options)`: a model on which an answer is open, a request that ended beside it, and its slot."""
+
+    def make(**options):
+        llm = open_slots("qwen35", 2, flash_attn=True, **options)
+        stream = llm.generate(TWO, temp=0.0)
+        next(stream)
+        said = take(llm, ONE, 3)
+        return llm, stream, said, next(s for s in llm.slots.all if llm.slots.user(s) is None)
+
+    return make
+
+
+def test_attention_is_stored_when_nobody_waits_any_more(beside):
+    llm, stream, _, slot = beside()
+    assert missing(llm, slot)
+    stream.close()
+    assert not any(missing(llm, slot) for slot in llm.slots.all)
+
+
+def test_attention_is_stored_when_another_chat_gets_its_slot(beside, open_slots):
+    llm, stream, said, slot = beside()
+    take(llm, [(13 * i + 2) % 200 for i in range(150)], 2)
+    again = take(llm, [*ONE, *said[:2], 3], 3)
+    assert llm.last_request.cached >= len(ONE) + 2 - 1
+    assert llm.last_request.source != "live"
+    stream.close()
+    assert again == take(open_slots("qwen35", 2, flash_attn=True), [*ONE, *said[:2], 3], 3)
+
+
+def test_attention_that_is_to_outlive_the_process_is_stored_at_once(beside, tmp_path):
+    llm, stream, _, slot = beside(prompt_cache=PromptCache(1 << 26, tmp_path))
+    assert not missing(llm, slot)
+    stream.close()
 
 
 def test_a_repeated_prompt_is_not_stored_again(open_unmeasured):

@@ -46,9 +46,9 @@ def schedule(plan: Plan, costs: Callable[[], Costs] = lambda: SLOW, **more: bool
     return Schedule(plan, SLOW, costs, **more)
 
 
-def done(plan: Plan, **more: bool) -> Schedule:
+def done(plan: Plan, costs: Callable[[], Costs] = lambda: SLOW, **more: bool) -> Schedule:
     """The schedule of a request whose prompt is decoded."""
-    made = schedule(plan, **more)
+    made = schedule(plan, costs, **more)
     list(made.prompt_done(plan.total, logits=True))
     return made
 
@@ -254,6 +254,12 @@ def test_an_answers_end_is_stored_where_the_next_request_would_store_it(
 ) -> None:
     """Whatever it costs: the next request's first token does not wait for it."""
     assert list(done(planned()).end(200 + generated)) == told
+
+
+def test_attention_stays_where_it_is_while_others_wait_for_their_own_ends() -> None:
+    """A chat that goes on in its slot never needs it stored."""
+    made = done(planned(), lambda: replace(SLOW, waiting=1))
+    assert list(made.end(201)) == [*STORE_END[:-1], Action.PAGE_OUT_LATER]
 
 
 def test_an_answers_end_that_is_a_checkpoint_is_not_stored_again() -> None:
