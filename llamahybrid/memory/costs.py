@@ -56,9 +56,12 @@ class CostMeter:
         self._restore: deque[float] = deque(maxlen=WINDOW)
         self._segment: deque[float] = deque(maxlen=WINDOW)
         self._restored = time.monotonic()
+        self._told: tuple[float, Costs] | None = None
+        """What was told last, and after how many times `FADE_SECONDS`; None where more was measured since."""
 
     def decoded(self, tokens: int, seconds: float) -> None:
         """A native batch of `tokens` took `seconds`."""
+        self._told = None
         if tokens == 1:
             self._token.append(seconds)
         elif tokens >= LARGE_BATCH:
@@ -73,12 +76,13 @@ class CostMeter:
 
     def saved(self, n_bytes: int, seconds: float) -> None:
         """A snapshot of `n_bytes` was taken and stored."""
+        self._told = None
         self._said = replace(self._said, snapshot_bytes=n_bytes)
         self._snapshot.append(seconds)
 
     def restored(self, seconds: float, tokens: int) -> None:
         """A snapshot, and attention of so many tokens, was loaded and verified."""
-        self._restored = time.monotonic()
+        self._restored, self._told = time.monotonic(), None
         if tokens < LARGE_BATCH:
             self._restore.append(seconds)
         else:
@@ -87,6 +91,13 @@ class CostMeter:
 
     def costs(self) -> Costs:
         """What is known now."""
+        told, times = self._told, (time.monotonic() - self._restored) // FADE_SECONDS
+        if told is None or told[0] != times:
+            told = self._told = times, self._known_after(0.5**times)
+        return told[1]
+
+    def _known_after(self, fade: float) -> Costs:
+        """The same, where what a restore takes has faded to so much of it."""
         known, said = self._known, self._said
         self._said = replace(
             said,
@@ -97,7 +108,6 @@ class CostMeter:
             restore_seconds=_at_most(known.restore_seconds, said.restore_seconds, self._restore),
             segment_seconds=_at_most(known.segment_seconds, said.segment_seconds, self._segment),
         )
-        fade = 0.5 ** ((time.monotonic() - self._restored) // FADE_SECONDS)
         return replace(
             self._said,
             restore_seconds=self._said.restore_seconds * fade,

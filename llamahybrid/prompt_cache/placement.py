@@ -124,8 +124,8 @@ def next_decode_checkpoint(position: int, frontier: int, costs: Costs, together:
 
     `position`: tokens of the sequence now. `frontier`: where this request's generation began. Gaps follow
     `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones. `together`: answers decoded
-    in one batch, each of which waits for the snapshots of all: where these take time, one less than half a gap
-    behind the last (a prompt's end lies anywhere between two places of the grid) is left out.
+    in one batch, each of which waits for the snapshots of all: where these take time, one less than half a
+    gap behind the last (a prompt's end lies anywhere between two places of the grid) is left out.
     """
     generated = position - frontier
     gap = next((gap for below, gap in DECODE_GAPS if generated < below), LATE_GAP)

@@ -97,7 +97,7 @@ class Checkpoints:
                     self.checkpoint(request, deep=deep)
                 case Action.CHECKPOINT_WITH_LOGITS:
                     logits = row.logits()
-                    self.checkpoint(request, None if logits is None else logits.copy())
+                    self.checkpoint(request, None if logits is None else logits.copy(), deep=deep)
                 case Action.KEEP_LOGITS:
                     self._keep_logits()
                 case Action.REMEMBER:

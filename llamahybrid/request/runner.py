@@ -361,7 +361,8 @@ class RequestRunner:
             request.staged.clear()
             request.schedule.stop()
             return True
-        self.checkpoints.carry_out(request.schedule.prompt_done(live.n, logits is not None), request)
+        actions = request.schedule.prompt_done(live.n, logits is not None)
+        self.checkpoints.carry_out(actions, request, deep=False)  # to learn the rule was a deep look
         return True
 
     def before_token(self, request: Request) -> None:

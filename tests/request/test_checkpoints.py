@@ -38,7 +38,7 @@ def missing(llm, slot):
 
 @pytest.fixture
 def beside(open_slots):
-    """`beside(**options)`: a model on which an answer is open, a request that ended beside it, and its slot."""
+    """`beside(**options)`: a model on which an answer is open, what one said that ended beside it, where."""
 
     def make(**options):
         llm = open_slots("qwen35", 2, flash_attn=True, **options)
@@ -58,7 +58,7 @@ def test_attention_is_stored_when_nobody_waits_any_more(beside):
 
 
 def test_attention_is_stored_when_another_chat_gets_its_slot(beside, open_slots):
-    llm, stream, said, slot = beside()
+    llm, stream, said, _ = beside()
     take(llm, [(13 * i + 2) % 200 for i in range(150)], 2)
     again = take(llm, [*ONE, *said[:2], 3], 3)
     assert llm.last_request.cached >= len(ONE) + 2 - 1
