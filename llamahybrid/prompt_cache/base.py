@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -276,6 +277,8 @@ class CacheStats:
 class BasePromptCache(ABC):
     """What a prompt cache does. Implementations lock inside their own calls only."""
 
+    _contexts: WeakSet[object] | None = None
+
     @abstractmethod
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
         """A request for `prompt` begins on this context, which `forget` is to reach from now on.
@@ -342,6 +345,16 @@ class BasePromptCache(ABC):
     def leaves_process(self) -> bool:
         """What is kept is written to where other processes read it."""
         return False
+
+    def attach(self, context: object) -> None:
+        """A context stores here, until it is collected."""
+        self._contexts = self._contexts or WeakSet()
+        self._contexts.add(context)
+
+    @property
+    def serves_others(self) -> bool:
+        """Others than the context that it comes from may ask at any time for what is kept."""
+        return self.leaves_process or len(self._contexts or ()) > 1
 
     def queue_writes(self, view: LiveView) -> None:  # noqa: B027
         """A request is over: what is new on the live path may be written."""

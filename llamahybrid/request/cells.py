@@ -219,6 +219,11 @@ class Cells:
         return [first, *others] if behind and first.rests_on is None else others
 
     @property
+    def quiet(self) -> bool:
+        """No request wants to decode, nor is one about to come in."""
+        return not self._gate.crowded and all(t.over for t in (*self._answering, *self._prompts))
+
+    @property
     def any_idle(self) -> bool:
         """Tokens would be computed with cells that no request uses."""
         return self._masked and any(

@@ -43,6 +43,7 @@ class Checkpoints:
         """Attention was to be stored once nobody waits for that."""
         self._live = live
         self.cache = cache
+        cache.attach(live.shared)
         self.meter = meter
         self._prompt_end: _PromptEnd | None = None
 
@@ -102,7 +103,7 @@ class Checkpoints:
                     self._keep_logits()
                 case Action.REMEMBER:
                     self.cache.remember(self._live.identity.namespace, self._live.tokens.copy(), self.known)
-                case Action.PAGE_OUT_LATER if not self.cache.leaves_process:
+                case Action.PAGE_OUT_LATER if not self.cache.serves_others:
                     self.owes_attention = True
                 case Action.PAGE_OUT | Action.PAGE_OUT_LATER:
                     self.page_out(deep=deep, after=after)
@@ -148,7 +149,6 @@ class Checkpoints:
 
         `after`: none before that.
         """
-        self.owes_attention = False
         view = self.view()
         ranges = clipped(self.cache.missing(view), len(view.tokens), after)
         if view.attention_is_all:
@@ -158,6 +158,7 @@ class Checkpoints:
             if segment is None or not self.cache.store_segment(view, segment):
                 break
         self.cache.queue_writes(view)
+        self.owes_attention = self.owes_attention and after > 0
 
 
 def _pieces(start: int, end: int) -> list[tuple[int, int]]:

@@ -141,9 +141,9 @@ class RequestRunner:
         few = profile.attention_is_all and not tip_due(self.live.n - stays)
         if few or not profile.keeps_chats or self.live.touched_outside():
             return
-        # A shallow look is enough: `check` has looked, right before.
-        unstored = self.cache.unstored(self.checkpoints.view())
-        self.checkpoints.carry_out(before_tip_goes(unstored), deep=False, after=after)
+        points = self.checkpoints
+        goes = before_tip_goes(self.cache.unstored(points.view()))
+        points.carry_out(goes, deep=points.owes_attention, after=after)  # else `check` has just looked
 
     def serve(self, salt: bytes) -> None:
         """Requests of this salt come next: what is live of another one is stored as its own, and goes."""

@@ -8,6 +8,7 @@ one meanwhile, in the next that it gets (memory is brought to what upstream beli
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection
@@ -26,7 +27,10 @@ from llamahybrid.request.ticket import ThreadMark, Ticket, this_thread
 if TYPE_CHECKING:
     from llamahybrid.memory.sequence import LiveSequence
     from llamahybrid.request.batcher import Batcher
+    from llamahybrid.request.cells import Cells
     from llamahybrid.request.runner import RequestRunner
+
+logger = logging.getLogger("llamahybrid")
 
 
 @dataclass(eq=False)
@@ -240,8 +244,8 @@ class Slots:
         ticket.slot = None
         if self.batcher is not None:
             self.batcher.leave(ticket)
-            if not self.batcher.waiting():
-                self._store_owed()
+            if self.in_step():  # not in a call that ends what is left of a model that is closed
+                self._store_owed(self.batcher.cells)
 
     def end(self, free: Callable[[], None]) -> None:
         """`free()` ends the context; the cache may be another model's, too, and has what it needs first."""
@@ -255,11 +259,15 @@ class Slots:
         for runner in self.runners:
             runner.store_attention()
 
-    def _store_owed(self) -> None:
-        """Nobody waits: what ended while somebody did has its attention stored now."""
+    def _store_owed(self, cells: Cells) -> None:
+        """Where nobody waits, what ended while somebody did has its attention stored now."""
         for runner in self.runners:
-            if runner.checkpoints.owes_attention:
-                runner.store_attention()
+            if runner.checkpoints.owes_attention and cells.quiet:
+                runner.checkpoints.owes_attention = False
+                try:
+                    runner.store_attention()
+                except Exception:  # it is another request that ends here
+                    logger.exception("attention was not stored")
 
     def close(self) -> None:
         """Nothing more is decoded."""

@@ -279,7 +279,7 @@ class FakeEngine:
                     self._stored(self.checkpoint(self.logits))
                 case Action.REMEMBER:
                     self.cache.remember(self.namespace, np.array(self.state, np.int32), self.followed)
-                case Action.PAGE_OUT:
+                case Action.PAGE_OUT | Action.PAGE_OUT_LATER:
                     self.page_out()
 
     def _stored(self, stored: bool) -> None:

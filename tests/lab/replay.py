@@ -118,7 +118,7 @@ class Player:
                     self._checkpoint(LOGITS)
                 case Action.REMEMBER:
                     self.cache.remember(NAMESPACE, self.live)
-                case Action.PAGE_OUT:
+                case Action.PAGE_OUT | Action.PAGE_OUT_LATER:
                     self._page_out()
 
     def _checkpoint(self, logits: Logits | None = None) -> None:
