@@ -37,10 +37,8 @@ class _Task:
             self._error = error
 
     def tell(self) -> None:
-        """Do what comes after it, which nobody waits for, nor learns that it failed."""
-        if self._after is not None:
-            with suppress(Exception):  # the thread goes on
-                self._after()
+        """Do what comes after it."""
+        _do_unwatched(self._after)
 
     def outcome(self) -> None:
         """Raise what it raised."""
@@ -116,12 +114,14 @@ class ComputeThread:
         An exception that comes while it waits (KeyboardInterrupt) is raised when `work` is through, and
         `interrupted()` is called at once.
         """
-        desk, task = self._desk, _Task(work, after)
+        desk = self._desk
         if sys.is_finalizing() or (desk is not None and desk.thread is threading.current_thread()):
-            task.do()
-            task.tell()
-            task.outcome()
+            try:
+                work()
+            finally:
+                _do_unwatched(after)
             return
+        task = _Task(work, after)
         late: BaseException | None = None
         while not task.over:
             try:
@@ -166,6 +166,13 @@ class ComputeThread:
             desk.task = task
         if desk.task is task:
             ring(desk.bell)
+
+
+def _do_unwatched(work: Callable[[], object] | None) -> None:
+    """Do what nobody waits for, nor learns that it failed: the thread goes on."""
+    if work is not None:
+        with suppress(Exception):
+            work()
 
 
 def new_bell() -> threading.Lock:

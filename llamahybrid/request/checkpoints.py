@@ -158,7 +158,8 @@ class Checkpoints:
             if segment is None or not self.cache.store_segment(view, segment):
                 break
         self.cache.queue_writes(view)
-        self.owes_attention = self.owes_attention and after > 0
+        if not after:
+            self.owes_attention = False
 
 
 def _pieces(start: int, end: int) -> list[tuple[int, int]]:

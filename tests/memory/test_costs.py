@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from llamahybrid.memory import costs
@@ -24,6 +26,23 @@ def test_what_was_said_stands_until_it_is_off_by_half() -> None:
         meter.decoded(1, 5e-3)
     assert meter.costs().prefill_seconds == 1e-3
     assert meter.costs().token_seconds == 5e-3
+
+
+def test_whatever_was_measured_since_is_told() -> None:
+    meter = CostMeter(512)
+    seen = [meter.costs()]
+    for measure in (
+        lambda: meter.decoded(1, 0.01),
+        lambda: meter.decoded(100, 0.1),
+        lambda: meter.saved(1000, 0.002),
+        lambda: [meter.restored(0.003, 0) for _ in range(FEW)],
+        lambda: [meter.restored(0.3, 1000) for _ in range(FEW)],
+    ):
+        measure()
+        seen.append(meter.costs())
+        assert meter.costs() is seen[-1], "nothing was measured since"
+    assert all(a != b for a, b in pairwise(seen))
+    assert seen[-1].snapshot_bytes == 1000
 
 
 def test_load_on_the_machine_is_no_cost_of_the_model() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import pickle
@@ -255,3 +256,19 @@ def test_token_ids_may_come_in_any_sequence(kind: type) -> None:
     cache.unpin(prefix)
     assert cache.forget(prefix) > 0
     assert cache.forget([]) == 0
+
+
+def test_it_serves_others_while_there_are_several_contexts(tmp_path: Path) -> None:
+    class Context:
+        pass
+
+    cache, one, other = PromptCache(1 << 20), Context(), Context()
+    for context in (one, one):
+        cache.attach(context)
+        assert not cache.serves_others
+    cache.attach(other)
+    assert cache.serves_others
+    del other, context
+    gc.collect()
+    assert not cache.serves_others
+    assert PromptCache(1 << 20, tmp_path).serves_others, "later processes"
