@@ -158,8 +158,7 @@ class Checkpoints:
             if segment is None or not self.cache.store_segment(view, segment):
                 break
         self.cache.queue_writes(view)
-        if not after:
-            self.owes_attention = False
+        self.owes_attention = False
 
 
 def _pieces(start: int, end: int) -> list[tuple[int, int]]:
