@@ -10,7 +10,7 @@ BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-stock llama-server lint integrations upstream fuzz soak bench gpu clean
+.PHONY: help venv demo test test-all llama-server lint integrations upstream fuzz soak bench gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -20,13 +20,17 @@ venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this
 demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
 	$(BIN)/python -m llamahybrid.evaluate.demo
 
-# Pure Python runs once, on stock; what touches native code, once more on the patched engine.
-test: test-stock ## lint, types, the whole suite, and its native part again on the patched engine
-	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
-		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(BIN)/pytest -m native
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 
-test-stock: lint llama-server ## lint, types and the whole suite on the stock engine
-	$(BIN)/pytest
+test: lint ## lint, types, the suite on the stock engine, and its native part on the patched one
+	LLAMAHYBRID_ENGINE=stock $(PYTEST)
+	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
+		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(PYTEST) -m "patched and not full"
+
+test-all: lint llama-server ## all architectures and campaigns, llama-server too, on both engines (about an hour)
+	LLAMAHYBRID_ENGINE=stock $(PYTEST) -m ""
+	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
+		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(PYTEST) -m patched
 
 llama-server: venv ## llama-server of the pinned source, stock and patched
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build

@@ -133,37 +133,11 @@ def lose_cells() -> Callable[[Any, int, int], None]:
     return lose
 
 
-_NATIVE = (
-    "campaigns",
-    "capi",
-    "cli/test_asking.py",
-    "cli/test_chat.py",
-    "devices",
-    "differential",
-    "engine/test_loaded.py",
-    "evaluate",
-    "memory",
-    "patches",
-    "request",
-    "server",
-    "speculation",
-    "test_examples.py",
-    "test_installation.py",
-    "test_llama.py",
-    "test_saved_state.py",
-    "test_tiny.py",
-    "tiny",
-    "upstream",
-)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs llama.cpp as `native`: such tests run once per engine, all others once."""
-    here = Path(__file__).parent
+    """Keep the tests of a file in one worker under `--dist loadgroup`, unless they name a group themselves."""
     for item in items:
-        parts = item.path.relative_to(here).parts
-        if parts[0] in _NATIVE or "/".join(parts[:2]) in _NATIVE:
-            item.add_marker("native")
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 def pytest_report_header() -> str:

@@ -55,13 +55,11 @@ def test_the_example_is_ten_lines() -> None:
     assert len([line for line in body if line.strip()]) <= 10
 
 
-@pytest.mark.native
 def test_the_example_is_green_on_what_reuses_rightly(tmp_path: Path) -> None:
     done = session(tmp_path, str(EXAMPLE), "-k", "chat")
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.native
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -76,7 +74,6 @@ def test_the_example_is_red_on_a_broken_cache(tmp_path: Path, name: str, said: s
     assert said in done.stdout
 
 
-@pytest.mark.native
 @pytest.mark.skipif(TEST_LIB is None, reason="needs the patched engine in LLAMAHYBRID_TEST_LIB")
 def test_the_whole_example_is_green_on_a_sound_engine(tmp_path: Path) -> None:
     done = session(tmp_path, str(EXAMPLE), "--llamahybrid-lib", str(TEST_LIB))

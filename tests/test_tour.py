@@ -183,22 +183,18 @@ def recorded_together(tiny_model: Callable[..., Path]) -> Recorder:
     return recorder
 
 
-@pytest.mark.native
 def test_a_prompt_goes_down_that_way(recorded: Recorder) -> None:
     assert not strays(DOWN, recorded.entered), told(recorded.entered)
 
 
-@pytest.mark.native
 def test_an_answer_comes_up_that_way(recorded: Recorder) -> None:
     assert not strays(UP, recorded.left), told(recorded.left)
 
 
-@pytest.mark.native
 def test_answers_are_made_together_that_way(recorded_together: Recorder) -> None:
     assert not strays(TOGETHER, recorded_together.entered), told(recorded_together.entered)
 
 
-@pytest.mark.native
 def test_another_order_is_noticed(recorded: Recorder) -> None:
     assert strays(DOWN[::-1], recorded.entered)
     assert strays([Row("saved_state.py", ("seal_state",))], recorded.entered)

@@ -96,7 +96,6 @@ def test_a_team_ends_and_is_made_again(tiny_model):
     assert done.stdout.split() == ["1", "1"], done.stderr
 
 
-@pytest.mark.native
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_forked_process_decodes_with_a_model_that_has_decoded(
@@ -112,7 +111,6 @@ def test_a_forked_process_decodes_with_a_model_that_has_decoded(
     assert done.stdout.split() == ["0", "True"], done.stderr
 
 
-@pytest.mark.native
 def test_a_thread_that_made_a_request_keeps_no_team_but_the_main_one_does(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make("qwen35", tmp_path_factory.mktemp("model") / "qwen35.gguf")
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("hashed", [False, True])
 def test_a_program_is_recorded_and_replayed_by_commands(hashed: bool, model: Path, tmp_path: Path) -> None:
     program, trace, report = tmp_path / "program.py", tmp_path / "t.jsonl", tmp_path / "report.json"

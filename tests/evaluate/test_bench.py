@@ -39,7 +39,6 @@ class Dying(Target):
         return {}
 
 
-@pytest.mark.native
 def test_peers_in_turn(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "RESTART_TOKENS", 300)
     monkeypatch.setattr(bench, "SAVED_TOKENS", 300)

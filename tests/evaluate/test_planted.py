@@ -45,7 +45,6 @@ def _checked(folder: Path, *arguments: str) -> tuple[int, dict[str, str]]:
     return done.exit_code, {verdict.name: verdict.outcome for verdict in verdicts}
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planted_regression_is_called_by_its_name(
     name: str, models: dict[str, Path], tmp_path: Path
@@ -56,7 +55,6 @@ def test_a_planted_regression_is_called_by_its_name(
     assert status == 1
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_nothing_is_said_of_a_sound_cache(arch: str, models: dict[str, Path], tmp_path: Path) -> None:
     status, found = _checked(tmp_path, "--model", str(models[arch]), "--on", f"class:{BROKEN}:Sound")

@@ -40,7 +40,6 @@ def known_of(probes: Iterable[Probe]) -> Callable[..., None]:
         for model in probe.known
     ]
 
-    @pytest.mark.native
     @pytest.mark.timeout(1800)  # the first test waits for all children
     @pytest.mark.parametrize(("probe", "model"), cases)
     def test(results: Results, probe: Probe, model: Model) -> None:

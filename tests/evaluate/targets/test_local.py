@@ -148,7 +148,6 @@ def _prompt(session: Session, n: int = 60) -> tuple[int, ...]:
     return session.vocabulary.words[:n]
 
 
-@pytest.mark.native
 def test_counters_tell_what_stock_reused(stock: LocalTarget, model: ModelFile) -> None:
     with stock.open(model, Shape(512)) as session:
         prompt = _prompt(session)
@@ -160,7 +159,6 @@ def test_counters_tell_what_stock_reused(stock: LocalTarget, model: ModelFile) -
     assert set(stock.versions()) == {"llama-cpp-python", "llamahybrid", "library"}
 
 
-@pytest.mark.native
 def test_a_wrong_answer_is_different_and_a_sampled_one_is_judged_by_its_logits(
     stock: LocalTarget, model: ModelFile
 ) -> None:
@@ -187,7 +185,6 @@ class Refuses(llama_cpp.Llama):
 """
 
 
-@pytest.mark.native
 @pytest.mark.parametrize(("name", "said"), [("Dies", "exit status 7"), ("Refuses", "not today")])
 def test_a_target_that_dies_is_in_the_report(name: str, said: str, model: ModelFile, tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)
@@ -200,7 +197,6 @@ def test_a_target_that_dies_is_in_the_report(name: str, said: str, model: ModelF
     assert said in found.error
 
 
-@pytest.mark.native
 def test_a_workload_on_a_class_and_its_figures(model: ModelFile, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     arguments = ["--on", "ours", "--on", "stock", "--model", str(model.path), "--workload", "exact append"]

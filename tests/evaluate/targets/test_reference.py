@@ -76,7 +76,6 @@ def test_a_model_whose_logits_tell_nothing_is_no_fault_of_the_cache(
         assert (same, "tell nothing" in detail) == ("unknown", True)
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_a_real_answer_is_judged_and_the_context_of_the_model_left_alone(
     arch: str, open_model: Callable[..., Any]

@@ -35,7 +35,6 @@ def test_each_part_is_timed_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(copied) == {(64, 64)}
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("arch", ["qwen35", "llama", "mamba"])
 def test_whatever_keeps_states_tells_what_that_takes(tiny_model: Callable[..., Path], arch: str) -> None:
     model, sizes = ModelFile("tiny", tiny_model(arch), {"n_threads": 1}), {}
@@ -53,7 +52,6 @@ def test_whatever_keeps_states_tells_what_that_takes(tiny_model: Callable[..., P
     assert 0 < sizes["ours"] <= sizes["stock"] == sizes["stock+ram"] == sizes["stock+disk"]
 
 
-@pytest.mark.native
 def test_a_restore_that_does_not_prove_right_is_said(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
