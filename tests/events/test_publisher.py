@@ -21,8 +21,6 @@ from tests.events.subscriber import Subscriber
 SIZE = 8
 ANY = "tcp://127.0.0.1:0"
 
-pytestmark = pytest.mark.native
-
 
 def tokens(seed: int, n: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(5, 250, n)]

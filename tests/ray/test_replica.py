@@ -10,13 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from starlette.requests import Request
 
 from llamahybrid.ray.conversations import deepest, hints_of
 from llamahybrid.ray.replica import Forwarded, Front, Replica
-
-pytestmark = pytest.mark.native
 
 CHAT = {
     "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is a crow?"}]

@@ -34,8 +34,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt-oss": {"flash_attn": True},
 }
 
-pytestmark = pytest.mark.native
-
 
 def take(llm: Any, prompt: list[int], n: int = 8) -> list[int]:
     return list(itertools.islice(llm.generate(prompt, temp=0.0), n))

@@ -24,8 +24,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt-oss-full": {"flash_attn": True},
 }
 
-pytestmark = pytest.mark.native
-
 
 @pytest.fixture(params=MODELS)
 def start(request, tiny_model, tmp_path: Path):

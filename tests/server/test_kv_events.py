@@ -11,8 +11,6 @@ import pytest
 from tests.events.subscriber import Subscriber
 from tests.lab.serving import serving
 
-pytestmark = pytest.mark.native
-
 
 def free_port() -> int:
     with socket.socket() as taken:
