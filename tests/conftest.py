@@ -134,7 +134,7 @@ def lose_cells() -> Callable[[Any, int, int], None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one worker under `--dist loadgroup`, unless they name a group themselves."""
+    """Keep a file's tests in one worker under `--dist loadgroup`, unless they name a group themselves."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
