@@ -22,6 +22,7 @@ from llamahybrid.devices.offload import Offload
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
+from llamahybrid.request import json_schema
 from llamahybrid.request.answer import answer
 from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
@@ -247,8 +248,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
         if self.evaluation is None:
             self.requests.refuse_salt()
-            return super()._create_completion(*args, **kwargs)  # type: ignore[no-any-return]
+            options = _COMPLETE(*args, **kwargs)
+            options["grammar"] = json_schema.followed(options.get("grammar"))
+            return super()._create_completion(**options)  # type: ignore[no-any-return]
         options = _COMPLETE(*args, **kwargs)
+        options["grammar"] = json_schema.followed(options.get("grammar"))
         ticket = self.requests.ticket(completing=True, rows=keeps_rows(self, options))
         ticket.rests_on = self.slots.rests_on(ticket.salt)
         return completion(self.requests, ticket, partial(answer, self), options)
@@ -289,6 +293,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return answers(self, self._chat, _CHAT(*args, **kwargs), count)
 
     def _chat(self, *args: Any, **kwargs: Any) -> Any:
+        with json_schema.asked(_CHAT(*args, **kwargs)):
+            return self._answered(*args, **kwargs)
+
+    def _answered(self, *args: Any, **kwargs: Any) -> Any:
         create = super().create_chat_completion
         if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)

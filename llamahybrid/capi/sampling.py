@@ -65,6 +65,17 @@ class HasRow(Protocol):
         """
 
 
+class Constrains(Protocol):
+    """A processor of logits that may find that nothing can follow."""
+
+    @property
+    def error(self) -> str:
+        """The reason; empty where there is none."""
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        """Forbid tokens."""
+
+
 class Processors:
     """A caller's processors of logits, shown the tokens up to the one that they say the next of.
 
@@ -91,6 +102,7 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
     """
 
     processors: Processors | None = None
+    constraint: Constrains | None = None
 
     @classmethod
     def checking(cls, sampler: LlamaSampler) -> CheckedSampler:
@@ -100,11 +112,21 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
         return sampler
 
     def sample(self, ctx: Any, idx: int = -1) -> int:
-        """Sample and accept a token, as `LlamaSampler.sample`. Raises LlamaHybridError without logits."""
-        _row(ctx, idx)
+        """Sample and accept a token, as `LlamaSampler.sample`.
+
+        Raises LlamaHybridError without logits, and where a constraint allows no token: the constraint itself
+        runs in a callback of ctypes, which drops exceptions.
+        """
         if self.processors is not None:
             self.processors.row = idx
-        return int(super().sample(ctx, idx))
+        token = self._sampled(ctx, idx)
+        if self.constraint is not None and (why := self.constraint.error):
+            raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
+        return token
+
+    def _sampled(self, ctx: Any, idx: int) -> int:
+        _row(ctx, idx)
+        return int(LlamaSampler.sample(self, ctx, idx))
 
 
 def _row(ctx: Any, idx: int) -> Any:
@@ -134,22 +156,20 @@ class RowSampler(CheckedSampler):
         sampler._n_vocab = grammar_over
         return sampler
 
-    def sample(self, ctx: Any, idx: int = -1) -> int:
-        """Sample and accept a token; `idx` as in `LlamaSampler.sample`.
+    def _sampled(self, ctx: Any, idx: int) -> int:
+        """Sample from the row.
 
-        Raises LlamaHybridError without logits, and where a grammar allows none, as `[b-a]` does, or what the
-        vocabulary cannot spell: the library accepts one all the same, and the process ends
+        Raises LlamaHybridError where a grammar allows no token, as `[b-a]` does, or what the vocabulary
+        cannot spell: the library accepts one all the same, and the process ends
         (src/llama-grammar.cpp, llama_grammar_accept_token).
         """
-        if self.processors is not None:
-            self.processors.row = idx
         model = self._model()
         row = idx if model is None or idx != -1 else model.last_row()
         if isinstance(row, np.ndarray):
             return self._sample_from(row)
         if self._n_vocab is not None:
             return self._sample_from(np.ctypeslib.as_array(_row(ctx, row), (self._n_vocab,)))
-        return int(super().sample(ctx, row))
+        return int(LlamaSampler.sample(self, ctx, row))
 
     def _sample_from(self, row: Logits) -> int:
         """What llama_sampler_sample does with a row of the context (src/llama-sampler.cpp)."""
@@ -177,8 +197,14 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     Raises ValueError for a grammar that cannot be read, ModelClosed.
     """
     llm._calls.require_open()
+    constraint: Constrains | None = None
     if (grammar := kwargs.get("grammar")) is not None:
-        llm._calls.run(require_grammar, llm._model.vocab, grammar)
+        if hasattr(grammar, "constraint"):  # a JSON schema: followed by a processor instead of rules
+            constraint = grammar.constraint(llm)
+            kwargs["logits_processor"] = [*(kwargs.get("logits_processor") or ()), constraint]
+            kwargs["grammar"] = grammar = None
+        else:
+            llm._calls.run(require_grammar, llm._model.vocab, grammar)
     processors = None
     if (given := kwargs.get("logits_processor")) is not None:
         kwargs["logits_processor"] = processors = Processors(given)
@@ -188,7 +214,7 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
         checked = CheckedSampler.checking(sampler)
     else:
         checked = RowSampler.over(sampler, llm, None if grammar is None else llm.n_vocab())
-    checked.processors = processors
+    checked.processors, checked.constraint = processors, constraint
     return checked
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.llama import Llama
+from llamahybrid.request import json_schema
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad
 
@@ -100,12 +100,11 @@ def require_streamed(llm: Llama, body: ChatCompletionRequest) -> None:
 
 
 def require_grammar(schema: Any, where: str) -> None:
-    """Raise Refusal for a JSON schema that no grammar can be made of."""
+    """Raise Refusal for a JSON schema that answers could break."""
     try:
-        llama_cpp.LlamaGrammar.from_json_schema(json.dumps(schema), verbose=False)
-    except Exception as error:
-        why = str(error) or type(error).__name__
-        raise bad(f"this JSON schema cannot be followed: {why[:500]}", where) from None
+        json_schema.compiled(schema)
+    except ValueError as error:
+        raise bad(f"this JSON schema cannot be followed: {str(error)[:500]}", where) from None
 
 
 def biases(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> dict[int, float]:

@@ -91,7 +91,6 @@ def tool(name: str, parameters: Any) -> dict[str, Any]:
 UNCONVERTIBLE = [
     {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}, "required": ["a"]},
     {"$ref": "https://example.com/schema.json"},
-    {"$ref": "#"},
     {"type": "string", "pattern": "^([0-9{3}$"},
     {"type": "text"},
     {"type": "string", "minLength": "9"},

@@ -1,0 +1,191 @@
+"""Chats whose answers follow a JSON schema: what they say is checked by the jsonschema package."""
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import jsonschema
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid.errors import LlamaHybridError
+from llamahybrid.request.closed_schema import closed
+from llamahybrid.request.json_schema import SchemaGrammar
+
+ASK = [{"role": "user", "content": "Describe it."}]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2, "maxLength": 8},
+        "age": {"type": "integer", "minimum": 3, "maximum": 17},
+        "tags": {"type": "array", "items": {"enum": ["a\nb", 'say "x"', "\U0001f600"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "note", "description": "", "parameters": PERSON}}
+
+
+def form(schema):
+    return {
+        "response_format": {"type": "json_object", "schema": schema},
+        "max_tokens": 300,
+        "temperature": 1.5,
+    }
+
+
+def content(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+def require_valid(text, schema):
+    jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.fixture
+def llm(open_model):
+    return open_model("qwen35", n_ctx=1024)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_answers_follow_the_schema_at_high_temperature(open_model, slots):
+    llm = open_model("qwen35", n_ctx=1024, n_parallel=slots)
+    for seed in range(6):
+        require_valid(content(llm.create_chat_completion(ASK, seed=seed, **form(PERSON))), PERSON)
+
+
+def test_answers_side_by_side_follow_schemas_of_their_own(open_model):
+    llm = open_model("qwen35", n_ctx=1024, n_parallel=3)
+    schemas = [PERSON, {"type": "integer", "minimum": 5, "maximum": 9}, {"const": "a\nb"}]
+
+    def ask(number):
+        return content(llm.create_chat_completion(ASK, seed=number, **form(schemas[number % 3])))
+
+    with ThreadPoolExecutor(3) as pool:
+        for number, text in enumerate(pool.map(ask, range(9))):
+            require_valid(text, schemas[number % 3])
+
+
+def test_each_of_n_answers_follows_the_schema(open_model):
+    llm = open_model("qwen35", n_ctx=1024, n_parallel=2)
+    for choice in llm.create_chat_completion(ASK, n=3, seed=1, **form(PERSON))["choices"]:
+        require_valid(choice["message"]["content"], PERSON)
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(llm):
+    chunks = llm.create_chat_completion(ASK, seed=4, stream=True, **form(PERSON))
+    streamed = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert streamed == content(llm.create_chat_completion(ASK, seed=4, **form(PERSON)))
+    require_valid(streamed, PERSON)
+
+
+def test_arguments_of_a_chosen_tool_follow_its_parameters(llm):
+    choice = {"type": "function", "function": {"name": "note"}}
+    for seed in range(4):
+        answer = llm.create_chat_completion(
+            ASK, tools=[TOOL], tool_choice=choice, max_tokens=300, temperature=1.5, seed=seed
+        )
+        require_valid(answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], PERSON)
+
+
+def test_json_object_without_a_schema_is_an_object(llm):
+    options = {**form(None), "response_format": {"type": "json_object"}}
+    for seed in range(20):
+        answer = llm.create_chat_completion(ASK, seed=seed, **options)
+        if answer["choices"][0]["finish_reason"] == "stop":
+            assert isinstance(json.loads(content(answer)), dict)
+
+
+def test_a_repeated_prompt_is_cached_and_answered_alike(llm):
+    first = llm.create_chat_completion(ASK, seed=2, **form(PERSON))
+    again = llm.create_chat_completion(ASK, seed=2, **form(PERSON))
+    assert content(again) == content(first)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["prompt_tokens"]
+
+
+def test_a_schema_serves_as_grammar_of_a_completion(llm):
+    text = llm.create_completion("It is ", grammar=SchemaGrammar({"enum": [12, 13]}), max_tokens=20)
+    assert json.loads(text["choices"][0]["text"]) in (12, 13)
+
+
+def test_a_chat_handler_keeps_a_grammar_of_its_own(llm):
+    inner = llama_cpp.LlamaGrammar.from_string('root ::= "yes"', verbose=False)
+
+    def handler(*, llama, messages, **options):
+        return llama.create_completion("?", grammar=inner, max_tokens=8)
+
+    llm.chat_handler = handler
+    assert llm.create_chat_completion(ASK, **form(PERSON))["choices"][0]["text"] == "yes"
+
+
+def test_processors_of_the_caller_still_apply(llm):
+    digits = [llm.tokenize(str(digit).encode(), add_bos=False)[-1] for digit in (5, 6, 7, 8)]
+
+    def forbid(ids, scores):
+        scores = np.array(scores)
+        scores[digits] = -np.inf
+        return scores
+
+    answer = llm.create_chat_completion(
+        ASK,
+        logits_processor=llama_cpp.LogitsProcessorList([forbid]),
+        **form({"type": "integer", "minimum": 5, "maximum": 9}),
+    )
+    assert json.loads(content(answer)) == 9
+
+
+def test_a_schema_that_cannot_be_followed_warns_and_keeps_the_rules_of_upstream(llm, caplog):
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
+    with caplog.at_level(logging.WARNING, "llamahybrid"):
+        answer = llm.create_chat_completion(ASK, seed=1, **form(schema))
+    assert any("uniqueItems" in record.getMessage() for record in caplog.records)
+    assert content(answer).startswith("[")
+
+
+def test_a_grammar_object_of_such_a_schema_is_refused():
+    with pytest.raises(ValueError, match="uniqueItems"):
+        SchemaGrammar({"uniqueItems": True})
+    with pytest.raises(ValueError, match="object"):
+        SchemaGrammar("string")
+
+
+def test_a_vocabulary_that_cannot_spell_a_value_raises(llm, monkeypatch):
+    """The constraint runs in a callback of ctypes, where an exception is lost: the sampler raises it."""
+    from llamahybrid.request import json_schema
+
+    monkeypatch.setattr(json_schema.Constraint, "error", "no token continues the value")
+    with pytest.raises(LlamaHybridError, match="no token continues"):
+        llm.create_chat_completion(ASK, **form(PERSON))
+    monkeypatch.undo()
+    require_valid(content(llm.create_chat_completion(ASK, seed=1, **form(PERSON))), PERSON)
+
+
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SHUT = {**OPEN, "additionalProperties": False}
+
+
+def test_objects_are_closed_where_the_schema_leaves_it_open():
+    nested = {"type": "array", "items": {"anyOf": [OPEN, {"type": "null"}]}}
+    assert closed(OPEN) == SHUT
+    assert closed(nested) == {"type": "array", "items": {"anyOf": [SHUT, {"type": "null"}]}}
+    assert closed({"$ref": "#/$defs/x", "$defs": {"x": OPEN}}) == {"$ref": "#/$defs/x", "$defs": {"x": SHUT}}
+    assert closed({"allOf": [OPEN]}) == {"allOf": [SHUT]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**OPEN, "additionalProperties": {"type": "string"}},
+        {**OPEN, "required": ["b"]},
+        {**OPEN, "minProperties": 3},
+        {"allOf": [OPEN, {"properties": {"b": {"type": "integer"}}}]},
+        {"anyOf": [OPEN], "required": ["b"]},
+        {"allOf": [{"$ref": "#/$defs/x"}, {"required": ["b"]}], "$defs": {"x": OPEN}},
+        {"$ref": "#/$defs/x", "properties": {"b": {}}, "$defs": {"x": OPEN}},
+        {**OPEN, "required": [["a"]]},
+    ],
+    ids=json.dumps,
+)
+def test_objects_that_are_combined_or_say_otherwise_stay_open(schema):
+    assert closed(schema) == schema
