@@ -1,4 +1,4 @@
-"""Assertions on reports: what passes, what fails and says why; nothing passes because it is not known."""
+"""Assertions on reports pass on what was shown, and fail with the reason on anything unknown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def of(**figures: object) -> Report:
     return report(target("ours", workload(requests=(request(**figures),))))
 
 
-def test_reuse_is_a_share_of_what_was_known() -> None:
+def test_reuse_is_asserted_as_a_share_of_known_tokens() -> None:
     assert_reuse(of(), 1.0)
     assert_reuse(of(cached=45), 0.9)
     assert_reuse(of(matched=100, cached=99), 1.0)  # the last one is decoded in any case
@@ -30,19 +30,19 @@ def test_reuse_is_a_share_of_what_was_known() -> None:
         assert_reuse(of(cached=44, miss="no checkpoint"), 0.9)
 
 
-def test_one_workload_is_not_hidden_by_another() -> None:
+def test_one_bad_workload_fails_beside_good_ones() -> None:
     bad = workload("bad", requests=(request(cached=0),))
     with pytest.raises(AssertionError, match="ours, bad"):
         assert_reuse(report(target("ours", workload("good", 40), bad)), 0.5)
 
 
 @pytest.mark.parametrize("hidden", ["total", "matched", "cached"])
-def test_what_cannot_be_told_is_no_pass(hidden: str) -> None:
+def test_hidden_figures_do_not_pass(hidden: str) -> None:
     with pytest.raises(AssertionError, match="cannot tell"):
         assert_reuse(of(**{hidden: None}), 0.0)
 
 
-def test_reuse_that_is_only_reported_is_no_pass_nor_is_nothing_to_reuse() -> None:
+def test_false_reports_of_reuse_do_not_pass() -> None:
     lying = workload(verdicts=(verdict("reports-what-it-reused", "bad", "9 of 4"),))
     with pytest.raises(AssertionError, match=r"not so: 9 of 4"):
         assert_reuse(report(target("ours", lying)), 0.5)
@@ -50,12 +50,12 @@ def test_reuse_that_is_only_reported_is_no_pass_nor_is_nothing_to_reuse() -> Non
         assert_reuse(of(matched=0, cached=0), 0.5)
 
 
-def test_probes_are_not_measured_by_what_they_reuse() -> None:
+def test_reuse_of_directed_probes_is_not_measured() -> None:
     probe = workload("probe: a history cut far back", requests=(request(cached=0),))
     assert_reuse(report(target("ours", probe, workload())), 1.0)
 
 
-def test_probes_alone_show_no_reuse() -> None:
+def test_directed_probes_alone_do_not_pass() -> None:
     probe = workload("probe: a history cut far back")
     with pytest.raises(AssertionError, match="ours: no workload ran but probes"):
         assert_reuse(report(target("ours", probe)), 0.0)
@@ -63,13 +63,13 @@ def test_probes_alone_show_no_reuse() -> None:
 
 
 @pytest.mark.parametrize("check", [lambda r: assert_reuse(r, 0.0), assert_same_answer])
-def test_a_workload_that_did_not_run_is_no_pass(check: object) -> None:
+def test_workload_that_did_not_run_does_not_pass(check: object) -> None:
     left_out = workload("a chat", requests=(), verdicts=(verdict("exact", "cannot tell", "no template"),))
     with pytest.raises(AssertionError, match="ours, a chat: cannot tell: no template"):
         check(report(target("ours", workload(), left_out)))  # type: ignore[operator]
 
 
-def test_the_same_answer() -> None:
+def test_answers_must_be_those_of_a_fresh_context() -> None:
     assert_same_answer(report())
     assert_same_answer(of(answer="tie"))
     with pytest.raises(AssertionError, match="chat 0, turn 1: the answer is not that"):
@@ -83,7 +83,7 @@ def test_the_same_answer() -> None:
 
 
 @pytest.mark.parametrize("check", [lambda r: assert_reuse(r, 0.0), assert_same_answer])
-def test_a_run_that_did_not_happen_is_no_pass(check: object) -> None:
+def test_target_that_did_not_run_does_not_pass(check: object) -> None:
     for made, said in (
         (report(target(error="it died")), "it died"),
         (report(target("ours", workload(requests=()))), "was asked nothing"),
@@ -93,7 +93,7 @@ def test_a_run_that_did_not_happen_is_no_pass(check: object) -> None:
             check(made)  # type: ignore[operator]
 
 
-def test_a_hazard_that_hits_is_named() -> None:
+def test_assert_sound_names_the_hazard_that_hits() -> None:
     assert_sound(stock(), "rollback-one-batch")
     with pytest.raises(AssertionError, match=r"1 of 2 hazards hit .*\n  rollback-twice: silently wrong"):
         assert_sound(stock(), "rollback-one-batch", "rollback-twice")
@@ -103,7 +103,7 @@ def test_a_hazard_that_hits_is_named() -> None:
         assert_sound(stock() / "nowhere")
 
 
-def test_a_hazard_that_cannot_arise_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hazard_that_cannot_arise_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(probes: Iterable[Probe], under_test: object) -> list[runner.Result]:
         nothing = Outcome(outcome.Verdict.NOT_APPLICABLE, "no such function")
         return [runner.Result(probe, probe.model, nothing, 0.1) for probe in probes]

@@ -1,10 +1,11 @@
-"""What `configure` and the environment say, and which of them counts."""
+"""Settings of `configure` and of the environment: what they accept, and which of them counts."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import llamahybrid
-from llamahybrid import ConfigurationError, PromptCache, configuration, configure
+import llamahybrid.prompt_cache
+from llamahybrid import ConfigurationError, PromptCache, configure
 from llamahybrid.configuration import (
     Configuration,
     Disk,
@@ -33,7 +35,7 @@ NAMES = ("LLAMAHYBRID_RAM", "LLAMAHYBRID_DISK", "LLAMAHYBRID_PARALLEL")
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     yield monkeypatch
@@ -58,10 +60,10 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch
         (" Off ", 0),
     ],
 )
-def test_sizes(said: Any, n_bytes: int, nothing_said: pytest.MonkeyPatch) -> None:
+def test_sizes_have_units(said: Any, n_bytes: int, no_settings: pytest.MonkeyPatch) -> None:
     assert configure(ram=said).ram == n_bytes
     configure(ram=None)
-    nothing_said.setenv("LLAMAHYBRID_RAM", str(said))
+    no_settings.setenv("LLAMAHYBRID_RAM", str(said))
     assert current().ram == n_bytes
 
 
@@ -85,7 +87,7 @@ def test_sizes(said: Any, n_bytes: int, nothing_said: pytest.MonkeyPatch) -> Non
         "1,5GiB",
     ],
 )
-def test_what_is_no_size_is_refused(said: Any, nothing_said: pytest.MonkeyPatch) -> None:
+def test_values_that_are_no_size_are_refused(said: Any, no_settings: pytest.MonkeyPatch) -> None:
     configure(ram="64MiB")
     with pytest.raises(ConfigurationError, match="ram=") as caught:
         configure(ram=said)
@@ -94,21 +96,12 @@ def test_what_is_no_size_is_refused(said: Any, nothing_said: pytest.MonkeyPatch)
     assert current().ram == 64 << 20
     configure(ram=None)
     if isinstance(said, str):
-        nothing_said.setenv("LLAMAHYBRID_RAM", said)
+        no_settings.setenv("LLAMAHYBRID_RAM", said)
         with pytest.raises(ConfigurationError, match="LLAMAHYBRID_RAM"):
             current()
 
 
-@given(st.text(alphabet="0123456789.,-+ekmgtib ٣"))
-def test_any_text_is_a_size_or_refused_as_such(text: str) -> None:
-    try:
-        found = configuration._size(text, "said")
-    except ConfigurationError:
-        return
-    assert found == 0 or found >= 1 << 20
-
-
-def test_the_disk_is_a_folder_a_size_or_nothing(tmp_path: Path) -> None:
+def test_disk_is_a_folder_a_size_or_off(tmp_path: Path) -> None:
     assert configure(disk=tmp_path).disk == Disk(tmp_path)
     assert configure(disk=str(tmp_path)).disk == Disk(tmp_path)
     assert configure(disk=f"{tmp_path}:20GiB").disk == Disk(tmp_path, 20 << 30)
@@ -125,17 +118,7 @@ def test_the_disk_is_a_folder_a_size_or_nothing(tmp_path: Path) -> None:
             configure(disk=nonsense)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("folder", ["~nobody-of-that-name/chats", "~nobody-of-that-name/chats:20GiB"])
-def test_a_folder_in_a_home_that_nobody_has_is_refused(folder: str, nothing_said: pytest.MonkeyPatch) -> None:
-    for named in (folder, Path(folder)):
-        with pytest.raises(ConfigurationError, match="disk="):
-            configure(disk=named)
-    nothing_said.setenv("LLAMAHYBRID_DISK", folder)
-    with pytest.raises(ConfigurationError, match="LLAMAHYBRID_DISK"):
-        cache_for(None)
-
-
-def test_the_number_of_requests_at_once() -> None:
+def test_parallel_is_a_positive_number() -> None:
     assert configure(parallel="4").parallel == 4
     for nonsense in (0, -1, "many", "", 1.5, True, "2GiB", "٣", "9" * 5000):
         with pytest.raises(ConfigurationError, match="1 or more"):
@@ -143,36 +126,36 @@ def test_the_number_of_requests_at_once() -> None:
     assert current().parallel == 4
 
 
-def test_configure_goes_before_the_environment_and_none_takes_it_back(
-    nothing_said: pytest.MonkeyPatch,
+def test_configure_overrides_the_environment_and_none_resets_it(
+    no_settings: pytest.MonkeyPatch,
 ) -> None:
     assert current() == Configuration()
     for name, value in zip(NAMES, ("64MiB", "off", "3"), strict=True):
-        nothing_said.setenv(name, value)
+        no_settings.setenv(name, value)
     assert current() == Configuration(64 << 20, False, 3)
     assert configure(parallel=2) == Configuration(64 << 20, False, 2)
     assert configure(ram="128MiB") == Configuration(128 << 20, False, 2)
     assert configure(ram=None, parallel=None) == Configuration(64 << 20, False, 3)
-    nothing_said.setenv("LLAMAHYBRID_RAM", "")
+    no_settings.setenv("LLAMAHYBRID_RAM", "")
     assert current().ram is None
 
 
-def test_a_nonsense_in_the_environment_is_told_and_changes_nothing(nothing_said: pytest.MonkeyPatch) -> None:
-    nothing_said.setenv("LLAMAHYBRID_DISK", "some")
+def test_wrong_environment_is_refused_and_changes_nothing(no_settings: pytest.MonkeyPatch) -> None:
+    no_settings.setenv("LLAMAHYBRID_DISK", "some")
     with pytest.raises(ConfigurationError, match="LLAMAHYBRID_DISK=some"):
         configure(ram="64MiB")
-    nothing_said.delenv("LLAMAHYBRID_DISK")
+    no_settings.delenv("LLAMAHYBRID_DISK")
     assert current().ram is None
 
 
 @pytest.mark.parametrize("disk", ["~nobody-of-that-name/x", Path("~nobody-of-that-name"), "2GiB", True, "on"])
-def test_a_home_that_is_not_there_is_told(nothing_said: pytest.MonkeyPatch, disk: Any) -> None:
-    nothing_said.setenv("LLAMAHYBRID_CACHE_DIR", "~nobody-of-that-name")
+def test_missing_home_folder_is_refused(no_settings: pytest.MonkeyPatch, disk: Any) -> None:
+    no_settings.setenv("LLAMAHYBRID_CACHE_DIR", "~nobody-of-that-name")
     with pytest.raises(ConfigurationError, match=r"disk=.*nobody of that name has a home folder"):
         configure(disk=disk)
 
 
-def test_what_is_measured_gets_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_get_a_cache_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMAHYBRID_RAM", "16MiB")
     monkeypatch.setenv("LLAMAHYBRID_DISK", str(tmp_path / "chats"))
     first, second = own_cache(), own_cache()
@@ -189,7 +172,7 @@ def test_what_is_measured_gets_a_cache_of_its_own(tmp_path: Path, monkeypatch: p
     assert own_cache(on_disk=True) is False
 
 
-def test_one_cache_for_the_process_until_something_else_is_said(tmp_path: Path) -> None:
+def test_models_share_one_cache_until_settings_change(tmp_path: Path) -> None:
     assert cache_for(None) is not cache_for(None)
     configure(ram="64MiB", disk=f"{tmp_path}:32MiB")
     cache = cache_for(None)
@@ -216,8 +199,8 @@ def test_one_cache_for_the_process_until_something_else_is_said(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("cls", [llamahybrid.Llama, llama_cpp.Llama])
-def test_argument_then_install_then_configure_then_environment_then_built_in(
-    open_model: Opener, nothing_said: pytest.MonkeyPatch, cls: Any
+def test_arguments_override_install_then_configure_then_environment(
+    open_model: Opener, no_settings: pytest.MonkeyPatch, cls: Any
 ) -> None:
     """`Llama` by its own name has the same order, without what `install` was given."""
 
@@ -232,8 +215,8 @@ def test_argument_then_install_then_configure_then_environment_then_built_in(
     try:
         built_in = PromptCache().ram_bytes, 1
         assert seen() == built_in
-        nothing_said.setenv("LLAMAHYBRID_RAM", "64MiB")
-        nothing_said.setenv("LLAMAHYBRID_PARALLEL", "2")
+        no_settings.setenv("LLAMAHYBRID_RAM", "64MiB")
+        no_settings.setenv("LLAMAHYBRID_PARALLEL", "2")
         assert seen() == (64 << 20, 2)
         configure(ram="32MiB", parallel=3)
         assert seen() == (32 << 20, 3)
@@ -250,8 +233,8 @@ def test_argument_then_install_then_configure_then_environment_then_built_in(
         llamahybrid.uninstall()
 
 
-def test_two_models_share_what_was_configured(open_model: Opener) -> None:
-    """A model that is opened anew finds what was kept, as where a server changes models."""
+def test_reopened_model_reuses_the_configured_cache(open_model: Opener) -> None:
+    """As where a server changes models."""
     configure(ram="64MiB")
     first = open_model()
     prompt = list(range(40, 100))
@@ -265,21 +248,20 @@ def test_two_models_share_what_was_configured(open_model: Opener) -> None:
     stream.close()
 
 
-def test_a_wish_for_slots_does_not_make_an_embedding_model_fail(
-    open_model: Opener, nothing_said: pytest.MonkeyPatch
+def test_configured_slots_do_not_make_an_embedding_model_fail(
+    open_model: Opener, no_settings: pytest.MonkeyPatch
 ) -> None:
-    nothing_said.setenv("LLAMAHYBRID_PARALLEL", "4")
+    no_settings.setenv("LLAMAHYBRID_PARALLEL", "4")
     for options in ({"embedding": True}, {"vocab_only": True}, {"n_batch": 3}):
         assert len(open_model(**options).slots.all) == 1
     with pytest.raises(ValueError, match="prompt cache only"):
         open_model(embedding=True, n_parallel=4)
 
 
-def test_a_wish_for_slots_takes_no_draft_model_away(
-    open_model: Opener, nothing_said: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_configured_slots_keep_the_draft_model(
+    open_model: Opener, no_settings: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of one slot it is asked, of several it would not be; who gives both means it so."""
-    nothing_said.setenv("LLAMAHYBRID_PARALLEL", "4")
+    no_settings.setenv("LLAMAHYBRID_PARALLEL", "4")
     draft = LlamaPromptLookupDecoding()
     with caplog.at_level(logging.WARNING, "llamahybrid"):
         assert len(open_model(draft_model=draft).slots.all) == 1
@@ -287,24 +269,24 @@ def test_a_wish_for_slots_takes_no_draft_model_away(
     assert len(open_model(draft_model=draft, n_parallel=2).slots.all) == 2
 
 
-def test_nonsense_in_the_environment_is_told_where_a_model_is_opened(
-    open_model: Opener, nothing_said: pytest.MonkeyPatch
+def test_opening_a_model_refuses_a_wrong_environment(
+    open_model: Opener, no_settings: pytest.MonkeyPatch
 ) -> None:
-    nothing_said.setenv("LLAMAHYBRID_PARALLEL", "many")
+    no_settings.setenv("LLAMAHYBRID_PARALLEL", "many")
     with pytest.raises(ConfigurationError, match="LLAMAHYBRID_PARALLEL=many"):
         open_model()
     assert open_model(prompt_cache=False, n_parallel=1)
 
 
 @pytest.mark.parametrize("given", ["~/chats", "x", 0, 1, 5, Path("chats"), {}])
-def test_what_is_no_prompt_cache_is_refused(open_model: Opener, given: Any) -> None:
-    """A folder, say, would pass for True, and nothing would ever lie there."""
+def test_prompt_cache_must_be_one(open_model: Opener, given: Any) -> None:
+    """A folder, say, would pass for True, and nothing would be stored there."""
     for more in ({}, {"embedding": True}, {"vocab_only": True}):
         with pytest.raises(TypeError, match="prompt_cache="):
             open_model(prompt_cache=given, **more)
 
 
-def test_how_long_a_request_may_wait() -> None:
+def test_wait_is_a_flag_or_seconds() -> None:
     assert patience(None) is patience(True) is patience(float("inf")) is patience(10**12) is True
     assert patience(False) is False
     assert (patience(0), patience(2.5)) == (0, 2.5)
@@ -316,13 +298,7 @@ def test_how_long_a_request_may_wait() -> None:
             patience(nonsense)
 
 
-def test_a_model_is_told_what_it_is_given(open_model: Opener) -> None:
-    with pytest.raises(TypeError, match="wait="):
-        open_model(wait="x")
-    assert open_model(wait=None).requests.gate.wait is True
-
-
-def test_the_folder_for_conversations_is_moved_with_all_else(
+def test_default_disk_folder_follows_the_cache_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
@@ -330,16 +306,43 @@ def test_the_folder_for_conversations_is_moved_with_all_else(
     assert configure(disk=True).disk == Disk(tmp_path / "prompts")
 
 
+@given(st.text(alphabet="0123456789.,-+ekmgtib ٣"))
+def test_any_text_is_a_size_or_refused(text: str) -> None:
+    try:
+        found = configure(ram=text).ram
+    except ConfigurationError:
+        return
+    assert found is not None
+    assert found == 0 or found >= 1 << 20
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
-def test_a_process_that_is_forked_while_a_cache_is_opened_waits_for_nobody() -> None:
-    """Opening one reads a folder, or waits for a server: a pool of workers may be forked meanwhile."""
-    with configuration._lock:
+def test_forked_process_opens_a_cache_while_its_parent_is_opening_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opening, go_on, parent = threading.Event(), threading.Event(), os.getpid()
+
+    class Slow(PromptCache):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            if os.getpid() == parent:
+                opening.set()
+                go_on.wait(60)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(llamahybrid.prompt_cache, "PromptCache", Slow)
+    configure(ram="65MiB")
+    opener = threading.Thread(target=cache_for, args=(None,))
+    opener.start()
+    try:
+        assert opening.wait(60)
         child = os.fork()
         if child == 0:
             try:
-                signal.alarm(20)
-                configure(ram="64MiB")
+                signal.alarm(60)
                 os._exit(0 if cache_for(None) is cache_for(None) else 1)
             finally:
                 os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
+    finally:
+        go_on.set()
+        opener.join()

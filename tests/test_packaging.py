@@ -54,14 +54,14 @@ def files_of(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_wheel_holds_the_package_its_types_and_the_patches(checkout: Path, tmp_path: Path) -> None:
+def test_wheel_holds_the_package_its_types_and_the_patches(checkout: Path, tmp_path: Path) -> None:
     setup(checkout, "build_py", "--build-lib", str(tmp_path))
     wheel = {name for name in files_of(tmp_path) if "__pycache__" not in name}
     assert wheel == PACKAGE | {f"llamahybrid/{name}" for name in PATCHES} | {"llamahybrid_pytest.py"}
     assert "llamahybrid/py.typed" in wheel
 
 
-def test_what_an_earlier_build_left_is_not_in_the_wheel(checkout: Path, tmp_path: Path) -> None:
+def test_files_of_an_earlier_build_are_not_in_the_wheel(checkout: Path, tmp_path: Path) -> None:
     old = tmp_path / "llamahybrid" / "patches" / "0.3.1" / "series"
     old.parent.mkdir(parents=True)
     old.touch()
@@ -72,7 +72,7 @@ def test_what_an_earlier_build_left_is_not_in_the_wheel(checkout: Path, tmp_path
     assert (tmp_path / "llamahybrid" / "py.typed").exists()
 
 
-def test_the_sdist_holds_what_the_wheel_is_made_of(checkout: Path, tmp_path: Path) -> None:
+def test_sdist_holds_all_sources_and_no_tests(checkout: Path, tmp_path: Path) -> None:
     setup(checkout, "egg_info", "--egg-base", str(tmp_path), "sdist", "--dist-dir", str(tmp_path))
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as sdist:
