@@ -66,7 +66,7 @@ class FakeServer:
                 ]
                 for number, event in enumerate([*events, {"choices": [], "usage": usage}]):
                     if number == 1 and fake.split:
-                        fake.go.wait(20)
+                        fake.go.wait(60)
                     self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
                     self.wfile.flush()
                 self.wfile.write(b"data: [DONE]\n\n")

@@ -1,4 +1,4 @@
-"""A whole run goes on where a model fails, and its report says which; the targets are made up."""
+"""A check continues where one model fails, and reports it; targets are made up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from llamahybrid.errors import EngineError, TargetError
 from llamahybrid.evaluate import check, probes
-from llamahybrid.evaluate.check import KINDS, WORKLOADS, Check, models
+from llamahybrid.evaluate.check import KINDS, Check, models
 from llamahybrid.evaluate.report import Verdict, WorkloadFigures
 from llamahybrid.evaluate.targets.base import ModelFile, Shape, Target
 from llamahybrid.evaluate.workloads import Workload, exact_append
@@ -68,7 +68,7 @@ def model(name: str, chats: bool = True) -> ModelFile:
     return ModelFile(name, Path(name), chats=chats)
 
 
-def test_a_model_that_fails_is_named_and_the_others_are_measured() -> None:
+def test_failing_model_is_named_and_others_are_measured() -> None:
     target = Pretend()
     hazards = (verdict("hazard:x"),)
     given = [model("one"), model("bad"), model("two")]
@@ -81,7 +81,7 @@ def test_a_model_that_fails_is_named_and_the_others_are_measured() -> None:
     assert done.models == ("one", "bad", "two")
 
 
-def test_hazards_that_cannot_be_tried_leave_what_was_measured() -> None:
+def test_failing_hazards_keep_the_measurements() -> None:
     def hazards(target: Target) -> tuple[Verdict, ...]:
         raise EngineError("it hangs when it is loaded")
 
@@ -90,17 +90,7 @@ def test_hazards_that_cannot_be_tried_leave_what_was_measured() -> None:
     assert [each.workload for each in found.workloads] == ["memory"]
 
 
-def test_one_model_is_not_named_and_a_server_needs_none() -> None:
-    for target, given in (
-        (Pretend(), [model("one")]),
-        (Pretend(needs_model=False), [model("a"), model("b")]),
-    ):
-        (found,) = Check([target], given, ()).run().targets
-        assert [each.workload for each in found.workloads] == ["memory"]
-        assert [name for name, _ in target.opened] == ["one" if target.needs_model else None]
-
-
-def test_workloads_run_where_they_suit_in_the_shape_they_ask_for() -> None:
+def test_unsuitable_workloads_are_reported_as_left_out() -> None:
     chat = Workload("a chat", exact_append, n_ctx=512, template=True, clients=3)
     tokens = Workload("tokens", exact_append)
     target, told = Pretend(), list[str]()
@@ -119,13 +109,7 @@ def test_workloads_run_where_they_suit_in_the_shape_they_ask_for() -> None:
         ]
 
 
-def test_of_all_workloads_only_those_that_suit_are_in_the_report() -> None:
-    (found,) = Check([Pretend()], [model("one")]).run().targets
-    chats = [each.name for each in WORKLOADS if each.template]
-    assert [each.workload for each in found.workloads] == ["memory", *chats]
-
-
-def test_models_given_are_opened_as_told_and_none_are_made() -> None:
+def test_given_models_keep_their_options() -> None:
     for layers, options, server in ((0, {}, ()), (7, {"n_gpu_layers": 7}, ("-ngl", "7"))):
         with models([Path("a/x.gguf")], layers) as (one,):
             assert (one.name, one.options, one.server) == ("x.gguf", options, server)
@@ -135,7 +119,7 @@ def test_models_given_are_opened_as_told_and_none_are_made() -> None:
         assert none == []
 
 
-def test_models_of_each_kind_are_made_and_gone_afterwards() -> None:
+def test_temporary_models_are_removed() -> None:
     with models([]) as made:
         assert [each.name for each in made] == [kind.arch for kind in KINDS]
         assert all(each.path.is_file() for each in made)
@@ -143,11 +127,7 @@ def test_models_of_each_kind_are_made_and_gone_afterwards() -> None:
     assert not any(each.path.exists() for each in made)
 
 
-def test_no_two_workloads_have_one_name() -> None:
-    assert len({each.name for each in WORKLOADS}) == len(WORKLOADS)
-
-
-def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_models_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None:
     given = [tmp_path / folder / "model.gguf" for folder in ("old", "new")]
     with models(given) as found:
         assert [(each.name, each.path) for each in found] == [

@@ -1,4 +1,4 @@
-"""What a probe finds in a libllama, as a verdict; the findings are made up."""
+"""Hazards of a libllama as verdicts of a report; the outcomes are made up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path | None]]:
 
 
 @pytest.mark.usefixtures("loaded")
-def test_each_finding_has_its_outcome_under_its_probes_name() -> None:
+def test_each_hazard_has_a_verdict() -> None:
     found = verdicts("x")
     assert [each.outcome for each in found] == [OUTCOMES[each] for each in Found]
     for verdict, probe, what in zip(found, PROBES, Found, strict=False):
@@ -52,7 +52,7 @@ def test_each_finding_has_its_outcome_under_its_probes_name() -> None:
         assert verdict.detail == f"{probe.title}: {what.value}"
 
 
-def test_a_library_is_probed_once_and_no_path_means_the_default_one(loaded: list[Path | None]) -> None:
+def test_library_is_probed_once(loaded: list[Path | None]) -> None:
     assert verdicts("x") is verdicts("x")
     verdicts("")
     assert loaded == [Path("x"), None]

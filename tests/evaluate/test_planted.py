@@ -1,4 +1,4 @@
-"""Planted regressions: `llamahybrid check` calls each by its own name, and a sound cache nothing."""
+"""Planted regressions: `llamahybrid check` names each, and passes a sound cache."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid import tiny
 from llamahybrid.cli.main import app
+from llamahybrid.evaluate import probes
 from llamahybrid.evaluate.report import Report
+from llamahybrid.evaluate.targets.base import ModelFile
+from llamahybrid.evaluate.targets.choice import target
+from tests.conftest import TinyModel
 from tests.evaluate.fake_server import FakeServer
 
 BROKEN = Path(__file__).parent / "broken.py"
@@ -27,42 +30,55 @@ NAMES = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return {arch: tiny.make(arch, folder / f"{arch}.gguf") for arch in ("llama", "qwen35")}
-
-
 def _checked(folder: Path, *arguments: str) -> tuple[int, dict[str, str]]:
     """`llamahybrid check --quick ...`: its exit status, and the outcome of each verdict."""
     path = folder / "report.json"
     done = CliRunner().invoke(app, ["check", "--quick", "--json", str(path), *arguments])
     assert path.exists(), done.output
     report = Report.from_json(json.loads(path.read_text()))
-    (target,) = report.targets
-    assert target.error is None
-    verdicts = [verdict for each in target.workloads for verdict in each.verdicts]
+    (checked,) = report.targets
+    assert checked.error is None
+    verdicts = [verdict for each in checked.workloads for verdict in each.verdicts]
     return done.exit_code, {verdict.name: verdict.outcome for verdict in verdicts}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_planted_regression_is_called_by_its_name(
-    name: str, models: dict[str, Path], tmp_path: Path
+def test_directed_probe_finds_its_planted_regression(name: str, tiny_model: TinyModel) -> None:
+    arch, fault = NAMES[name]
+    for kind, outcome in ((name, "bad"), ("Sound", "ok")):
+        on = target(f"class:{BROKEN}:{kind}")
+        try:
+            with on.open(ModelFile(arch, tiny_model(arch)), probes.SHAPE) as session:
+                if fault == "memory-flat":
+                    found = probes.memory(session)
+                else:
+                    (probe,) = (each for each in probes.PROBES if each.name == fault)
+                    found = probes.run(session, probe, set())
+        finally:
+            on.close()
+        assert {verdict.name: verdict.outcome for verdict in found.verdicts} == {fault: outcome}
+
+
+@pytest.mark.parametrize(
+    "name", ["StalePlane", *(pytest.param(n, marks=pytest.mark.full) for n in NAMES if n != "StalePlane")]
+)
+def test_check_names_the_planted_regression_and_no_other(
+    name: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:
-    arch, verdict = NAMES[name]
-    status, found = _checked(tmp_path, "--model", str(models[arch]), "--on", f"class:{BROKEN}:{name}")
-    assert {each for each, outcome in found.items() if outcome == "bad"} == {verdict}
+    arch, fault = NAMES[name]
+    status, found = _checked(tmp_path, "--model", str(tiny_model(arch)), "--on", f"class:{BROKEN}:{name}")
+    assert {each for each, outcome in found.items() if outcome == "bad"} == {fault}
     assert status == 1
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
-def test_nothing_is_said_of_a_sound_cache(arch: str, models: dict[str, Path], tmp_path: Path) -> None:
-    status, found = _checked(tmp_path, "--model", str(models[arch]), "--on", f"class:{BROKEN}:Sound")
+@pytest.mark.parametrize("arch", ["llama", pytest.param("qwen35", marks=pytest.mark.full)])
+def test_check_passes_a_sound_cache(arch: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    status, found = _checked(tmp_path, "--model", str(tiny_model(arch)), "--on", f"class:{BROKEN}:Sound")
     assert set(found.values()) == {"ok"}, found
     assert status == 0
 
 
-def test_a_server_that_reports_more_than_it_can_have_reused(tmp_path: Path) -> None:
+def test_server_that_reports_too_much_reuse_fails(tmp_path: Path) -> None:
     with FakeServer(boasts=True) as server:
         status, found = _checked(tmp_path, "--on", server.url)
     assert {name for name, outcome in found.items() if outcome == "bad"} >= {"reports-what-it-reused"}
@@ -70,7 +86,7 @@ def test_a_server_that_reports_more_than_it_can_have_reused(tmp_path: Path) -> N
     assert status == 1
 
 
-def test_an_honest_server(tmp_path: Path) -> None:
+def test_sound_server_passes(tmp_path: Path) -> None:
     with FakeServer() as server:
         status, found = _checked(tmp_path, "--on", server.url)
     assert "bad" not in found.values(), found
@@ -78,20 +94,20 @@ def test_an_honest_server(tmp_path: Path) -> None:
     assert status == 0
 
 
-def test_a_server_that_hits_on_another_users_salt(tmp_path: Path) -> None:
+def test_server_that_mixes_salts_fails(tmp_path: Path) -> None:
     with FakeServer(mixes_salts=True) as server:
         _, found = _checked(tmp_path, "--on", server.url)
     assert {name for name, outcome in found.items() if outcome == "bad"} == {"salt-kept-apart"}
 
 
-def test_a_server_that_hides_what_it_reused_is_not_judged(tmp_path: Path) -> None:
+def test_server_without_figures_is_not_judged(tmp_path: Path) -> None:
     with FakeServer(hides=True) as server:
         status, found = _checked(tmp_path, "--on", server.url)
     assert set(found.values()) == {"cannot tell"}, found
     assert status == 0
 
 
-def test_a_server_whose_cache_changes_answers(tmp_path: Path) -> None:
+def test_server_whose_cache_changes_answers_fails(tmp_path: Path) -> None:
     with FakeServer(stale=True) as server:
         _, found = _checked(tmp_path, "--on", server.url)
     assert found["cuts-the-tail"] == "bad"

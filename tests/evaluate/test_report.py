@@ -1,4 +1,4 @@
-"""Reports as JSON: all comes back, and what is no report is refused in words."""
+"""Reports survive their JSON files, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TARGET = TargetFigures("stock", "stock", {"llama-cpp-python": "0.3.36"}, (WORKLO
 REPORT = Report("2026-01-02T03:04:05+00:00", {"system": "Linux"}, ("a.gguf",), (TARGET,))
 
 
-def test_all_comes_back(tmp_path: Path) -> None:
+def test_report_survives_its_file(tmp_path: Path) -> None:
     REPORT.write(tmp_path / "report.json")
     assert Report.read(tmp_path / "report.json") == REPORT
 
@@ -59,7 +59,7 @@ def _changed(change: Any) -> object:
         (lambda d, r: d["machine"].update(cores=2), "machine"),
     ],
 )
-def test_what_is_no_report_is_refused(change: Any, said: str, tmp_path: Path) -> None:
+def test_malformed_reports_are_refused(change: Any, said: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(_changed(change)))
     with pytest.raises(ReportError, match=said):
@@ -67,13 +67,8 @@ def test_what_is_no_report_is_refused(change: Any, said: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '"format"'])
-def test_so_is_what_is_no_json_of_ours(text: str, tmp_path: Path) -> None:
+def test_files_that_are_no_report_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(ReportError, match=str(path)):
         Report.read(path)
-
-
-def test_whole_seconds_are_numbers_too() -> None:
-    data = REQUEST.as_json() | {"seconds": 2}
-    assert RequestFigures.from_json(data).seconds == 2.0

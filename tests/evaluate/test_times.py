@@ -1,4 +1,4 @@
-"""Times are compared beside a control, over workloads: silent on load, not on what a build does."""
+"""Times are compared beside a control target: load of the machine is no change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from llamahybrid.evaluate.report import Report, TargetFigures
-from llamahybrid.evaluate.times import Drift, drifts, sign_test
+from llamahybrid.evaluate.times import drifts, sign_test
 from tests.evaluate.reports import report, request, target, workload
 
 Load = Callable[[], float]
@@ -38,19 +38,19 @@ def busy() -> float:
     return random.choice((1.0, 1.5, 4.0, 9.0))
 
 
-def test_load_is_nothing() -> None:
+def test_noise_and_load_are_no_drift() -> None:
     random.seed(1)
     reports = [run(load) for load in (idle, busy) * 10]
     assert [list(drifts(old, new)) for old in reports for new in reports if old is not new] == [[]] * 380
 
 
-def test_a_target_that_ran_while_the_machine_was_busy_is_not_slower() -> None:
+def test_busy_machine_is_no_drift() -> None:
     random.seed(2)
     later = report(played("stock", idle), played("ours", lambda: 6.0))
     assert list(drifts(run(idle), later)) == []
 
 
-def test_a_first_token_that_comes_later_is_seen_under_load_and_whose_it_is() -> None:
+def test_later_first_tokens_are_seen_under_load() -> None:
     random.seed(3)
     (found,) = drifts(run(idle), run(busy, first=1.8))
     assert (found.target, found.controls, found.workloads) == ("ours", ("stock",), 10)
@@ -59,7 +59,7 @@ def test_a_first_token_that_comes_later_is_seen_under_load_and_whose_it_is() -> 
     assert back.factor < 1
 
 
-def test_a_few_workloads_or_no_control_tell_nothing() -> None:
+def test_no_drift_without_a_control_or_enough_workloads() -> None:
     random.seed(4)
     few = [report(*(played(n, idle, 1 + (n == "ours") * x, 7) for n in ("stock", "ours"))) for x in (0, 4)]
     assert list(drifts(*few)) == []
@@ -70,25 +70,7 @@ def test_a_few_workloads_or_no_control_tell_nothing() -> None:
     assert list(drifts(run(idle), changed)) == []
 
 
-def test_requests_that_did_other_work_are_a_matter_of_counts() -> None:
-    random.seed(5)
-    old, new = run(idle), run(idle, first=5)
-    more = [
-        workload(
-            w.workload,
-            requests=tuple(request(r.workload, r.turn, decoded=90, ttft=r.ttft) for r in w.requests),
-        )
-        for w in new.targets[1].workloads
-    ]
-    assert list(drifts(old, report(new.targets[0], target("ours", *more)))) == []
-
-
 def test_the_sign_test() -> None:
     assert sign_test(8, 8) == sign_test(0, 8) == 2 / 256
     assert sign_test(7, 7) > 0.01
     assert sign_test(5, 10) == 1.0
-
-
-def test_a_drift_in_words() -> None:
-    text = Drift("ours", 1.84, 9, 10, ("stock",)).text
-    assert "stock: 1.84 times as long, in 9 of 10 workloads" in text

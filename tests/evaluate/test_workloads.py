@@ -1,98 +1,140 @@
-"""Workloads are what their names promise: run on stock, whose behaviour is known."""
+"""Workloads are the conversations that their names promise; answers are made up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TypeAlias
+import json
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from itertools import pairwise
 
 import llama_cpp
 import pytest
 
-from llamahybrid.evaluate.conversation import Conversation, Record, converse
-from llamahybrid.evaluate.oracle import common_prefix, least_decodes, oracle_ratio
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.workloads import (
-    FIVE_TURNS,
-    LONG_PROMPT,
-    exact_append,
-    five_turns,
-    long_prompt,
-    long_then_followup,
-    mid_generation,
-    regenerate,
-    thinking_stripped,
-    unrelated,
-)
+from llamahybrid.evaluate import agents, chats, crowds, workloads
+from llamahybrid.evaluate.conversation import Answer, Conversation, Request
+from llamahybrid.evaluate.oracle import common_prefix
+from llamahybrid.evaluate.speech import Speech, Vocabulary
+from llamahybrid.evaluate.vocabularies import MOST, from_json, known_words
+from tests.conftest import TinyModel
+from tests.lab.pretend import PretendSpeech, made_up
 
-Run: TypeAlias = Callable[[Callable[[Speech], Conversation]], list[Record]]
+Start = Callable[[Speech], Conversation]
+Tokens = tuple[int, ...]
 
 
-@pytest.fixture
-def llm(tiny_model: Callable[..., Path]) -> Iterator[llama_cpp.Llama]:
-    llm = llama_cpp.Llama(str(tiny_model("mamba")), n_ctx=8192, verbose=False, n_threads_batch=1)
-    yield llm
+def spelled(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+def requests(start: Start) -> Iterator[tuple[Request, Answer]]:
+    conversation, number = start(PretendSpeech()), 0
+    request: Request | None = next(conversation)
+    while request is not None:
+        number += 1
+        answer = Answer(made_up(request.tokens, request.max_tokens, number), spelled)
+        yield deepcopy(request), answer
+        try:
+            request = conversation.send(answer)
+        except StopIteration:
+            request = None
+
+
+def prompts(start: Start) -> list[tuple[Tokens, Tokens]]:
+    return [(tuple(request.tokens), tuple(answer.tokens)) for request, answer in requests(start)]
+
+
+def test_stripped_history_drops_the_thinking_of_each_answer() -> None:
+    for (before, answer), (after, _) in pairwise(prompts(workloads.thinking_stripped)):
+        kept = common_prefix(before, after)
+        assert len(before) - kept == 2, "the mark of thinking, and the line's end behind it"
+        assert after[kept : kept + len(answer[60:])] == answer[60:]
+
+
+def test_appended_history_begins_with_all_that_was_said() -> None:
+    for (before, answer), (after, _) in pairwise(prompts(workloads.exact_append)):
+        assert after[: len(before) + len(answer)] == before + answer
+
+
+def test_regenerated_answers_have_one_prompt_and_other_seeds() -> None:
+    for start in (workloads.regenerate, chats.regenerated_chat):
+        asked = [request for request, _ in requests(start)]
+        assert [request.seed for request in asked] == list(range(7))
+        assert len({(tuple(request.tokens), json.dumps(request.messages)) for request in asked}) == 1
+
+
+def test_published_prompts_have_their_lengths() -> None:
+    assert tuple(len(prompt) for prompt, _ in prompts(workloads.five_turns)) == workloads.FIVE_TURNS
+    (first, answer), (second, _) = prompts(workloads.long_then_followup)
+    assert (len(answer), len(second), common_prefix(first + answer, second)) == (300, 430, 96)
+    one, two, three = (prompt for prompt, _ in prompts(workloads.long_prompt))
+    assert one == two
+    assert len(one) == len(three) == workloads.LONG_PROMPT
+    assert 24_000 < common_prefix(one, three) < 26_000
+
+
+def test_followups_keep_shares_of_a_long_answer() -> None:
+    (first, answer), *rest = prompts(workloads.mid_generation)
+    assert len(answer) == 700
+    kept = [common_prefix(prompt, first + answer) - len(first) for prompt, _ in rest]
+    assert kept == [665, 490, 315, 140, 56]
+
+
+def test_four_users_share_nothing() -> None:
+    first = [prompt for prompt, _ in prompts(crowds.four_users)[:4]]
+    assert min(common_prefix(first[0], other) for other in first[1:]) < 5
+
+
+def test_shared_system_prompt_is_shared_by_eight_chats() -> None:
+    every = [prompt for prompt, _ in prompts(crowds.shared_system_prompt)]
+    assert (len(every), min(common_prefix(every[0], other) for other in every)) == (24, 403)
+
+
+def test_questions_share_their_document_alone() -> None:
+    every = [prompt for prompt, _ in prompts(crowds.document_questions)]
+    assert common_prefix(every[0], every[1]) < 5
+    for document in (every[::2], every[1::2]):
+        assert min(common_prefix(document[0], other) for other in document) == 1543
+
+
+def test_sub_agents_share_their_tools_and_keep_their_own_history() -> None:
+    pairs = list(requests(agents.sub_agents))
+    tools = tuple(pairs[0][0].tokens[:300])
+    last: dict[str, Tokens] = {}
+    for request, answer in pairs:
+        known = last.get(request.chat, tools)
+        assert tuple(request.tokens[: len(known)]) == known
+        last[request.chat] = (*request.tokens, *answer.tokens)
+    assert len(last) == 4
+
+
+def test_changing_line_changes_in_the_middle_of_the_prompt() -> None:
+    for (before, answer), (after, _) in pairwise(prompts(agents.changing_line)):
+        assert common_prefix(before, after) in range(80, 86)
+        rest = before[86:] + answer
+        assert after[86 : 86 + len(rest)] == rest
+
+
+def test_reminder_stands_before_the_last_question_alone() -> None:
+    for (before, answer), (after, _) in pairwise(requests(agents.reminded_chat)):
+        *history, reminder, question = before.messages
+        assert after.messages[-2] == reminder
+        assert after.messages[:-2] == [*history, question, {"role": "assistant", "content": answer.text()}]
+
+
+def test_edited_chat_rewrites_its_third_message() -> None:
+    *_, before, edited, _last = (request.messages for request, _ in requests(chats.edited_chat))
+    assert [i for i, (a, b) in enumerate(zip(before, edited, strict=False)) if a != b] == [5]
+
+
+@pytest.mark.parametrize("vocab", ["tiny", "llama-spm"])
+def test_speech_uses_the_vocabulary_that_a_process_hands_over(tiny_model: TinyModel, vocab: str) -> None:
+    model = tiny_model("llama", vocab=vocab, embd=32, layers=2, heads=1)
+    llm = llama_cpp.Llama(str(model), vocab_only=True, verbose=False)
+    known = from_json(json.loads(json.dumps(known_words(llm))))
+    assert known == Vocabulary.of(llm, MOST)
+    speech = Speech(known)
+    message, reply = speech.message(20), speech.reply(thinking=True)
+    assert (len(message), len(reply)) == (20, 5)
+    assert reply[0] != reply[3], "thinking has a mark of its own"
+    assert not {*speech.words(5000), *message, *reply} & {llm.token_bos(), llm.token_eos()}
     llm.close()
-
-
-@pytest.fixture
-def run(llm: llama_cpp.Llama) -> Run:
-    return lambda workload: converse(llm, workload(Speech(llm)))
-
-
-def totals(records: list[Record]) -> list[int]:
-    return [len(record.prompt) for record in records]
-
-
-def matched(records: list[Record]) -> list[int]:
-    return [
-        len(r.prompt) - (least - (len(r.generated) - 1))
-        for r, least in zip(records, least_decodes(records), strict=True)
-    ]
-
-
-def test_exact_append_costs_stock_nothing_extra(run: Run) -> None:
-    assert oracle_ratio(run(exact_append)) == 1.0
-
-
-def test_stock_decodes_a_stripped_chat_again_every_turn(run: Run) -> None:
-    records = run(thinking_stripped)
-    assert [r.decoded for r in records] == [len(r.prompt) + len(r.generated) - 1 for r in records]
-    assert matched(records)[1:] == [total - 2 for total in totals(records)[:-1]]
-
-
-def test_regenerated_answers_differ_by_seed(run: Run) -> None:
-    records = run(regenerate)
-    assert len(records) == 7
-    assert len({r.prompt for r in records}) == 1
-    assert len({r.generated for r in records}) > 3
-
-
-def test_five_turns_have_the_lengths_of_the_pull_request(run: Run) -> None:
-    records = run(five_turns)
-    assert tuple(totals(records)) == FIVE_TURNS
-    assert matched(records)[1:] == [total - 2 for total in FIVE_TURNS[:-1]]
-
-
-def test_the_followup_has_430_tokens_of_which_96_match(run: Run) -> None:
-    records = run(long_then_followup)
-    assert len(records[0].generated) == 300
-    assert (totals(records)[1], matched(records)[1]) == (430, 96)
-
-
-def test_followups_keep_these_shares_of_a_700_token_answer(run: Run) -> None:
-    first, *rest = run(mid_generation)
-    known = first.prompt + first.generated
-    assert len(first.generated) == 700
-    assert [common_prefix(r.prompt, known) - len(first.prompt) for r in rest] == [665, 490, 315, 140, 56]
-
-
-def test_unrelated_prompts_share_next_to_nothing(run: Run) -> None:
-    assert max(matched(run(unrelated))) <= 2
-
-
-def test_the_long_prompt_is_exactly_as_long_as_ollamas(llm: llama_cpp.Llama) -> None:
-    requests = list(long_prompt(Speech(llm)))
-    assert [len(request.tokens) for request in requests] == [LONG_PROMPT] * 3
-    assert requests[0].tokens == requests[1].tokens
-    assert 24_000 < common_prefix(requests[0].tokens, requests[2].tokens) < 26_000

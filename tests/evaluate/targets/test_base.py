@@ -1,4 +1,4 @@
-"""What is asked survives a way through JSON, and what was reused is told by the best witness there is."""
+"""Requests survive JSON, and reuse is computed from the best figure that a target gives."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ import json
 
 import pytest
 
-from llamahybrid.evaluate.conversation import Request
 from llamahybrid.evaluate.targets.base import Ask, Reply
 
 
-def test_what_is_asked_is_the_same_after_a_way_through_json() -> None:
+def test_request_survives_json() -> None:
     tool = {"type": "function", "function": {"name": "look"}}
     ask = Ask(8, (1, 2), ({"role": "user", "content": "Hello."},), (tool,), "text", 3, "mine")
     assert Ask.from_json(json.loads(json.dumps(ask.as_json()))) == ask
-
-
-def test_a_workloads_request_is_asked_with_all_that_it_says() -> None:
-    messages = [{"role": "user", "content": "Hello."}]
-    ask = Ask.of(Request(max_tokens=8, tokens=(1, 2), messages=messages, tools=[{"a": 1}], seed=3))
-    assert ask == Ask(8, (1, 2), tuple(messages), ({"a": 1},), seed=3)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +29,8 @@ def test_a_workloads_request_is_asked_with_all_that_it_says() -> None:
         ({"reported": 3}, None, 3),
     ],
 )
-def test_what_was_reused(told: dict[str, object], reused: int | None, cached: int | None) -> None:
+def test_reuse_is_taken_from_the_best_figure_there_is(
+    told: dict[str, object], reused: int | None, cached: int | None
+) -> None:
     reply = Reply("", 0.0, **told)
     assert (reply.reused, reply.cached) == (reused, cached)

@@ -1,8 +1,7 @@
-"""What a target's process does to the one that is measured in it."""
+"""The process in which a class is measured does not influence the measurement."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,29 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llamahybrid.capi import openmp
 from llamahybrid.evaluate.targets.base import Ask
 from llamahybrid.evaluate.targets.child import Child
 
 OPTIONS = {"n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "seed": 7}
 
 
-def test_it_keeps_no_team_of_its_own(
-    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It computes for a look at the state's size, and then others decode."""
-    ended: list[threading.Thread] = []
-    monkeypatch.setattr(openmp, "team_ender", lambda: lambda: ended.append(threading.current_thread()))
-    child = Child()
-    try:
-        child.open("stock", str(tiny_model("qwen35")), OPTIONS, 256, 1)
-        assert ended == [threading.current_thread()]
-    finally:
-        child.close()
-
-
 @pytest.mark.parametrize("n_bytes", [None, 0])
-def test_ours_without_a_cache_knows_no_salts(
+def test_llamahybrid_without_a_cache_has_no_salts(
     n_bytes: int | None, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LLAMAHYBRID_RAM", raising=False)
@@ -46,7 +30,7 @@ def test_ours_without_a_cache_knows_no_salts(
         child.close()
 
 
-def test_what_a_class_reports_is_a_number_of_any_integer_type(tiny_model: Callable[..., Path]) -> None:
+def test_reported_reuse_may_be_any_integer_type(tiny_model: Callable[..., Path]) -> None:
     child = Child()
     try:
         child.open("stock", str(tiny_model("qwen35")), OPTIONS, 256, 1)
@@ -60,7 +44,7 @@ def test_what_a_class_reports_is_a_number_of_any_integer_type(tiny_model: Callab
         child.close()
 
 
-def test_a_session_of_ours_knows_nothing_of_the_one_before(
+def test_session_reuses_nothing_of_an_earlier_session(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`LLAMAHYBRID_RAM` gives a program one cache: prompts of one probe would be hits in the next."""

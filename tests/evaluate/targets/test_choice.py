@@ -1,4 +1,4 @@
-"""Targets by their names on the command line: which one each is, and what is none."""
+"""Targets by their names on the command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.evaluate.fake_server import FakeServer
 @pytest.mark.parametrize(
     "name", ["", "stok", "server:/nowhere", "class:nowhere.py:X", "class:X", "ftp://x", "server:" + __file__]
 )
-def test_what_is_no_target_is_refused(name: str) -> None:
+def test_unknown_targets_are_refused(name: str) -> None:
     with pytest.raises(TargetError):
         target(name)
 
 
-def test_a_label_names_a_target_and_an_at_gives_it_a_library(tmp_path: Path) -> None:
+def test_target_may_have_a_label_and_a_library(tmp_path: Path) -> None:
     assert target("stock").name == "stock"
     mine = tmp_path / "x@y" / "mine.py"
     mine.parent.mkdir()
@@ -41,13 +41,13 @@ def test_a_label_names_a_target_and_an_at_gives_it_a_library(tmp_path: Path) -> 
     assert target("old=server:/bin/true").name == "old"
 
 
-def test_two_targets_of_one_name_are_refused() -> None:
+def test_duplicate_target_names_are_refused() -> None:
     assert [each.name for each in targets(["stock", "again=stock"])] == ["stock", "again"]
     with pytest.raises(TargetError, match="called stock; LABEL=TARGET"):
         targets(["stock", "ours", "stock"])
 
 
-def test_a_key_of_the_environment_goes_to_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, "secret")
     with FakeServer() as server, target(server.url).open(None, Shape(256)) as session:
         session.ask(Ask(4, messages=({"role": "user", "content": "Hello."},)))

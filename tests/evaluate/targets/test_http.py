@@ -1,4 +1,4 @@
-"""Servers behind HTTP: what is sent, what answers tell, and how one is held against a fresh one."""
+"""Targets behind HTTP: requests, answers, and the comparison with a fresh answer."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def spoken(*tokens: int, cached: int | None = 0) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "x"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_malformed_urls_are_refused(url: str) -> None:
     with pytest.raises(TargetError, match="is no http"):
         Client(url)
 
 
-def test_a_status_is_an_error_that_names_it() -> None:
+def test_http_error_names_its_status() -> None:
     with FakeServer() as server, pytest.raises(TargetError, match="GET /props: HTTP status 404"):
         Client(server.url).json("/props")
 
 
 @pytest.mark.parametrize(("end", "whole"), [(b"0\r\n\r\n", True), (b"", False), (b"9\r\nda", False)])
-def test_an_answer_that_breaks_off_is_none(end: bytes, whole: bool) -> None:
+def test_interrupted_stream_is_an_error(end: bytes, whole: bool) -> None:
     """Of a server that dies in the middle of it."""
     said = b'data: {"n": 1}\n\n'
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -83,12 +83,7 @@ def test_an_answer_that_breaks_off_is_none(end: bytes, whole: bool) -> None:
         thread.join()
 
 
-def test_a_url_may_end_in_v1() -> None:
-    with FakeServer() as server:
-        assert Client(server.url + "/v1/").json("/v1/models")["data"] == [{"id": "fake"}]
-
-
-def test_a_server_is_asked_for_its_first_model_and_told_no_option_of_llama_servers() -> None:
+def test_openai_server_gets_no_options_of_llama_server() -> None:
     with FakeServer() as server, UrlTarget("it", server.url).open(None, Shape(256, 3)) as session:
         first, again = session.ask(HELLO), session.ask(HELLO)
     assert (session.parallel, session.takes_tokens, session.takes_chats) == (3, False, True)
@@ -100,21 +95,14 @@ def test_a_server_is_asked_for_its_first_model_and_told_no_option_of_llama_serve
     assert len(first.text) == 16
 
 
-def test_a_salt_that_nobody_has_makes_an_answer_fresh_where_salts_are_heeded() -> None:
+def test_fresh_answer_is_asked_with_an_unused_salt() -> None:
     for mixes, found in ((False, "same"), (True, "unknown")):
         with FakeServer(mixes_salts=mixes) as server:
             session = HttpSession(Client(server.url), False, None, 1)
             assert session.sameness(HELLO, session.ask(HELLO))[0] == found
 
 
-def test_two_answers_of_which_nothing_came_show_nothing() -> None:
-    client = Scripted(spoken(), spoken(), spoken(97), spoken(97))
-    session, ask = HttpSession(client, True, None, 1), Ask(2, (1, 2))
-    assert session.sameness(ask, session.ask(ask)) == ("unknown", "no token came, or no text")
-    assert session.sameness(ask, session.ask(ask)) == ("same", "")
-
-
-def test_tokens_go_in_and_come_out_of_a_llama_server() -> None:
+def test_llama_server_takes_and_returns_token_ids() -> None:
     client = Scripted(spoken(97, 98, cached=7))
     reply = HttpSession(client, True, None, 1).ask(Ask(2, tuple(range(10)), seed=5, salt="mine"))
     assert (reply.text, reply.tokens, reply.total) == ("ab", (97, 98), 10)
@@ -124,25 +112,6 @@ def test_tokens_go_in_and_come_out_of_a_llama_server() -> None:
     assert (body["prompt"], body["n_predict"]) == (list(range(10)), 2)
     assert (body["temperature"], body["seed"], body["cache_salt"]) == (1.0, 5, "mine")
     assert body["cache_prompt"]
-
-
-def test_tokens_are_refused_where_there_is_only_openais_interface() -> None:
-    with pytest.raises(TargetError, match="takes no token ids"):
-        HttpSession(Scripted(), False, None, 1).ask(Ask(2, (1, 2, 3)))
-
-
-@pytest.mark.parametrize(("ids", "prompt"), [([1, 2, 3], (1, 2, 3)), ([1, 2], None)])
-def test_a_chats_token_ids_are_told_where_they_are_as_many_as_the_server_counted(
-    ids: list[int], prompt: tuple[int, ...] | None
-) -> None:
-    events: list[dict[str, Any]] = [
-        {"choices": [{"delta": {"reasoning_content": "Hm. ", "content": "Yes."}}]}
-    ]
-    client = Scripted(
-        [*events, {"usage": {"prompt_tokens": 3}}], apply_template={"prompt": "x"}, tokenize={"tokens": ids}
-    )
-    reply = HttpSession(client, True, None, 1).ask(HELLO)
-    assert (reply.text, reply.prompt) == ("Hm. Yes.", prompt)
 
 
 def probabilities(margin: float) -> dict[str, Any]:
@@ -161,7 +130,7 @@ def probabilities(margin: float) -> dict[str, Any]:
         (spoken(97, 98, cached=None), 0.5, None, "unknown"),  # it does not say
     ],
 )
-def test_an_answer_beside_a_fresh_one(
+def test_answer_is_compared_with_a_fresh_one(
     fresh: list[dict[str, Any]], margin: float, seed: int | None, found: str
 ) -> None:
     client = Scripted(spoken(97, 98, cached=7), fresh, completion=probabilities(margin))
@@ -173,7 +142,7 @@ def test_an_answer_beside_a_fresh_one(
     assert now["cache_salt"]
 
 
-def test_without_token_ids_answers_differ_only_where_fresh_ones_agree() -> None:
+def test_texts_differ_only_where_fresh_answers_agree() -> None:
     def said(text: str) -> list[dict[str, Any]]:
         usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
         return [{"choices": [{"delta": {"content": text}}]}, {"usage": usage}]
@@ -186,7 +155,7 @@ def test_without_token_ids_answers_differ_only_where_fresh_ones_agree() -> None:
     assert unsteady == ("unknown", "two fresh answers differ, too")
 
 
-def test_a_server_that_is_gone_is_in_the_report(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported(tmp_path: Path) -> None:
     with FakeServer() as server:
         url = server.url
     report = tmp_path / "report.json"

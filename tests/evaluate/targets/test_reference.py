@@ -1,4 +1,4 @@
-"""Answers held against fresh contexts: which are the same, which are ties, and which are wrong."""
+"""Answers compared with those of fresh contexts: same, tie, different or unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import take
 PROMPT = [(7 * i + 3) % 200 for i in range(50)]
 
 
-def test_logits_lie_apart_by_a_share_of_the_references_range() -> None:
+def test_difference_of_logits_is_relative_to_their_range() -> None:
     row = np.array([0, 1, 4], np.float32)
     assert reference.difference(row, row) == 0
     assert reference.difference(np.array([0, 2, 4], np.float32), row) == 0.25
@@ -42,7 +42,7 @@ MODEL = SimpleNamespace(model=None)
         ([], True, None, ("different", "no token came, where a fresh context goes on")),
     ],
 )
-def test_an_answer_beside_what_fresh_contexts_say(
+def test_answer_is_same_tie_different_or_unknown(
     answer: list[int], greedy: bool, first: Any, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said(monkeypatch, ROW)
@@ -58,7 +58,7 @@ def said(monkeypatch: pytest.MonkeyPatch, row: Any, ends: bool = False) -> None:
     monkeypatch.setattr(llama_cpp, "llama_vocab_is_eog", lambda vocab, token: ends)
 
 
-def test_no_answer_is_none_to_compare_where_nothing_was_asked_or_the_end_came_first(
+def test_empty_answer_cannot_be_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said(monkeypatch, ROW, ends=True)
@@ -67,9 +67,7 @@ def test_no_answer_is_none_to_compare_where_nothing_was_asked_or_the_end_came_fi
 
 
 @pytest.mark.parametrize("row", [ROW * np.nan, ROW * 0])
-def test_a_model_whose_logits_tell_nothing_is_no_fault_of_the_cache(
-    row: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constant_or_nan_logits_cannot_be_compared(row: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said(monkeypatch, row)
     for first in (None, row, ROW):
         same, detail = reference.compare(MODEL, PROMPT, [3, 3], True, first)
@@ -77,9 +75,7 @@ def test_a_model_whose_logits_tell_nothing_is_no_fault_of_the_cache(
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
-def test_a_real_answer_is_judged_and_the_context_of_the_model_left_alone(
-    arch: str, open_model: Callable[..., Any]
-) -> None:
+def test_comparison_leaves_the_context_alone(arch: str, open_model: Callable[..., Any]) -> None:
     llm = open_model(arch, llama_cpp.Llama, n_batch=16)  # the prompt goes in four batches
     answer = take(llm, PROMPT, 6)
     position = llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), 0)

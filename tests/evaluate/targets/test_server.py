@@ -1,7 +1,8 @@
-"""A llama-server is started for a session with what makes its answers comparable, and is gone after it."""
+"""A llama-server is started for a session with comparable options, and ends with it."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,13 +17,16 @@ from llamahybrid.evaluate.targets.server import ServerTarget
 ANSWERS = """#!{python}
 import http.server, json, os, sys
 
+told = dict(pid=os.getpid(), command=sys.argv[1:], environment=dict(os.environ))
+with open(sys.argv[0] + ".json", "w") as file:
+    json.dump(told, file)
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
     def do_GET(self):
-        said = dict(build_info="b1", pid=os.getpid(), command=sys.argv[1:], environment=dict(os.environ))
-        data = json.dumps(said).encode()
+        data = json.dumps(dict(build_info="b1")).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -53,23 +57,25 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelFile:
     return ModelFile("it", tmp_path / "it.gguf", server=["--of-the-model"])
 
 
-def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
+def test_missing_server_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").touch()
     for path in (tmp_path, tmp_path / "none", tmp_path / "text"):
         with pytest.raises(TargetError, match="is no program"):
             ServerTarget("it", path)
 
 
-def test_a_model_is_needed() -> None:
+def test_target_needs_a_model() -> None:
     with pytest.raises(TargetError, match="it needs a model"):
         ServerTarget("it", Path(sys.executable)).open(None, Shape(256)).__enter__()
 
 
-def test_one_runs_for_a_session(model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_server_runs_for_one_session(
+    model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1")  # of whoever runs the check
     target = ServerTarget("it", program(tmp_path, ANSWERS), ["--of-the-user"])
     with target.open(model, Shape(256, 3)) as session:
-        told = session._client.json("/props")
+        told = json.loads((tmp_path / "llama-server.json").read_text())
         assert session.resident()
         assert (session.parallel, session.takes_tokens, session.takes_chats) == (3, True, False)
         assert session.state_bytes == 77
@@ -84,7 +90,7 @@ def test_one_runs_for_a_session(model: ModelFile, tmp_path: Path, monkeypatch: p
         os.kill(told["pid"], 0)
 
 
-def test_what_one_said_before_it_died_is_told(model: ModelFile, tmp_path: Path) -> None:
+def test_dead_llama_server_is_reported_with_its_last_line(model: ModelFile, tmp_path: Path) -> None:
     target = ServerTarget("it", program(tmp_path, DIES))
     with pytest.raises(TargetError, match="llama-server died: it does not answer; no such model"):
         target.open(model, Shape(256)).__enter__()

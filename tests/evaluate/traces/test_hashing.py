@@ -1,4 +1,4 @@
-"""Hashed traces show nothing of what was said, and prompts part where they did."""
+"""Hashed traces contain no text, and their prompts share the prefixes that the real ones share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamahybrid.evaluate.traces.hashing import stand_in
 from tests.evaluate.traces.said import MESSAGES, MORE, SECRET, written
 
 
-def test_a_hashed_trace_shows_no_text(tmp_path: Path) -> None:
+def test_hashed_trace_contains_no_text(tmp_path: Path) -> None:
     ask = Ask(
         8, messages=MESSAGES, tools=({"type": "function", "function": {"name": "Seagull"}},), salt="Berta"
     )
@@ -20,14 +20,14 @@ def test_a_hashed_trace_shows_no_text(tmp_path: Path) -> None:
         assert word not in text
 
 
-def test_the_same_word_has_another_hash_at_each_place(tmp_path: Path) -> None:
+def test_equal_words_have_different_hashes(tmp_path: Path) -> None:
     (ask,) = written(tmp_path / "t", Ask(1, tokens=(5,) * 50), hashed=True)
     assert len(set(ask.tokens)) == 50
     (other,) = written(tmp_path / "u", Ask(1, tokens=(5,) * 50), hashed=True)
     assert not set(ask.tokens) & set(other.tokens), "the key is the trace's own"
 
 
-def test_hashed_prompts_part_where_they_did(tmp_path: Path) -> None:
+def test_hashed_prompts_share_the_same_prefix(tmp_path: Path) -> None:
     one, two = tuple(range(60)), (*range(40), 99, *range(41, 60))
     hashed = written(
         tmp_path / "t",

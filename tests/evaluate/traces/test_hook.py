@@ -1,4 +1,4 @@
-"""The hook in `Llama`: each request is written as it ends, a chat's with its messages."""
+"""Recording in `Llama`: each request is written when it ends, a chat with its messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_keeps_its_messages_and_the_next_completion_has_none(
+def test_chat_is_recorded_with_its_messages(
     stream: bool, kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
 ) -> None:
     Recorder(tmp_path / "t", hashed=False).attach(kind)
@@ -68,36 +68,7 @@ def test_a_chat_keeps_its_messages_and_the_next_completion_has_none(
     assert (chat.total, chat.ask.max_tokens) == (2, 3)
 
 
-def test_of_two_completions_in_one_chat_the_first_has_its_messages(
-    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
-) -> None:
-    """A chat handler that asks for the tool first, and for its arguments then, as upstream's do."""
-
-    def twice(llm: Talker, messages: Any, **options: Any) -> list[int]:
-        return [token for _ in "12" for token in llm.generate((1, 2), temp=0.0)]
-
-    kind.create_chat_completion = twice  # type: ignore[assignment]
-    Recorder(tmp_path / "t", hashed=False).attach(kind)
-    assert tuple(kind().create_chat_completion(MESSAGES)) == SAID * 2
-    first, second = read(tmp_path / "t").entries
-    assert (first.ask.messages, second.ask.messages) == (MESSAGES, ())
-
-
-def test_a_prompt_from_an_iterator_is_generated_from_and_written(
-    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
-) -> None:
-    def echo(llm: Talker, tokens: Sequence[int], **options: Any) -> Iterator[int]:
-        yield from tokens  # as `Llama`'s: read when it is advanced
-
-    kind.generate = echo  # type: ignore[method-assign]
-    Recorder(tmp_path / "t", hashed=False).attach(kind)
-    prompt: Any = iter((3, 4))
-    assert tuple(kind().generate(prompt, temp=0.0)) == (3, 4)
-    (entry,) = read(tmp_path / "t").entries
-    assert entry.ask.tokens == entry.answer == (3, 4)
-
-
-def test_a_request_that_is_broken_off_is_written_too(
+def test_closed_stream_is_recorded(
     kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
 ) -> None:
     Recorder(tmp_path / "t", hashed=False).attach(kind)
@@ -108,7 +79,7 @@ def test_a_request_that_is_broken_off_is_written_too(
     assert entry.answer == SAID[:1]
 
 
-def test_greedy_requests_have_no_seed_and_sampled_ones_do(
+def test_sampled_requests_are_recorded_with_a_seed(
     kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
 ) -> None:
     Recorder(tmp_path / "t", hashed=False).attach(kind)
@@ -118,7 +89,7 @@ def test_greedy_requests_have_no_seed_and_sampled_ones_do(
     assert [entry.ask.seed for entry in read(tmp_path / "t").entries] == [None, 0, 0]
 
 
-def test_hashed_only_control_tokens_are_seen(
+def test_control_tokens_stay_readable_in_a_hashed_trace(
     kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
 ) -> None:
     Recorder(tmp_path / "t", hashed=True).attach(kind)
@@ -129,25 +100,7 @@ def test_hashed_only_control_tokens_are_seen(
     assert "Seagull" not in (tmp_path / "t").read_text()
 
 
-def test_the_next_model_is_not_taken_for_one_that_is_gone(
-    kind: type[Talker],
-    at_exit: list[Callable[[], None]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its object often lies where that one did, and its words are no control tokens."""
-    recorder = Recorder(tmp_path / "t", hashed=True)
-    recorder.attach(kind)
-    list(kind().generate((1, 2)))
-    monkeypatch.setattr(llama_cpp, "llama_vocab_is_control", lambda vocab, token: token == 1)
-    for _ in range(20):  # one of these has the other's id
-        list(kind().generate((1, 2)))
-    shown = [entry.ask.tokens for entry in read(tmp_path / "t").entries]
-    assert shown[0][1] == -3
-    assert all(one == -2 and two >= 0 for one, two in shown[1:])
-
-
-def test_what_json_cannot_hold_is_written_as_text_or_left_out(
+def test_messages_that_json_cannot_hold_are_left_out(
     kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
 ) -> None:
     Recorder(tmp_path / "t", hashed=False).attach(kind)
@@ -161,7 +114,7 @@ def test_what_json_cannot_hold_is_written_as_text_or_left_out(
     assert [(entry.ask.messages, entry.ask.tokens) for entry in others] == [((), (1, 2))] * 2
 
 
-def test_the_program_goes_on_where_a_request_cannot_be_recorded(
+def test_failed_recording_does_not_stop_the_program(
     kind: type[Talker],
     at_exit: list[Callable[[], None]],
     tmp_path: Path,
@@ -174,7 +127,7 @@ def test_the_program_goes_on_where_a_request_cannot_be_recorded(
     assert "a request was not recorded: TypeError" in caplog.text
 
 
-def test_the_trace_is_closed_as_the_process_ends(
+def test_trace_is_closed_at_exit(
     kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
 ) -> None:
     Recorder(tmp_path / "t", hashed=False).attach(kind)

@@ -1,4 +1,4 @@
-"""A trace played again: chats stay chats, and each session gets the form of a prompt that it takes."""
+"""A replayed trace keeps its chats, and sends prompts in a form that the target takes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mute(Session):
         raise NotImplementedError
 
 
-def test_a_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
+def test_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
     written(tmp_path / "t", Ask(5, messages=MESSAGES), Ask(5, messages=MORE))
     with FakeServer() as server:
         arguments = ["replay", str(tmp_path / "t"), "--on", server.url, "--json", str(tmp_path / "r")]
@@ -44,7 +44,7 @@ def test_a_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
     assert two.cached == (two.total or 0) - (two.left or 0) > 0
 
 
-def test_a_request_is_asked_in_the_form_that_the_session_takes() -> None:
+def test_request_is_replayed_as_tokens_or_messages() -> None:
     both = Ask(5, tokens=(1, 2), messages=MESSAGES, seed=3, salt="a")
     assert suited(Mute(takes_tokens=True), both, False) == replace(both, messages=())
     assert suited(Mute(takes_tokens=False), both, False) == replace(both, tokens=())
@@ -52,7 +52,7 @@ def test_a_request_is_asked_in_the_form_that_the_session_takes() -> None:
     assert suited(Mute(takes_tokens=False), ids, False) == ids, "there is nothing else to ask"
 
 
-def test_the_context_holds_the_longest_request() -> None:
+def test_context_holds_the_longest_request() -> None:
     def needed(*asks: Ask, total: int | None = None) -> int:
         return needed_context(Trace(False, [Entry(0.0, ask, total=total) for ask in asks]))
 
@@ -63,13 +63,13 @@ def test_the_context_holds_the_longest_request() -> None:
     assert needed(Ask(1, text="x" * 5000)) >= 5001
 
 
-def test_a_trace_without_requests_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_empty_trace_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "empty")
     with pytest.raises(ReportError, match="empty: no request"):
         replay([tmp_path / "empty"], [], [])
 
 
-def test_traces_of_one_name_and_several_models_are_told_apart(tmp_path: Path) -> None:
+def test_traces_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         written(tmp_path / folder / "t", Ask(5, messages=MESSAGES))
