@@ -1,8 +1,7 @@
-"""Requests of the chat: in a thread, stopped at any moment."""
+"""Requests of the chat run in a thread and can be stopped at any moment."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -28,7 +27,7 @@ def asking(llm: Llama) -> Iterator[Asking]:
         yield asking
 
 
-def test_an_answer_comes_in_pieces_and_then_its_report(llm: Llama, asking: Asking) -> None:
+def test_answer_streams_and_ends_with_a_report(llm: Llama, asking: Asking) -> None:
     pieces = [piece for piece in asking.answer(QUESTION, 8) if piece]
     assert len(pieces) > 1
     report = asking.outcome.report
@@ -39,21 +38,7 @@ def test_an_answer_comes_in_pieces_and_then_its_report(llm: Llama, asking: Askin
     assert asking.outcome.report.cached > 0
 
 
-def test_it_is_asked_in_another_thread(llm: Llama, asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[threading.Thread] = []
-    create = llm.create_chat_completion
-
-    def created(*args: Any, **options: Any) -> Any:
-        asked.append(threading.current_thread())
-        return create(*args, **options)
-
-    monkeypatch.setattr(llm, "create_chat_completion", created)
-    for _ in range(2):
-        list(asking.answer(QUESTION, 1))
-    assert asked[0] is asked[1] is not threading.main_thread(), "Python hears Ctrl-C in the main thread only"
-
-
-def test_an_answer_is_stopped_in_the_middle(asking: Asking) -> None:
+def test_stop_ends_a_running_answer(asking: Asking) -> None:
     got = 0
     for got, _ in enumerate(asking.answer(QUESTION, 4000)):
         if got == 3:
@@ -62,7 +47,7 @@ def test_an_answer_is_stopped_in_the_middle(asking: Asking) -> None:
     assert 3 <= got < 3000
 
 
-def test_a_stop_before_the_request_began_stops_it_and_no_later_one(asking: Asking) -> None:
+def test_stop_before_a_request_ends_that_one_only(asking: Asking) -> None:
     asking.stop()
     assert "".join(asking.answer(QUESTION, 8)) == ""
     assert asking.outcome.finish == "cancelled"
@@ -71,7 +56,7 @@ def test_a_stop_before_the_request_began_stops_it_and_no_later_one(asking: Askin
     assert asking.outcome.finish == "length"
 
 
-def test_a_failure_is_told_without_an_older_report(asking: Asking) -> None:
+def test_failed_request_has_an_error_and_no_report(asking: Asking) -> None:
     list(asking.answer(QUESTION, 1))
     list(asking.answer([{"role": "user", "content": "word " * 4000}], 1))
     assert isinstance(asking.outcome.error, ContextOverflow | ValueError)
@@ -80,7 +65,7 @@ def test_a_failure_is_told_without_an_older_report(asking: Asking) -> None:
     assert asking.outcome.error is None
 
 
-def test_closing_ends_an_answer_that_nobody_reads(llm: Llama) -> None:
+def test_close_cancels_an_unread_answer(llm: Llama) -> None:
     asking = Asking(llm)
     next(asking.answer(QUESTION, 4000))
     asking.close()

@@ -1,9 +1,8 @@
-"""`llamahybrid bench`: a table, JSON, and what cannot be told said so."""
+"""`llamahybrid bench`: its table, its JSON file and its exit status."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ RESULTS = Results(
 )
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_table_shows_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     show(RESULTS)
     out = capsys.readouterr().out
     for said in ("1.100", "0.500 s", "20.0", "3.0", "cannot tell", "failed", "error: stock, a chat: it died"):
@@ -42,7 +41,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count("cannot tell") == 2
 
 
-def test_results_are_written_and_a_failure_is_exit_status_1(
+def test_bench_writes_results_and_fails_on_a_failed_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Bench] = []
@@ -66,24 +65,7 @@ def test_results_are_written_and_a_failure_is_exit_status_1(
     assert Results.from_json(json.loads(out.read_text())) == RESULTS
 
 
-def test_a_run_that_is_stopped_leaves_what_it_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part = replace(RESULTS, complete=False)
-
-    def run(self: Bench) -> Results:
-        self.found(part)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench.Bench, "run", run)
-    model, out = tmp_path / "m.gguf", tmp_path / "out.json"
-    model.write_bytes(b"GGUF")
-    ran = CliRunner().invoke(app, ["bench", str(model), "--json", str(out)])
-    assert ran.exit_code
-    assert Results.from_json(json.loads(out.read_text())) == part
-
-
-def test_a_target_that_is_none_is_said(tmp_path: Path) -> None:
+def test_unknown_target_is_refused(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF")
     ran = CliRunner().invoke(app, ["bench", str(model), "--on", "nonsense"])

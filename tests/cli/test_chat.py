@@ -1,4 +1,4 @@
-"""The chat in the terminal: what typed lines do, and what is said after each turn."""
+"""The chat in the terminal: commands, Ctrl-C, and the tokens reported after each turn."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from llamahybrid.cli import asking, chat
-from llamahybrid.cli.chat import turn_line, without_thinking
-from llamahybrid.cli.dialogue import AGAIN_SECONDS
+from llamahybrid import Llama
+from llamahybrid.cli import chat
 from llamahybrid.cli.main import app
-from llamahybrid.request.report import RequestReport
 
+pytestmark = pytest.mark.xdist_group("serial")
 TinyModel = Callable[..., Path]
 
 
@@ -41,7 +40,7 @@ def reports(out: str) -> list[tuple[int, int, int]]:
     return [(int(cached), int(total), int(decoded)) for cached, total, decoded in found]
 
 
-def test_each_turn_and_each_change_tells_what_was_reused(tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_each_turn_reports_cached_and_decoded_tokens(tiny_model: TinyModel, tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     lines = (
         "Hello there",
@@ -67,14 +66,14 @@ def test_each_turn_and_each_change_tells_what_was_reused(tiny_model: TinyModel, 
     assert "5 messages saved" in out
 
 
-def test_an_edit_goes_on_from_what_is_the_same(tiny_model: TinyModel) -> None:
+def test_edited_message_reuses_the_common_prefix(tiny_model: TinyModel) -> None:
     out = run(tiny_model("qwen35"), "Hello there\nAnd again\n/undo\n/edit\nHello yours\n")
     first, second, _, edited = reports(out)
     assert edited[1] == first[1] < second[1]
     assert re.search(r"differs at token[^;]+ was ", out), "it spells where its history parts, on one line"
 
 
-def test_a_script_has_no_prompts_and_may_have_any_bytes(tiny_model: TinyModel) -> None:
+def test_scripted_input_may_have_any_bytes(tiny_model: TinyModel) -> None:
     script = b'caf\xe9 [/bold]\r\n/nonsense[/b]\n/system \x1b[2J\n/system\n"""\nopen'
     out = run(tiny_model("qwen35"), script)
     assert len(reports(out)) == 2
@@ -84,27 +83,12 @@ def test_a_script_has_no_prompts_and_may_have_any_bytes(tiny_model: TinyModel) -
     assert "not sent" in out
 
 
-def test_an_answer_that_cannot_be_had_ends_nothing(tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_failed_answer_keeps_the_chat_open(tiny_model: TinyModel, tmp_path: Path) -> None:
     out = run(tiny_model("qwen35"), f"{'word ' * 4000}\n/save {tmp_path}/c\nHello\n", "--n-ctx", "256")
     assert "exceed context window" in out
     assert "not answered" in out
     assert len(reports(out)) == 1
     assert len(json.loads((tmp_path / "c").read_bytes())) == 1, "the message is still there"
-
-
-class Answers:
-    """Stands for a model: these pieces are streamed, whatever is asked."""
-
-    def __init__(self, *pieces: str, finish: str = "stop") -> None:
-        self.pieces, self.outcome = pieces, asking.Outcome(finish=finish)
-        self.asked: list[Any] = []
-
-    def answer(self, messages: Any, _: int) -> Iterator[str]:
-        self.asked.append(messages)
-        yield from self.pieces
-
-    def rearm(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -118,27 +102,26 @@ class Answers:
         (["so \x1b[2J", "far\r\n"], "cancelled", "so \x1b[2Jfar\r\n"),
     ],
 )
-def test_what_is_kept_of_an_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any, pieces: list[str], finish: str, kept: str | None
+def test_answer_is_kept_without_its_thinking(
+    tiny_model: TinyModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pieces: list[str],
+    finish: str,
+    kept: str | None,
 ) -> None:
-    from rich.console import Console
+    def answer(llm: Llama, **_: Any) -> Iterator[Any]:
+        for piece in pieces:
+            yield {"choices": [{"delta": {"content": piece}, "finish_reason": None}]}
+        yield {"choices": [{"delta": {}, "finish_reason": finish}]}
 
-    model = Answers(*pieces, finish=finish)
-    monkeypatch.setattr(chat, "Asking", lambda _: model)
-    terminal = chat.TerminalChat(None, Console())  # type: ignore[arg-type]
-    monkeypatch.setattr(terminal, "_typed", iter(["said", "/quit"]).__next__)
-    terminal.run()
-    assert [turn.answer for turn in terminal.dialogue.conversation.turns] == [kept]
-    out = capsys.readouterr().out
+    monkeypatch.setattr(Llama, "create_chat_completion", answer)
+    out = run(tiny_model("qwen35"), f"said\n/save {tmp_path}/c\n")
+    messages = json.loads((tmp_path / "c").read_bytes())
+    assert [m["content"] for m in messages] == ["said", *([] if kept is None else [kept])]
     assert ("not answered" in out) == (kept is None)
     assert "\x1b[2J" not in out
     assert "\r" not in out
-
-
-def test_thinking_is_left_out() -> None:
-    assert without_thinking("a <think>") == "a <think>"
-    assert without_thinking("<think>a</think>b</think>\nc") == "c"
-    assert without_thinking("\n<think>a") is None
 
 
 # -- in a terminal -----------------------------------------------------------------------------------
@@ -147,6 +130,8 @@ def test_thinking_is_left_out() -> None:
 _IN_A_TERMINAL = """
 import fcntl, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C comes from here
+from llamahybrid.cli import dialogue
+dialogue.AGAIN_SECONDS = 60  # on a slow machine, too, a second Ctrl-C comes in time
 from llamahybrid.cli.main import app
 app()
 """
@@ -167,7 +152,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._end, text.encode())
 
-    def until(self, pattern: str, start: int = 0, seconds: float = 30) -> int:
+    def until(self, pattern: str, start: int = 0, seconds: float = 120) -> int:
         """Where the first match after `start` ends, as soon as there is one."""
         deadline = time.monotonic() + seconds
         while not (found := re.compile(pattern).search(self.out, start)):
@@ -181,10 +166,10 @@ class Terminal:
 
     def interrupt(self, pattern: str, start: int) -> int:
         """Ctrl-C at the prompt; again where readline missed one that came before it waited."""
-        for _ in range(10):
+        for _ in range(5):
             self.type("\x03")
             with suppress(AssertionError):
-                return self.until(pattern, start, seconds=3)
+                return self.until(pattern, start, seconds=20)
         raise AssertionError(f"no {pattern!r} after Ctrl-C in {self.out[start:]!r}")
 
     def close(self) -> None:
@@ -220,13 +205,12 @@ def test_ctrl_c_ends_the_answer_and_then_the_program(terminal: Terminal) -> None
     at = terminal.until("never", at)
     at = terminal.interrupt(r"Ctrl-C again.*\s+> $", at)
     terminal.type("/system\n")
-    terminal.until(r"system prompt: none\s+> $", at)
+    at = terminal.until(r"system prompt: none\s+> $", at)
+    terminal.interrupt(r"Ctrl-C again.*\s+> $", at)
     for _ in range(5):
-        for _ in range(2):
-            terminal.type("\x03")
-            time.sleep(AGAIN_SECONDS / 4)
+        terminal.type("\x03")
         with suppress(subprocess.TimeoutExpired):  # readline missed one, see `interrupt`
-            terminal.process.wait(4)
+            terminal.process.wait(20)
             break
     assert terminal.process.poll() == 0
 
@@ -242,29 +226,4 @@ def test_ctrl_d_leaves_and_edit_offers_the_last_message(terminal: Terminal) -> N
     terminal.type("\x15\n")  # nothing is left of it
     terminal.until(r"not changed\s+> $", at)
     terminal.type("\x04")
-    assert terminal.process.wait(30) == 0
-
-
-# -- the line of a turn ------------------------------------------------------------------------------
-
-
-def line(**more: Any) -> str:
-    return turn_line(RequestReport(**{"total": 9, "matched": 4, "cached": 4, "source": "live", **more}))
-
-
-def test_a_reason_stands_at_the_end_where_there_is_one() -> None:
-    plain = line(reason="", first_token_seconds=0.0123)
-    assert plain == "cached 4 of 9, decoded 5, first token after 12 ms"
-    assert line(reason="whole prompt known", first_token_seconds=0.0123) == f"{plain}; whole prompt known"
-
-
-def test_a_prompt_that_was_stopped_claims_neither_a_token_nor_what_was_left() -> None:
-    assert line(reason="", cancelled=True) == "cached 4 of 9, stopped in the prompt"
-    assert "decoded 5" in line(reason="", cancelled=True, generated=1)
-
-
-def test_drafts_are_told_where_there_were_any() -> None:
-    told = line(reason="", drafted=12, accepted=9, rollbacks={"planes": 2, "snapshot": 1})
-    assert told.endswith(", drafted 12, accepted 9, taken back 2 by planes, 1 by snapshot")
-    assert line(reason="", drafted=3, accepted=3).endswith(", drafted 3, accepted 3")
-    assert "draft" not in line(reason="")
+    assert terminal.process.wait(120) == 0

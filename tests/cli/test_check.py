@@ -1,4 +1,4 @@
-"""`llamahybrid check`: what its options choose, and how it ends; the run itself is made up."""
+"""`llamahybrid check`: options and exit status; the run itself is made up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def checked(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_a_bad_verdict_or_an_error_is_exit_status_1(pretend: type[Pretend], tmp_path: Path) -> None:
+def test_check_fails_on_a_bad_verdict_or_an_error(pretend: type[Pretend], tmp_path: Path) -> None:
     assert checked("--on", URL)[0] == 0
     bad = target("ours", workload(verdicts=(verdict("exact", "bad"),)))
     for found in (bad, target("ours", error="it died")):
@@ -54,19 +54,7 @@ def test_a_bad_verdict_or_an_error_is_exit_status_1(pretend: type[Pretend], tmp_
         assert Report.read(tmp_path / "x.json") == pretend.answer, "it is written all the same"
 
 
-def test_all_workloads_run_or_those_named_or_none(pretend: type[Pretend]) -> None:
-    names = [each.name for each in whole.WORKLOADS]
-    two = names[3], names[1]
-    for options, wanted in (
-        ((), names),
-        (("--workload", two[0], "--workload", two[1]), list(two)),
-        (("--quick",), []),
-    ):
-        assert checked("--on", URL, *options)[0] == 0
-        assert [each.name for each in pretend.asked[2]] == wanted
-
-
-def test_a_url_alone_needs_no_models(pretend: type[Pretend], tmp_path: Path) -> None:
+def test_check_of_a_url_needs_no_model(pretend: type[Pretend], tmp_path: Path) -> None:
     checked("--on", URL)
     assert pretend.asked[1] == []
     (tmp_path / "x.gguf").touch()
@@ -75,7 +63,7 @@ def test_a_url_alone_needs_no_models(pretend: type[Pretend], tmp_path: Path) -> 
     assert (model.name, model.options) == ("x.gguf", {"n_gpu_layers": 3})
 
 
-def test_hazards_are_those_of_the_library_that_was_loaded_and_only_where_asked_for(
+def test_hazards_are_run_on_the_loaded_library_on_request(
     pretend: type[Pretend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verdicts(path: str) -> tuple[Verdict, ...]:
@@ -93,7 +81,7 @@ def test_hazards_are_those_of_the_library_that_was_loaded_and_only_where_asked_f
     assert pretend.asked[3](target_of("ours")) == (), "one that never opened has told of no library"
 
 
-def test_a_report_that_cannot_be_written_is_one_clear_line(pretend: type[Pretend], tmp_path: Path) -> None:
+def test_unwritable_report_is_refused_before_the_run(pretend: type[Pretend], tmp_path: Path) -> None:
     pretend.asked = ()
     status, said = checked("--on", URL, "--json", tmp_path / "none" / "x.json")
     assert status == 1
@@ -105,7 +93,7 @@ def test_a_report_that_cannot_be_written_is_one_clear_line(pretend: type[Pretend
     assert said.splitlines()[-1].startswith("error: ")
 
 
-def test_an_unknown_workload_is_refused_with_those_there_are() -> None:
+def test_unknown_workload_is_refused_with_a_list() -> None:
     status, said = checked("--on", URL, "--workload", "nothing")
     assert status == 1
     assert "thinking stripped" in said

@@ -1,4 +1,4 @@
-"""`llamahybrid compare`: how it ends."""
+"""`llamahybrid compare`: its exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compared(folder: Path, old: Report, new: Report, *options: str) -> tuple[int
     return done.exit_code, done.output
 
 
-def test_a_regression_is_exit_status_1_and_its_opposite_is_not(tmp_path: Path) -> None:
+def test_compare_fails_on_a_regression_only(tmp_path: Path) -> None:
     bad = report(target("ours", workload(verdicts=(verdict("exact", "bad", "turn 3"), verdict()))))
     status, said = compared(tmp_path, report(), bad)
     assert status == 1
@@ -28,13 +28,13 @@ def test_a_regression_is_exit_status_1_and_its_opposite_is_not(tmp_path: Path) -
     assert compared(tmp_path, report(), report()) == (0, "nothing got better or worse\n")
 
 
-def test_strict_counts_what_is_left_out(tmp_path: Path) -> None:
+def test_strict_compare_fails_on_missing_targets(tmp_path: Path) -> None:
     two, one = report(target("ours"), target("stock")), report(target("ours"))
     assert compared(tmp_path, two, one)[0] == 0
     assert compared(tmp_path, two, one, "--strict")[0] == 1
 
 
-def test_a_damaged_report_is_one_clear_line(tmp_path: Path) -> None:
+def test_damaged_report_is_one_error_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "x.json"), str(tmp_path / "x.json")])
     assert done.exit_code == 1

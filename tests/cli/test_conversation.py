@@ -1,4 +1,4 @@
-"""The messages of a chat, and the files they are kept in."""
+"""The messages of a chat and the files in which they are saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def chat() -> Conversation:
     return Conversation("Be brief.", [Turn("Hé\nthere", "[/] \x1b \u2028"), Turn("And?", "")])
 
 
-def test_messages_are_in_order_and_end_with_what_is_open() -> None:
+def test_messages_are_in_order() -> None:
     found = chat()
     assert [m["role"] for m in found.messages] == ["system", *["user", "assistant"] * 2]
     found.say("open")
@@ -28,7 +28,7 @@ def test_messages_are_in_order_and_end_with_what_is_open() -> None:
 
 
 @pytest.mark.parametrize("turns", [chat().turns, [*chat().turns, Turn("open")], []])
-def test_a_saved_chat_is_read_as_it_was(tmp_path: Path, turns: list[Turn]) -> None:
+def test_saved_chat_is_read_as_it_was(tmp_path: Path, turns: list[Turn]) -> None:
     saved = Conversation("Be brief.", list(turns))
     saved.save(tmp_path / "c.json")
     assert read(tmp_path / "c.json") == saved
@@ -38,7 +38,7 @@ def test_a_saved_chat_is_read_as_it_was(tmp_path: Path, turns: list[Turn]) -> No
     assert os.listdir(tmp_path) == ["c.json"]
 
 
-def test_messages_of_a_request_are_read_too(tmp_path: Path) -> None:
+def test_request_body_is_read_as_a_chat(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(json.dumps({"model": "x", "messages": chat().messages}), "utf-8-sig")
     assert read(tmp_path / "c.json") == chat()
 
@@ -64,7 +64,7 @@ USER = {"role": "user", "content": "x"}
         ([{"role": "user", "content": "\ud800"}], "half a character"),
     ],
 )
-def test_what_is_not_messages_is_refused(tmp_path: Path, content: object, said: str) -> None:
+def test_files_without_messages_are_refused(tmp_path: Path, content: object, said: str) -> None:
     file = tmp_path / "c.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     before = file.read_bytes()
@@ -75,9 +75,7 @@ def test_what_is_not_messages_is_refused(tmp_path: Path, content: object, said: 
     assert file.read_bytes() == before
 
 
-def test_neither_a_folder_nor_a_pipe_nor_nothing_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     for name in ("pipe", ".", "absent"):
         with pytest.raises(ValueError, match=r"file"):
@@ -88,7 +86,7 @@ def test_neither_a_folder_nor_a_pipe_nor_nothing_is_read(
         read(tmp_path / "c.json")
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chat().save(tmp_path / "c.json")
 
     def full(*_: object) -> None:
@@ -99,11 +97,3 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         Conversation().save(tmp_path / "c.json")
     assert os.listdir(tmp_path) == ["c.json"]
     assert read(tmp_path / "c.json") == chat()
-
-
-def test_a_link_stays_one(tmp_path: Path) -> None:
-    chat().save(tmp_path / "c.json")
-    (tmp_path / "link").symlink_to("c.json")
-    Conversation("other").save(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert read(tmp_path / "c.json").system == "other"

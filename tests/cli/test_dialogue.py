@@ -1,4 +1,4 @@
-"""What typed lines mean; no terminal, no model."""
+"""The meaning of typed lines, without a terminal or a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.cli.conversation import Turn
-from llamahybrid.cli.dialogue import HELP, Dialogue, Do, Step
+from llamahybrid.cli.dialogue import Dialogue, Do, Step
 
 
 def typed(dialogue: Dialogue, *lines: str) -> Step:
@@ -44,7 +44,7 @@ def two() -> Dialogue:
         (['"""x"""'], '"""x"""'),
     ],
 )
-def test_messages_of_one_line_and_of_many(lines: list[str], message: str) -> None:
+def test_messages_have_one_or_many_lines(lines: list[str], message: str) -> None:
     dialogue = Dialogue()
     for line in lines:
         step = dialogue.line(line)
@@ -56,14 +56,7 @@ def test_messages_of_one_line_and_of_many(lines: list[str], message: str) -> Non
     assert dialogue.prompt == "> "
 
 
-def test_nothing_said_is_nothing_asked() -> None:
-    dialogue = Dialogue()
-    for lines in ([""], ["  \n"], ['"""', " ", '"""'], ["\\", ""]):
-        assert typed(dialogue, *lines) == Step()
-    assert said(dialogue) == []
-
-
-def test_undo_takes_turns_back(two: Dialogue) -> None:
+def test_undo_removes_turns(two: Dialogue) -> None:
     assert typed(two, "/undo").do is Do.PREPARE
     assert said(two) == ["one"]
     typed(two, "three", "four")
@@ -72,18 +65,12 @@ def test_undo_takes_turns_back(two: Dialogue) -> None:
         assert typed(two, wrong) == Step(notice="no turns to take back", wrong=True)
 
 
-@pytest.mark.parametrize("number", ["0", "3", "-1", "x", "²", "9" * 5000])
-def test_undo_takes_no_other_number(two: Dialogue, number: str) -> None:
-    assert typed(two, f"/undo {number}").wrong
-    assert said(two) == ["one", "two"]
-
-
 def test_edit_changes_the_last_message(two: Dialogue) -> None:
     assert typed(two, "/edit  2 apples\\", "and more").do is Do.ANSWER
     assert two.conversation.turns == [Turn("one", "ONE"), Turn("2 apples\nand more", "2 APPLES\nAND MORE")]
 
 
-def test_edit_asks_where_no_text_is_given(two: Dialogue) -> None:
+def test_edit_without_text_offers_the_last_message(two: Dialogue) -> None:
     typed(two, "/edit")
     assert (two.prompt, two.prefill) == ("edit> ", "two")
     typed(two, "new\\")
@@ -94,7 +81,7 @@ def test_edit_asks_where_no_text_is_given(two: Dialogue) -> None:
 
 
 @pytest.mark.parametrize("instead", ["", "/help", "^C"])
-def test_an_edit_that_was_not_made_changes_nothing(two: Dialogue, instead: str) -> None:
+def test_abandoned_edit_changes_nothing(two: Dialogue, instead: str) -> None:
     typed(two, "/edit")
     if instead == "^C":
         two.interrupt(0.0)
@@ -111,7 +98,7 @@ def test_retry_asks_the_same_again(two: Dialogue) -> None:
 @pytest.mark.parametrize(
     "line", ["/retry", "/edit", "/edit x", "/undo", "/save", "/load", "/nonsense", "/", "/usr/bin is what?"]
 )
-def test_what_cannot_be_done_is_told(line: str) -> None:
+def test_impossible_commands_are_refused(line: str) -> None:
     dialogue = Dialogue()
     step = dialogue.line(line)
     assert (step.do, step.wrong) == (Do.READ, True)
@@ -119,7 +106,7 @@ def test_what_cannot_be_done_is_told(line: str) -> None:
     assert (said(dialogue), dialogue.prompt) == ([], "> ")
 
 
-def test_the_system_prompt(two: Dialogue) -> None:
+def test_system_prompt_is_set_shown_and_removed(two: Dialogue) -> None:
     assert typed(two, "/system Be brief.\\", "Always.").do is Do.PREPARE
     assert two.conversation.messages[0] == {"role": "system", "content": "Be brief.\nAlways."}
     assert "Always." in typed(two, "/system").notice
@@ -128,7 +115,7 @@ def test_the_system_prompt(two: Dialogue) -> None:
     assert Dialogue().line("/system x").do is Do.READ, "there is nothing yet to go on from"
 
 
-def test_a_chat_goes_on_from_a_file(two: Dialogue, tmp_path: Path) -> None:
+def test_chat_is_saved_and_loaded(two: Dialogue, tmp_path: Path) -> None:
     file = tmp_path / "a chat.json"
     assert typed(two, f"/save {file}").notice == f"4 messages saved to {file}"
     other = Dialogue()
@@ -141,7 +128,7 @@ def test_a_chat_goes_on_from_a_file(two: Dialogue, tmp_path: Path) -> None:
     assert other.line("/retry").do is Do.ANSWER
 
 
-def test_what_cannot_be_loaded_or_saved_changes_nothing(two: Dialogue, tmp_path: Path) -> None:
+def test_failed_load_or_save_changes_nothing(two: Dialogue, tmp_path: Path) -> None:
     code = tmp_path / "x.py"
     code.write_text("import os")
     for line in (f"/load {code}", "/load ~nobody-of-that-name/x", "/load a\0b", f"/save {code}"):
@@ -152,13 +139,13 @@ def test_what_cannot_be_loaded_or_saved_changes_nothing(two: Dialogue, tmp_path:
 
 
 @pytest.mark.parametrize(("seconds", "do"), [(0.9, Do.QUIT), (1.1, Do.READ)])
-def test_a_second_interrupt_within_a_second_leaves(seconds: float, do: Do) -> None:
+def test_second_interrupt_within_a_second_quits(seconds: float, do: Do) -> None:
     dialogue = Dialogue()
     assert dialogue.interrupt(5.0).do is Do.READ
     assert dialogue.interrupt(5.0 + seconds).do is do
 
 
-def test_an_interrupt_drops_what_was_typed_and_counts_from_the_last_line() -> None:
+def test_interrupt_drops_unfinished_input() -> None:
     dialogue = Dialogue()
     typed(dialogue, '"""', "never sent")
     dialogue.interrupt(5.0)
@@ -166,18 +153,3 @@ def test_an_interrupt_drops_what_was_typed_and_counts_from_the_last_line() -> No
     typed(dialogue, "said")
     assert said(dialogue) == ["said"]
     assert dialogue.interrupt(5.5).do is Do.READ
-
-
-def test_the_end_of_the_input_tells_of_what_was_not_finished() -> None:
-    dialogue = Dialogue()
-    assert dialogue.end() == Step(Do.QUIT)
-    typed(dialogue, '"""', "x")
-    assert "not sent" in dialogue.end().notice
-
-
-def test_help_names_every_command() -> None:
-    dialogue = Dialogue()
-    assert dialogue.line("/help").notice == HELP
-    for name in ("undo", "edit", "retry", "system", "save", "load", "help", "quit"):
-        assert f"/{name}" in HELP
-    assert {dialogue.line(line).do for line in ("/quit", "/exit")} == {Do.QUIT}

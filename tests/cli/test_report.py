@@ -1,4 +1,4 @@
-"""`llamahybrid report`: a JSON report as something to look at."""
+"""`llamahybrid report`: a JSON report in other formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamahybrid.cli.main import app
 from tests.evaluate.reports import report
 
 
-def test_it_shows_or_writes_what_is_asked_for(tmp_path: Path) -> None:
+def test_report_is_shown_or_written_in_each_format(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     report().write(file)
     shown = CliRunner().invoke(app, ["report", str(file)])
@@ -26,7 +26,7 @@ def test_it_shows_or_writes_what_is_asked_for(tmp_path: Path) -> None:
     assert starts == ["<!doc", "## Pr", "<?xml"]
 
 
-def test_what_is_no_report_is_one_clear_line(tmp_path: Path) -> None:
+def test_file_that_is_no_report_is_one_error_line(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     file.write_text('{"format": 99}')
     done = CliRunner().invoke(app, ["report", str(file)])

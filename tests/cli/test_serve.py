@@ -1,4 +1,4 @@
-"""Options of `llamahybrid serve`; nothing is served here (tests/server/test_serve.py does)."""
+"""Options of `llamahybrid serve`; tests/server serves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llamahybrid.cli.main import app
 from llamahybrid.cli.serve import parser, server, settings
 
 
-def test_all_options_of_upstream_are_there_and_ours() -> None:
+def test_serve_has_the_options_of_upstream_and_ours() -> None:
     text = CliRunner().invoke(app, ["serve", "--help"]).output
     for name in (*Settings.model_fields, "n_parallel", "max_queue", "config_file", "cors_origins"):
         assert f"--{name}" in text, name
     assert parser().format_help()
 
 
-def test_a_model_and_options_in_either_spelling() -> None:
+def test_serve_takes_options_in_either_spelling() -> None:
     how, (model,) = settings(
         [
             "x.gguf",
@@ -41,12 +41,12 @@ def test_a_model_and_options_in_either_spelling() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[], ["x.gguf", "--model", "y.gguf"], ["x.gguf", "--n_parallel", "0"]])
-def test_what_does_not_go_together_is_refused(wrong: list[str]) -> None:
+def test_serve_refuses_conflicting_options(wrong: list[str]) -> None:
     with pytest.raises(ValueError, match=r"."):
         server(wrong)
 
 
-def test_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_reads_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "c.json"
     config.write_text(json.dumps({"port": 82, "models": [{"model": "a.gguf", "model_alias": "a"}]}))
     assert settings(["--config_file", str(config)])[0].port == 82
@@ -56,7 +56,7 @@ def test_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings([])[1][0].model_alias == "a"
 
 
-def test_an_error_is_one_line(tmp_path: Path) -> None:
+def test_serve_errors_are_one_line(tmp_path: Path) -> None:
     """uvicorn has not begun then, which would add what it does, and tracebacks."""
     absent, nothing, wrong = (tmp_path / name for name in ("absent.gguf", "nothing.gguf", "wrong.json"))
     nothing.write_bytes(b"nothing")
@@ -80,7 +80,7 @@ def test_an_error_is_one_line(tmp_path: Path) -> None:
         assert "pydantic" not in line
 
 
-def test_the_default_model_is_open_before_anything_is_served(tiny_model: Callable[..., Path]) -> None:
+def test_serve_opens_the_default_model_first(tiny_model: Callable[..., Path]) -> None:
     model = str(tiny_model("llama"))
     made = server([model, "--n_ctx", "256", "--n_threads", "1", "--ram-bytes", "100000"])
     models = made.config.app.state.service.models  # type: ignore[union-attr]
