@@ -223,14 +223,14 @@ def test_commands_leave_the_times_of_records_alone(folder: Path, arguments: tupl
 
 
 def test_salts_are_listed_and_pruned(folder: Path) -> None:
-    assert "salt" not in run("list", "--dir", folder).output
+    assert " salt " not in run("list", "--dir", folder).output
     store = RecordStore(folder)
     for salt in ("0aB._zzzzzzzzz", "[red]zzzzzzzzz"):
         name, payload = f"aaaa+{salt}", np.zeros(100, np.uint8)
         key = key_of(name, len(TEXT), TEXT)
         store.write(key, record_of(name, len(TEXT), TEXT, None, payload))
     output = run("list", "--dir", folder).output
-    assert "salt" in output
+    assert " salt " in output
     assert output.count("0aB._zzzzzzzzz") == output.count("[red]zzzzzzzzz") == 1
     assert "0 records removed" in run("prune", "--salt", "0aB", "--dir", folder).output
     assert "1 records removed" in run("prune", "--salt", "0aB._zzzzzzzzz", "--dir", folder).output

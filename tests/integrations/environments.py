@@ -27,7 +27,6 @@ SERVER = ("llama-cpp-python[server]==0.3.36", "prometheus-client>=0.20", "httpx>
 """What our own server needs, and a client of it."""
 
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "gradio": ("gradio==6.31.0",),
     "guidance": ("guidance==0.3.1",),
     "haystack": ("llama-cpp-haystack==3.0.2",),
     "instructor": ("instructor==1.17.0",),
@@ -39,7 +38,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     ),
     "llama_index": ("llama-index-llms-llama-cpp==0.7.0",),
     "llm": ("llm-llama-cpp==0.3", "llm"),
-    "lm_format_enforcer": ("lm-format-enforcer==0.11.3",),
     "llama_cpp_server": ("llama-cpp-python[server]==0.3.36", "openai"),
     "outlines": ("outlines==1.3.3", "numba"),
     "page": ("playwright==1.65.2", *SERVER),

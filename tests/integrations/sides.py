@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import llama_cpp
 import pytest
 
 import llamahybrid
-from llamahybrid.evaluate.counters import DecodeCounter
 
 SYSTEM = "You are a guide to the rivers of Austria, and answer briefly and to the point. " * 3
 ASKED = ("Which rivers flow through Vienna?", "And which of them through Graz?", "Name a third one, please.")
@@ -42,11 +47,8 @@ class Side:
 def side(scenario: Scenario) -> Side:
     """Run it as things are installed now."""
     said, llm = scenario()
-    counter = DecodeCounter.__new__(
-        DecodeCounter
-    )  # since the context was made, whatever that was told to print
-    counter._llm, counter._last = llm, 0
-    return Side(said, counter.take(), llm)
+    counted = llama_cpp.llama_perf_context(llm.ctx)  # since the context was made
+    return Side(said, int(counted.n_p_eval + counted.n_eval), llm)
 
 
 def stock_and_ours(scenario: Scenario, **defaults: Any) -> tuple[Side, Side]:
@@ -69,3 +71,31 @@ def reuses(scenario: Scenario, share: float = 0.7, **defaults: Any) -> Side:
     assert ours.said == stock.said
     assert ours.decoded <= share * stock.decoded, f"{ours.decoded} of {stock.decoded} tokens"
     return ours
+
+
+def free_port() -> int:
+    """A port of this machine that no program listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def listening(command: Sequence[str], port: int, log: Path, **options: Any) -> Iterator[None]:
+    """Run a server until the block ends, which begins once it listens on its port."""
+    with log.open("a") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, **options)
+    until = time.monotonic() + 240
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < until, log.read_text()
+                time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)

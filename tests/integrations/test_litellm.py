@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -19,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TinyModel
-from tests.integrations.sides import needed
+from tests.integrations.sides import free_port, listening, needed
 
 anthropic = needed("anthropic", "litellm")
 needed("litellm", "litellm")
@@ -56,8 +52,7 @@ def proxied(port: int, folder: Path) -> Iterator[Any]:
     """Anthropic's client of a proxy in front of that port."""
     config, log = folder / "litellm.yaml", folder / "litellm.log"
     config.write_text(recipe(port))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        own: int = free.getsockname()[1]
+    own = free_port()
     program = Path(sys.executable).with_name("litellm")
     command = [str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(own)]
     key = f"sk-{secrets.token_hex(32)}"
@@ -68,25 +63,12 @@ def proxied(port: int, folder: Path) -> Iterator[Any]:
         "NO_PROXY": "*",
         "PYTHONWARNINGS": "ignore",
     }
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=folder)
-    client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{own}", api_key=key, max_retries=0, timeout=120)
-    try:
-        until = time.monotonic() + 240
-        while True:
-            try:
-                with socket.create_connection(("127.0.0.1", own), 1):
-                    break
-            except OSError:
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < until, log.read_text()
-                time.sleep(0.25)
-        yield client
-    except anthropic.APIError as error:
-        raise AssertionError(f"{error}\n{log.read_text()[-4000:]}") from error
-    finally:
-        process.terminate()
-        process.wait(30)
+    url = f"http://127.0.0.1:{own}"
+    with listening(command, own, log, env=env, cwd=folder):
+        try:
+            yield anthropic.Anthropic(base_url=url, api_key=key, max_retries=0, timeout=120)
+        except anthropic.APIError as error:
+            raise AssertionError(f"{error}\n{log.read_text()[-4000:]}") from error
 
 
 @pytest.fixture(scope="module")
@@ -152,16 +134,3 @@ def test_streams(upstream: tuple[Any, Any]) -> None:
     assert got.stop_reason == "tool_use"
     assert kinds.count("content_block_delta") > 10, "it comes as it is made"
     assert got.usage.output_tokens > 20
-
-
-def test_the_other_api_with_a_tool_that_is_chosen(tiny_model: TinyModel, tmp_path: Path) -> None:
-    from tests.lab.serving import serving
-
-    with (
-        serving(tiny_model("qwen35"), model={"n_ctx": 8192, "model_alias": "local"}) as server,
-        proxied(server.port, tmp_path) as client,
-    ):
-        choice = {"type": "tool", "name": "weather"}
-        got = ask(client, HELLO, tools=[TOOL], tool_choice=choice)
-        (use,) = [block for block in got.content if block.type == "tool_use"]
-        assert use.input["city"] in ("Paris", "Rome"), json.dumps(use.input)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import TinyModel
-from tests.integrations.sides import ASKED, SYSTEM, needed
+from tests.integrations.sides import ASKED, SYSTEM, free_port, listening, needed
 
 openai = needed("openai", "llama_cpp_server")
 needed("sse_starlette", "llama_cpp_server")
@@ -21,27 +17,11 @@ needed("sse_starlette", "llama_cpp_server")
 
 @contextmanager
 def served(command: list[str], model: str, tmp_path: Path) -> Iterator[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--model", model, "--n_ctx", "2048", "--chat_format", "chatml", "--port", str(port)]
     options += ["--n_threads", "1", "--n_threads_batch", "1", "--seed", "7"]
-    log = (tmp_path / "server.log").open("w")
-    server = subprocess.Popen([*command, *options], stdout=log, stderr=subprocess.STDOUT, env={**os.environ})
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-    try:
-        for _ in range(240):
-            try:
-                client.models.list()
-                break
-            except openai.APIConnectionError:
-                assert server.poll() is None, (tmp_path / "server.log").read_text()
-                time.sleep(0.25)
-        yield client
-    finally:
-        server.terminate()
-        server.wait(20)
-        log.close()
+    with listening([*command, *options], port, tmp_path / "server.log"):
+        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
 
 
 def answers(client: Any) -> list[str]:

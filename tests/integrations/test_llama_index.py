@@ -49,11 +49,3 @@ def test_chats(tiny_model: TinyModel, stream: bool) -> None:
         return said, llm._model
 
     reuses(scenario)
-
-
-def test_completions(tiny_model: TinyModel) -> None:
-    def scenario() -> Any:
-        llm = model(str(tiny_model("qwen35")))
-        return [llm.complete(SYSTEM + question).text for question in (*ASKED, *ASKED)], llm._model
-
-    reuses(scenario)

@@ -48,7 +48,8 @@ SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
 HEAD = """\
 # The public names
 
-Made from the docstrings by `python -m tests.lab.api_page`. What is not named here may change with any version.
+Made from the docstrings by `python -m tests.lab.api_page`. What is not named here may change with any
+version.
 """
 
 _NAMED = re.compile(r"^(?=`\w+`: )", re.MULTILINE)
