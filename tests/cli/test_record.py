@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make("qwen35", tmp_path_factory.mktemp("model") / "qwen35.gguf")
 
 
-@pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.parametrize("hashed", [pytest.param(False, marks=pytest.mark.full), True])
 def test_program_is_recorded_and_replayed(hashed: bool, model: Path, tmp_path: Path) -> None:
     program, trace, report = tmp_path / "program.py", tmp_path / "t.jsonl", tmp_path / "report.json"
     program.write_text(PROGRAM)

@@ -71,7 +71,8 @@ def test_check_names_the_planted_regression_and_no_other(
     assert status == 1
 
 
-@pytest.mark.parametrize("arch", ["llama", pytest.param("qwen35", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_check_passes_a_sound_cache(arch: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     status, found = _checked(tmp_path, "--model", str(tiny_model(arch)), "--on", f"class:{BROKEN}:Sound")
     assert set(found.values()) == {"ok"}, found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,24 @@ def test_files_that_are_no_report_are_refused(text: str, tmp_path: Path) -> None
     path.write_text(text)
     with pytest.raises(ReportError, match=str(path)):
         Report.read(path)
+
+
+def test_report_names_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
+    kind = "class:/home/ada/cache.py:Mine"
+    target = TargetFigures("stock@/home/ada/bin", kind, {}, (), (), "no libllama at /home/ada/bin")
+    Report("now", {}, (), (target,)).write(tmp_path / "r.json")
+    assert "/home/ada" not in (tmp_path / "r.json").read_text()
+    assert Report.read(tmp_path / "r.json").targets[0].name == "stock@~/bin"
+
+
+def test_interrupted_write_keeps_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    REPORT.write(tmp_path / "r.json")
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Report("later", {}, (), ()).write(tmp_path / "r.json")
+    assert Report.read(tmp_path / "r.json") == REPORT
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"], "nothing is left behind"

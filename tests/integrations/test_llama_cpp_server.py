@@ -1,4 +1,4 @@
-"""`llamahybrid run -m llama_cpp.server`: upstream's own server, unmodified, by a real client."""
+"""`llamahybrid run` with upstream's own server, unmodified, and a real client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def served(command: list[str], model: str, tmp_path: Path) -> Iterator[Any]:
 
 def answers(client: Any) -> list[str]:
     said = []
-    for question in (*ASKED, *ASKED):
+    for question in (*ASKED, ASKED[0]):
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
         options: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 12, "temperature": 0}
         said.append(client.chat.completions.create(**options).choices[0].message.content)
@@ -35,12 +35,14 @@ def answers(client: Any) -> list[str]:
     return said
 
 
-def test_chats(tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_unmodified_server_reuses_prompts_with_the_same_answers(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
     model = str(tiny_model("qwen35"))
     with served([sys.executable, "-m", "llama_cpp.server"], model, tmp_path) as client:
         expected = answers(client)
-    told = tmp_path / "told.py"
-    told.write_text(
+    program = tmp_path / "program.py"
+    program.write_text(
         "import llamahybrid, llama_cpp, sys\n"
         "made = llama_cpp.Llama.__init__\n"
         "def __init__(self, *args, **options):\n"
@@ -50,10 +52,9 @@ def test_chats(tiny_model: TinyModel, tmp_path: Path) -> None:
         "import runpy\n"
         "runpy.run_module('llama_cpp.server', run_name='__main__', alter_sys=True)\n"
     )
-    run = [sys.executable, "-m", "llamahybrid", "run"]
-    for program in (["-m", "llama_cpp.server"], [str(told)]):
-        with served([*run, *program], model, tmp_path) as client:
-            assert answers(client) == expected
+    command = [sys.executable, "-m", "llamahybrid", "run", str(program)]
+    with served(command, model, tmp_path) as client:
+        assert answers(client) == expected
     log = (tmp_path / "server.log").read_text()
     reused = [int(line.split()[1]) for line in log.splitlines() if line.startswith("reused")]
     assert len(reused) == len(expected)
