@@ -50,9 +50,3 @@ def test_each_hazard_has_a_verdict() -> None:
     for verdict, probe, what in zip(found, PROBES, Found, strict=False):
         assert verdict.name == f"hazard:{probe.id}"
         assert verdict.detail == f"{probe.title}: {what.value}"
-
-
-def test_library_is_probed_once(loaded: list[Path | None]) -> None:
-    assert verdicts("x") is verdicts("x")
-    verdicts("")
-    assert loaded == [Path("x"), None]

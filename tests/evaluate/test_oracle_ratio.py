@@ -34,7 +34,7 @@ RAW = {each.name: each for each in map(raw, SHORT.values()) if not each.template
 EVERY = SHORT | RAW
 TELLING = ("thinking stripped", "four users", "shared system prompt", "raw: few-shot", "raw: four users")
 ON_BOTH_ENGINES = {
-    *(("qwen35", name) for name in (*TELLING, "mid-generation", "chat: tools and pages")),
+    *(("qwen35", name) for name in (*TELLING, "mid-generation")),
     *(("gemma3", name) for name in TELLING),
 }
 """Runs that are repeated on the patched engine."""
