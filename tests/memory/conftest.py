@@ -29,6 +29,26 @@ def new(n: int) -> Bytes:
     return np.empty(n, dtype=np.uint8)
 
 
+def sequences(llm: Any) -> list[Any]:
+    """The live sequences of a model's context, one for each slot."""
+    return list(llm.runner.live.shared.members)
+
+
+def foreign_decode(llm: Any, tokens: list[int], start: int, seq: int = 0) -> None:
+    """`llama_decode` by another caller, behind our back."""
+    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for index, token in enumerate(tokens):
+        batch.token[index] = token
+        batch.pos[index] = start + index
+        batch.n_seq_id[index] = 1
+        batch.seq_id[index][0] = seq
+        batch.logits[index] = index == len(tokens) - 1
+    result = llama_cpp.llama_decode(llm.ctx, batch)
+    llama_cpp.llama_batch_free(batch)
+    assert result == 0
+
+
 def decode(live: Any, tokens: list[int]) -> Logits:
     """Decode in one batch; the logits of its last token."""
     live.decode(ids(tokens), "all")
@@ -81,6 +101,6 @@ def live(llm: Any) -> Any:
 @pytest.fixture
 def plain(open_model: Callable[..., Any]) -> Any:
     """That of a model whose memory can be cut anywhere."""
-    llm = open_model("llama", n_ctx=256)
+    llm = open_model("gemma3", n_ctx=256)
     llm.eval(PROMPT)
     return llm.runner.live

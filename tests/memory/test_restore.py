@@ -1,215 +1,278 @@
-"""Back to an earlier state: what is refused before anything changes, and what is a fault afterwards."""
+"""Faults of memory: refused before anything changes, or noticed afterwards and never built on."""
 
-import ctypes
+from __future__ import annotations
 
-import llama_cpp
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp as native
 
-from llamahybrid.errors import SnapshotError
+from llamahybrid.errors import DecodeError, SnapshotError
 from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.restore import apply_plan, recover, restore
 from llamahybrid.prompt_cache.base import Plan
 
-from .conftest import PROMPT, ids, new
+from .conftest import PROMPT, decode, foreign_decode, ids, new
+
+pytestmark = [pytest.mark.patched]
+
+Opener = Callable[..., Any]
+LIVE = ids(PROMPT)
 
 
-def test_a_restore_goes_back_to_the_very_logits(llm, live):
-    before = live.row.logits().copy()
+def no(*_: Any, **__: Any) -> bool:
+    """A library that refuses."""
+    return False
+
+
+def refuse(code: int, then: Callable[[], Any] = lambda: None) -> Callable[..., Any]:
+    """A decode that reports `code`, after `then()`."""
+
+    def failing(*_: Any) -> None:
+        then()
+        raise DecodeError(code, f"llama_decode returned {code}")
+
+    return failing
+
+
+# -- refused, and nothing changed ------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(live: Any) -> tuple[Any, Any]:
+    """A snapshot of the prompt and all its attention; the sequence is empty again."""
+    record, segment = live.snapshot(new), live.page_out(0, len(PROMPT), new)
+    live.empty()
+    return record, segment
+
+
+def refused(live: Any, match: str, *arguments: Any) -> None:
+    before = live.tokens.tolist()
+    with pytest.raises(SnapshotError, match=match):
+        restore(live, *arguments)
+    assert live.tokens.tolist() == before
+    assert live.fault() is None
+
+
+def test_a_snapshot_of_other_tokens_is_refused(live: Any, saved: tuple[Any, Any]) -> None:
+    record, segment = saved
+    for tokens in ([*PROMPT[:-1], 199], [199, *PROMPT[1:]], PROMPT[:-1]):
+        refused(live, "other tokens|another range|neither live", record, ids(tokens), [segment], 0)
+
+
+@pytest.mark.parametrize("byte", [0, 70, -1])
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_damaged_record_is_refused(live: Any, saved: tuple[Any, Any], part: int, byte: int) -> None:
+    record, segment = saved
+    (record, segment.record)[part][byte] ^= 1
+    refused(live, ".", record, LIVE, [segment], 0)
+
+
+def test_a_snapshot_of_another_computation_is_refused(open_model: Opener, saved: tuple[Any, Any]) -> None:
+    other = open_model(n_ctx=256, cache_salt="another")
+    refused(other.runner.live, "another model", saved[0], LIVE, [saved[1]], 0)
+
+
+def test_attention_that_is_neither_live_nor_stored_is_refused(live: Any) -> None:
+    record, first, last = live.snapshot(new), live.page_out(0, 20, new), live.page_out(30, len(PROMPT), new)
+    live.empty()
+    for segments, kept in (((), 0), ([first, last], 0), ([last], 30), ([first], 0)):
+        refused(live, "neither live nor stored", record, LIVE, segments, kept)
+
+
+def test_a_segment_of_another_layout_is_refused(live: Any, saved: tuple[Any, Any]) -> None:
+    record, segment = saved
+    shorter = seal_segment(segment.record[:-8].copy(), live.identity.namespace, LIVE, 0)
+    refused(live, "another layout", record, LIVE, [shorter], 0)
+
+
+def test_a_hybrid_is_never_restored_from_attention_alone(live: Any, saved: tuple[Any, Any]) -> None:
+    refused(live, "not all of this memory's state", None, LIVE, [saved[1]], 0)
+
+
+def test_memory_that_cannot_be_verified_is_never_restored(open_model: Opener) -> None:
+    live = open_model("deepseek4", n_ctx=256).runner.live
+    decode(live, PROMPT)
+    refused(live, "cannot be verified", live.snapshot(new), LIVE)
+
+
+def test_a_cut_that_memory_cannot_make_exactly_is_refused(live: Any, open_model: Opener) -> None:
+    assert not live.cut(30)
+    assert live.state.holds(LIVE)
+    window = open_model("gemma3", n_ctx=1024, n_batch=32, swa_full=False)
+    window.eval([(7 * i + 1) % 200 for i in range(600)])
+    assert not window.runner.live.cut(100)
+    assert not window._ctx.kv_cache_seq_rm(0, 100, -1)
+    for each in (live, window.runner.live):
+        assert each.fault() is None
+
+
+# -- failed, and nothing built on it ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("call", "said"), [("load_partial", "did not read"), ("cut", "refused to cut")])
+def test_a_restore_that_the_library_refuses_is_a_fault(
+    live: Any, monkeypatch: pytest.MonkeyPatch, call: str, said: str
+) -> None:
     record = live.snapshot(new)
-    llm.eval([3, 4, 5])
-    after = live.row.logits().copy()
-    assert restore(live, record, ids(PROMPT)) is None
-    assert live.n == len(PROMPT)
-    assert live.row.logits() is None, "logits of another position are not the tip's"
-    llm.n_tokens = len(PROMPT)
-    llm.eval([3, 4, 5])
-    assert np.array_equal(live.row.logits(), after)
-    assert not np.array_equal(before, after)
-
-
-def test_attention_that_is_gone_is_not_taken_for_live(llm, live):
-    record = live.snapshot(new)
-    native.llama_memory_seq_rm(native.llama_get_memory(llm.ctx), 0, -1, -1)
-    assert "position" in live.fault()
-    live.invalidate()
-    with pytest.raises(SnapshotError, match="neither live nor stored"):
-        restore(live, record, ids(PROMPT))
-
-
-def test_memory_that_cannot_be_verified_is_never_restored(open_model):
-    llm = open_model("deepseek4", n_ctx=256)
-    llm.eval(PROMPT)
-    live = llm.runner.live
-    record = live.snapshot(new)
-    with pytest.raises(SnapshotError, match="cannot be verified"):
-        restore(live, record, ids(PROMPT))
-
-
-def test_a_short_read_is_a_fault(llm, live, monkeypatch):
-    record = live.snapshot(new)
-    llm.eval([3, 4])
-    monkeypatch.setattr(live.native, "load_partial", lambda data: False)
-    assert "read" in restore(live, record, ids(PROMPT))
+    decode(live, [3, 4])
+    monkeypatch.setattr(live.native, call, no)
+    assert said in restore(live, record, LIVE)
     assert live.state.is_invalid
 
 
-def test_a_refused_cut_is_a_fault(llm, live, monkeypatch):
+def test_a_restore_over_attention_with_a_hole_is_a_fault(
+    llm: Any, live: Any, lose_cells: Callable[[Any, int, int], None]
+) -> None:
     record = live.snapshot(new)
-    llm.eval([3, 4])
-    monkeypatch.setattr(live.native, "cut", lambda position: False)
-    assert "refused" in restore(live, record, ids(PROMPT))
-
-
-def test_a_restore_over_attention_with_a_hole_is_a_fault(llm, live, lose_cells):
-    record = live.snapshot(new)
-    llm.eval([3, 4])
+    decode(live, [3, 4])
     lose_cells(llm.ctx, 2, 5)
-    assert "bytes" in restore(live, record, ids(PROMPT))
+    assert "bytes" in restore(live, record, LIVE)
     assert live.state.is_invalid
 
 
-def test_a_state_of_another_size_than_its_snapshot_is_a_fault(open_model, monkeypatch):
-    llm = open_model("mamba", n_ctx=256)
-    llm.eval(PROMPT)
-    live = llm.runner.live
+def test_a_state_of_another_size_than_its_snapshot_is_a_fault(
+    open_model: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = open_model("mamba", n_ctx=256).runner.live
+    decode(live, PROMPT)
     record = live.snapshot(new)
     monkeypatch.setattr(live.native, "state_size", lambda partial: 12)
-    assert "another size" in restore(live, record, ids(PROMPT))
+    assert "another size" in restore(live, record, LIVE)
 
 
-def test_an_interrupted_restore_leaves_nothing_to_build_on(llm, live, monkeypatch):
+def test_an_interrupted_restore_leaves_nothing_to_build_on(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = live.snapshot(new)
-    llm.eval([3, 4])
 
-    def interrupt(_):
+    def interrupt(_: int) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(live.native, "cut", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        restore(live, record, ids(PROMPT))
+        restore(live, record, LIVE)
     assert live.state.is_invalid
 
 
-def test_a_range_that_is_missing_is_refused(live):
-    record, first, last = live.snapshot(new), live.page_out(0, 20, new), live.page_out(30, len(PROMPT), new)
-    live.empty()
-    for segments, kept in (([first, last], 0), ([last], 30), ([first], 0)):
-        with pytest.raises(SnapshotError, match="neither live nor stored"):
-            restore(live, record, ids(PROMPT), segments, kept)
+@pytest.mark.parametrize(
+    ("kept", "call", "said"), [(40, "cut", "before a restore"), (0, "append", "refused")]
+)
+def test_attention_that_the_library_refuses_is_a_fault(
+    plain: Any, monkeypatch: pytest.MonkeyPatch, kept: int, call: str, said: str
+) -> None:
+    segment = plain.page_out(kept, len(PROMPT), new)
+    monkeypatch.setattr(plain.native if call == "cut" else type(plain.profile.pager), call, no)
+    assert said in restore(plain, None, LIVE, [segment], kept)
+    assert plain.state.is_invalid
 
 
-def test_a_segment_of_another_layout_is_refused(live):
-    record, segment = live.snapshot(new), live.page_out(0, len(PROMPT), new)
-    shorter = seal_segment(segment.record[:-8].copy(), live.identity.namespace, ids(PROMPT), 0)
-    live.empty()
-    with pytest.raises(SnapshotError, match="another layout"):
-        restore(live, record, ids(PROMPT), [shorter], 0)
+@pytest.mark.parametrize(("code", "kept"), [(1, True), (-1, True), (2, False), (-2, False), (-3, False)])
+def test_a_failed_decode_keeps_only_what_the_library_leaves_unchanged(
+    live: Any, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
+) -> None:
+    monkeypatch.setattr(live.native, "decode", refuse(code))
+    with pytest.raises(DecodeError):
+        live.decode(ids([1]), "last")
+    assert live.state.holds(LIVE) is kept
+    assert live.state.is_invalid is not kept
 
 
-# -- a plan ----------------------------------------------------------------------------------------
+def test_a_refused_batch_that_changed_memory_all_the_same_is_not_believed(
+    llm: Any, live: Any, lose_cells: Callable[[Any, int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.native, "decode", refuse(1, lambda: lose_cells(llm.ctx, 2, 5)))
+    with pytest.raises(DecodeError):
+        live.decode(ids([1]), "last")
+    assert live.state.is_invalid
 
 
-def live_plan(cached, logits=None):
-    total = len(PROMPT)
-    return Plan(total, total, cached, "live", checkpoint=None, logits=logits)
+def test_a_decode_that_left_other_memory_than_ordered_is_an_error(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.native, "positions", lambda: (5, 5))
+    with pytest.raises(DecodeError, match="not what it should be"):
+        live.decode(ids([1]), "last")
+    assert live.state.is_invalid
 
 
-def test_a_plan_that_memory_does_not_follow_is_a_fault(plain, monkeypatch):
-    monkeypatch.setattr(plain.native, "cut", lambda position: False)
-    assert "refused to cut" in apply_plan(plain, live_plan(40), ids(PROMPT))
-    monkeypatch.undo()
+@pytest.mark.parametrize("answer", [True, False])
+def test_memory_that_does_not_empty_by_a_cut_is_cleared(
+    plain: Any, monkeypatch: pytest.MonkeyPatch, answer: bool
+) -> None:
+    monkeypatch.setattr(plain.native, "cut", lambda position: answer)
+    plain.empty()
+    assert plain.native.positions() == (-1, -1)
+
+
+def test_a_state_that_was_not_saved_whole_is_no_snapshot(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.native, "save_partial", lambda out: None)
+    assert live.snapshot(new) is None
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_only_a_sequence_that_grew_by_itself_refutes_the_size_rule(
+    live: Any, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    if restored:
+        record = live.snapshot(new)
+        decode(live, [3, 4])
+        assert restore(live, record, LIVE) is None
+    size = live.native.state_size
+    monkeypatch.setattr(live.native, "state_size", lambda partial: size(partial=partial) + (not partial))
+    assert live.learn_size_rule() is not restored
+    assert (live.fault() is None) is not restored
+
+
+# -- a plan, and an undo ---------------------------------------------------------------------------
+
+
+def live_plan(cached: int, logits: Any = None) -> Plan:
+    return Plan(len(PROMPT), len(PROMPT), cached, "live", checkpoint=None, logits=logits)
+
+
+def test_a_plan_that_memory_does_not_follow_is_a_fault(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(plain.native, "cut", no)
+        assert "refused to cut" in apply_plan(plain, live_plan(40), LIVE)
     monkeypatch.setattr(plain.native, "state_size", lambda partial: 12)
-    assert "bytes" in apply_plan(plain, live_plan(40), ids(PROMPT))
+    assert "bytes" in apply_plan(plain, live_plan(40), LIVE)
 
 
-def test_stored_logits_are_the_tips_or_it_is_a_fault(plain, monkeypatch):
+def test_stored_logits_are_the_tips_or_it_is_a_fault(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = np.arange(plain.n_vocab, dtype=np.float32)
-    plain.state.tip_logits = False
-    assert apply_plan(plain, live_plan(len(PROMPT), wanted), ids(PROMPT)) is None
+    assert apply_plan(plain, live_plan(len(PROMPT), wanted), LIVE) is None
     assert np.array_equal(plain.row.logits(), wanted)
     monkeypatch.setattr(plain.native, "logits", lambda *_: None)
-    assert "no output row" in apply_plan(plain, live_plan(len(PROMPT), wanted), ids(PROMPT))
+    assert "no output row" in apply_plan(plain, live_plan(len(PROMPT), wanted), LIVE)
 
 
-def test_a_plan_from_nothing_removes_what_nobody_knew_of(llm):
-    batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(5), 1)
-    assert llama_cpp.llama_decode(llm.ctx, batch) == 0
+def test_a_plan_from_nothing_removes_content_that_nobody_knew_of(llm: Any) -> None:
+    foreign_decode(llm, [5], 0)
     live = llm.runner.live
-    assert live.n == 0
-    assert apply_plan(live, live_plan(0), ids(PROMPT)) is None
+    assert apply_plan(live, live_plan(0), LIVE) is None
     assert live.native.positions() == (-1, -1)
 
 
-# -- an undo ---------------------------------------------------------------------------------------
+def test_a_stopped_batch_is_undone(live: Any, plain: Any) -> None:
+    record = live.snapshot(new)
+    decode(live, [3, 4])
+    for each, undo in ((live, (len(PROMPT), record)), (plain, (40, None)), (plain, (0, None))):
+        each.invalidate_tip()
+        assert recover(each, undo)
+        assert each.state.holds(LIVE[: undo[0]])
+        assert each.fault() is None
 
 
-def test_a_stopped_batch_is_undone_by_a_cut_where_memory_can_be_cut(plain):
-    plain.invalidate_tip()
-    assert recover(plain, (40, None))
-    assert plain.state.holds(ids(PROMPT[:40]))
-    assert recover(plain, (0, None))
-    assert plain.n == 0
-
-
-def test_an_undo_that_memory_refuses_or_does_not_bear_out_leaves_nothing_to_build_on(plain, monkeypatch):
-    monkeypatch.setattr(plain.native, "cut", lambda position: False)
-    assert not recover(plain, (40, None))
-    assert plain.state.is_invalid
-    monkeypatch.undo()
+def test_an_undo_that_memory_does_not_bear_out_leaves_nothing_to_build_on(
+    live: Any, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = live.snapshot(new)
+    decode(live, [3, 4])
+    monkeypatch.setattr(live.native, "load_partial", no)
+    assert not recover(live, (len(PROMPT), record))
     monkeypatch.setattr(plain.native, "state_size", lambda partial: 12)
     assert not recover(plain, (40, None))
+    assert live.state.is_invalid
     assert plain.state.is_invalid
-
-
-def test_a_stopped_batch_is_undone_by_a_snapshot_where_memory_cannot_be_cut(live, monkeypatch):
-    record = live.snapshot(new)
-    for took in (True, False):
-        live.decode([3, 4], "last")
-        live.invalidate_tip()
-        if not took:
-            monkeypatch.setattr(live.native, "load_partial", lambda data: False)
-        assert recover(live, (len(PROMPT), record)) is took
-        assert live.state.holds(ids(PROMPT)) is took
-
-
-# -- where attention is all of the state -----------------------------------------------------------
-
-
-def test_a_hybrid_is_never_restored_from_attention_alone(live):
-    segment = live.page_out(0, len(PROMPT), new)
-    live.empty()
-    with pytest.raises(SnapshotError, match="not all of this memory's state"):
-        restore(live, None, ids(PROMPT), [segment], 0)
-    assert live.n == 0
-
-
-def test_attention_alone_must_be_whole(plain):
-    parts = [plain.page_out(0, 20, new), plain.page_out(30, len(PROMPT), new)]
-    plain.empty()
-    with pytest.raises(SnapshotError, match="neither live nor stored"):
-        restore(plain, None, ids(PROMPT), parts, 0)
-    assert plain.n == 0
-
-
-def test_a_cut_that_is_refused_before_attention_is_put_back_is_a_fault(plain, monkeypatch):
-    segment = plain.page_out(40, len(PROMPT), new)
-    monkeypatch.setattr(plain.native, "cut", lambda position: False)
-    assert "before a restore" in restore(plain, None, ids(PROMPT), [segment], 40)
-    assert plain.state.is_invalid
-
-
-def test_what_a_pager_misses_afterwards_is_a_fault(plain, monkeypatch):
-    segment = plain.page_out(40, len(PROMPT), new)
-    monkeypatch.setattr(type(plain.profile.pager), "holds", lambda pager, end: False)
-    assert "not there" in restore(plain, None, ids(PROMPT), [segment], 40)
-    assert plain.state.is_invalid
-
-
-def test_a_restore_from_attention_alone_says_nothing_of_the_row(plain):
-    """Nobody knows of what is put back that it is numbers, until a token is decoded behind it."""
-    segment = plain.page_out(0, len(PROMPT), new)
-    assert plain.row.proves_finite()
-    assert restore(plain, None, ids(PROMPT), [segment], 0) is None
-    assert not plain.row.proves_finite()
