@@ -161,8 +161,7 @@ class Walk:
         llama_cpp.llama_set_abort_callback(self.llm.ctx, abort, None)
         try:
             self.decode(i, self.text(PIECE))
-        except DecodeError as error:
-            assert error.code == 2
+        except DecodeError:
             self.expected[i] = None
             self.done.add("aborted")
         finally:

@@ -1,41 +1,39 @@
 """Attention KV leaves the context in segments and comes back exactly, or not at all."""
 
 import itertools
-from dataclasses import replace
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.errors import SnapshotError
 from llamahybrid.memory import paging
 from llamahybrid.memory.restore import restore
-from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
+from tests.conftest import SETTINGS, take
 from tests.lab.integrity import check_integrity
+
+from .conftest import ids, new
+
+pytestmark = [pytest.mark.patched]
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
 TWO = [(11 * i + 5) % 200 for i in range(90)]
-MODELS = {
-    "qwen35": {},
-    "qwen35-flash": {"flash_attn": True},
-    "jamba": {},
-    "lfm2": {},
-    "gemma3": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
-    "gpt-oss": {"swa_full": False, "n_batch": 32, "n_ubatch": 32},
-    "llama": {},
-    "llama-flash": {"flash_attn": True},
-    "gemma3-full": {},
-    "gpt-oss-full": {"flash_attn": True},
-}
-
-
-def new(n):
-    return np.empty(n, dtype=np.uint8)
-
-
-def ids(tokens):
-    return np.array(tokens, dtype=np.int32)
+WINDOW = {"swa_full": False, "n_batch": 32, "n_ubatch": 32}
+FULL = pytest.mark.full
+MODELS = [
+    pytest.param(("qwen35", {}), id="qwen35"),
+    pytest.param(("qwen35", {"flash_attn": True}), id="qwen35-flash"),
+    pytest.param(("gemma3", WINDOW), id="gemma3-window"),
+    pytest.param(("gemma3", {}), id="gemma3"),
+    pytest.param(("gemma3", {"flash_attn": True}), id="gemma3-flash"),
+    pytest.param(("llama", {}), id="llama", marks=FULL),
+    pytest.param(("llama", {"flash_attn": True}), id="llama-flash", marks=FULL),
+    pytest.param(("jamba", {}), id="jamba", marks=FULL),
+    pytest.param(("lfm2", {}), id="lfm2", marks=FULL),
+    pytest.param(("gpt-oss", WINDOW), id="gpt-oss-window", marks=FULL),
+    pytest.param(("gpt-oss", {"flash_attn": True}), id="gpt-oss-flash", marks=FULL),
+]
 
 
 def saved(live):
@@ -44,28 +42,19 @@ def saved(live):
 
 
 def greedy(llm, prompt, n=6):
-    out = []
-    for token in llm.generate(prompt, temp=0.0):
-        out.append(token)
-        if len(out) == n:
-            break
-    return out
+    return take(llm, prompt, n)
 
 
 @pytest.fixture(params=MODELS)
 def open_model(request, tiny_model):
-    arch = request.param.removesuffix("-flash").removesuffix("-full")
+    arch, kind = request.param
     model = tiny_model(arch, **({"window": 16} if arch in ("gemma3", "gpt-oss") else {}))
-    made = []
+    with ExitStack() as stack:
 
-    def make(**more):
-        options = {"n_ctx": 512, "n_threads": 1, "verbose": False, **MODELS[request.param], **more}
-        made.append(Llama(str(model), **options))
-        return made[-1]
+        def make(**more):
+            return stack.enter_context(closing(Llama(str(model), **{**SETTINGS, **kind, **more})))
 
-    yield make
-    for llm in made:
-        llm.close()
+        yield make
 
 
 @pytest.fixture
@@ -104,29 +93,16 @@ def test_joined_pieces_are_the_whole(live):
     assert np.array_equal(joined, whole)
 
 
-@pytest.mark.parametrize(("least", "most"), [(1 << 40, 1 << 40), (1 << 40, 30), (0, 1 << 40)])
-def test_what_is_joined_is_small_and_little_at_a_time(live, monkeypatch, least, most):
-    """`least`: what counts as small; `most`: cells that are joined at once."""
-    pager = live.profile.pager
-    pieces = [
-        pager.save(a, b, new)[0][HEADER_BYTES:]
-        for a, b in itertools.pairwise((0, 9, 20, 31, 80, 90, len(ONE)))
-    ]
-    monkeypatch.setattr(paging, "SMALL_BYTES", least)
-    monkeypatch.setattr(paging, "JOINED_BYTES", pager.layout.size(most))
-    runs = [[pager.layout.count(p) for p in run] for run in pager._runs(pieces)]
-    apart = [[9], [11], [11], [49], [10], [len(ONE) - 90]]
-    together = [[*itertools.chain(*apart)]]
-    if most == 30:
-        assert runs == [[9, 11], [11], [49], [10], [len(ONE) - 90]]
-    else:
-        assert runs == (together if least or pager.layout.transposed else apart)
-
-
-@pytest.mark.parametrize("kept", [0, 30])
-def test_a_restore_from_segments_goes_on_to_the_very_logits(open_model, live, kept):
+@pytest.mark.parametrize(
+    ("kept", "least", "most"), [(0, None, None), (30, None, None), (0, 0, 30), (30, 1 << 40, 30)]
+)
+def test_a_restore_from_segments_goes_on_to_the_very_logits(live, monkeypatch, kept, least, most):
+    """`least`: bytes that are too many to be joined; `most`: cells that are joined at once."""
+    if most is not None:
+        monkeypatch.setattr(paging, "SMALL_BYTES", least)
+        monkeypatch.setattr(paging, "JOINED_BYTES", live.profile.pager.layout.size(most))
     record = saved(live)
-    borders = [kept, 31, 80, len(ONE)]
+    borders = [kept, 31, 40, 50, 80, len(ONE)]
     segments = [live.page_out(a, b, new) for a, b in itertools.pairwise(borders)]
     live.decode([3], "last")
     wanted = live.row.logits().copy()
@@ -172,31 +148,6 @@ def test_without_paging_another_chat_is_decoded_again(open_model):
     greedy(llm, [*ONE, 5, 6])
     assert llm.last_request.cached == 0
     assert llm.prompt_cache.stats().segments == 0
-
-
-@pytest.mark.parametrize("byte", [3, 50, 200, -1])
-def test_a_damaged_segment_never_reaches_the_library(live, byte, monkeypatch):
-    record, segment = saved(live), live.page_out(0, len(ONE), new)
-    segment.record[byte] ^= 1
-    live.empty()
-    monkeypatch.setattr(type(live.profile.pager), "append", lambda *_: pytest.fail("it was loaded"))
-    with pytest.raises(SnapshotError):
-        restore(live, record, ids(ONE), [segment], 0)
-    assert live.n == 0
-
-
-def test_a_segment_of_other_tokens_is_refused(live):
-    record, segment = saved(live), live.page_out(0, 40, new)
-    rest = live.page_out(40, len(ONE), new)
-    live.empty()
-    with pytest.raises(SnapshotError, match="other tokens"):
-        restore(live, record, ids(ONE), [replace(segment, end=41), rest], 0)
-
-
-def test_a_snapshot_is_no_segment(live):
-    record = live.snapshot(new)
-    with pytest.raises(SnapshotError, match="snapshot was taken for a segment"):
-        restore(live, record, ids(ONE), [Segment(0, len(ONE), record)], 0)
 
 
 def test_a_library_that_refuses_is_a_fault_and_the_cache_forgets(open_model, monkeypatch, caplog):

@@ -1,122 +1,112 @@
-"""What the library refuses, or does by halves, becomes neither a segment nor live attention."""
+"""Attention that the library hands out or takes by halves becomes neither a segment nor live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from llama_cpp import llama_cpp as native
 
-from llamahybrid import Llama
 from llamahybrid.capi.shim import Library
-from llamahybrid.errors import SnapshotError
-from llamahybrid.memory import paging
-from llamahybrid.memory.paging import Pager, RangePager
-from llamahybrid.memory.restore import restore
+from llamahybrid.memory.paging import RangePager
 from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 
-SCRATCH = 1  # the last sequence of a context with one slot
-PROMPT = [(7 * i + 1) % 200 for i in range(60)]
+from .conftest import PROMPT, ids, new, sequences
+
+SCRATCH = 1
+"""The last sequence of a context with one slot."""
+
+Opener = Callable[..., Any]
 
 
-def new(n):
-    return np.empty(n, dtype=np.uint8)
-
-
-@pytest.fixture(params=["transposed", "flash"])
-def live(request, tiny_model, monkeypatch):
-    """A live sequence that pages through the scratch sequence, with either library."""
+@pytest.fixture(params=["qwen35", "qwen35-flash", "gemma3"])
+def llm(request: pytest.FixtureRequest, open_model: Opener, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model that pages through the scratch sequence, on either library."""
     monkeypatch.setattr(RangePager, "available", staticmethod(lambda: False))
-    flash = request.param == "flash"
-    llm = Llama(str(tiny_model("qwen35")), n_ctx=256, n_threads=1, verbose=False, flash_attn=flash)
-    llm.eval(PROMPT)
-    yield llm.runner.live
-    llm.close()
+    arch, _, flash = request.param.partition("-")
+    return open_model(arch, n_ctx=256, flash_attn=bool(flash))
 
 
-@pytest.fixture
-def pager(live):
-    found = live.profile.pager
-    assert type(found) is Pager
-    return found
+def payload(live: Any, start: int, end: int) -> Any:
+    return live.page_out(start, end, new).record[HEADER_BYTES:]
 
 
-@pytest.fixture
-def scratch_is_empty(live):
-    """By its size: the last position of a hybrid is the lesser of two, so that it hides attention."""
-
-    def size():
-        return paging._size(live.native._ctx, SCRATCH, paging.FULL)
-
-    empty = size()
-    return lambda: size() == empty
+def scratch_size(llm: Any) -> int:
+    """The last position of a hybrid is the lesser of two, so that it hides attention; the size does not."""
+    return int(native.llama_state_seq_get_size_ext(llm.ctx, SCRATCH, 0))
 
 
-def halfway(monkeypatch, name, result):
+def halfway(monkeypatch: pytest.MonkeyPatch, name: str, result: Any) -> None:
     """Let a native call do its work and then report `result`, or raise it."""
-    real = getattr(paging, name)
+    real = getattr(native, name)
 
-    def call(*arguments):
+    def call(*arguments: Any) -> Any:
         real(*arguments)
         if isinstance(result, BaseException):
             raise result
         return result
 
-    monkeypatch.setattr(paging, name, call)
+    monkeypatch.setattr(native, name, call)
 
 
 # -- out of the context ----------------------------------------------------------------------------
 
 
-def test_what_was_not_written_whole_is_no_segment(live, scratch_is_empty, monkeypatch):
-    halfway(monkeypatch, "_get", 1)
-    assert live.page_out(0, 40, new) is None
-    assert scratch_is_empty()
+def test_a_range_that_was_not_written_whole_is_no_segment(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = live.snapshot(new)
+    with monkeypatch.context() as patch:
+        halfway(patch, "llama_state_seq_get_data_ext", 1)
+        assert live.page_out(0, 40, new) is None
     assert live.fault() is None
+    assert np.array_equal(live.snapshot(new), before)
+    assert live.page_out(0, 40, new) is not None
 
 
-def test_a_range_of_another_size_than_learnt_is_no_segment(live, scratch_is_empty):
-    assert live.page_out(0, 40, lambda n: new(n - 1)) is None
-    assert scratch_is_empty()
-
-
-def test_an_interrupt_leaves_the_scratch_sequence_empty(live, scratch_is_empty, monkeypatch):
-    halfway(monkeypatch, "_get", KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
+def test_an_interrupt_while_paging_leaves_the_sequence_usable(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        halfway(patch, "llama_state_seq_get_data_ext", KeyboardInterrupt())
         live.page_out(0, 40, new)
-    assert scratch_is_empty()
+    assert live.fault() is None
+    assert live.page_out(0, 40, new) is not None
 
 
 @pytest.mark.parametrize(
     ("name", "answer"), [("llama_memory_seq_rm", False), ("llama_memory_seq_pos_max", 3)]
 )
-def test_a_scratch_sequence_that_stays_full_is_not_trusted(live, pager, monkeypatch, name, answer):
-    payload = live.page_out(0, 40, new).record[HEADER_BYTES:]
+def test_a_scratch_sequence_that_stays_full_is_not_trusted(
+    live: Any, monkeypatch: pytest.MonkeyPatch, name: str, answer: Any
+) -> None:
+    stored = payload(live, 0, 40)
     real = getattr(native, name)
 
-    def stuck(memory, seq, *positions):
+    def stuck(memory: Any, seq: int, *positions: int) -> Any:
         done = real(memory, seq, *positions)
         return answer if seq == SCRATCH else done
 
     monkeypatch.setattr(native, name, stuck)
     assert live.page_out(0, 40, new) is None
-    assert not pager.append([payload])
+    assert not live.profile.pager.append([stored])
 
 
 @pytest.mark.parametrize("span", [(0, 61), (20, 90)])
-def test_what_is_not_in_the_sequence_is_no_segment(live, span):
+def test_tokens_that_are_not_in_the_sequence_are_no_segment(live: Any, span: tuple[int, int]) -> None:
     assert live.page_out(*span, new) is None
 
 
-def test_memory_that_is_not_as_believed_gives_no_segment(live, lose_cells):
-    lose_cells(live.native._ctx.ctx, 2, 5)
-    assert live.page_out(0, 40, new) is None
-
-
-def test_memory_that_paging_left_changed_is_not_built_on(live, pager, lose_cells, monkeypatch):
+def test_memory_that_paging_left_changed_is_not_built_on(
+    llm: Any, live: Any, lose_cells: Callable[[Any, int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pager = live.profile.pager
     save = pager.save
 
-    def lossy(*arguments):
+    def lossy(*arguments: Any) -> Any:
         saved = save(*arguments)
-        lose_cells(live.native._ctx.ctx, 2, 5)
+        lose_cells(llm.ctx, 2, 5)
         return saved
 
     monkeypatch.setattr(pager, "save", lossy)
@@ -124,169 +114,109 @@ def test_memory_that_paging_left_changed_is_not_built_on(live, pager, lose_cells
     assert live.state.is_invalid
 
 
-def test_where_there_is_no_room_nothing_is_saved(live):
+def test_where_there_is_no_room_nothing_is_saved(live: Any) -> None:
     before = live.snapshot(new)
     assert live.page_out(0, 40, lambda n: None) is None
-    assert not live.state.is_invalid
     assert np.array_equal(live.snapshot(new), before)
-    assert live.page_out(0, 40, new) is not None
-
-
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-@pytest.mark.parametrize(("name", "answer"), [("_get", 1), ("llama_memory_seq_pos_max", 3)])
-def test_of_a_plain_model_too_what_was_not_written_whole_is_no_segment(
-    tiny_model, monkeypatch, arch, name, answer
-):
-    monkeypatch.setattr(RangePager, "available", staticmethod(lambda: False))
-    made = {"window": 16} if arch == "gemma3" else {}
-    llm = Llama(str(tiny_model(arch, **made)), n_ctx=256, n_threads=1, verbose=False)
-    llm.eval(PROMPT)
-    live = llm.runner.live
-    assert live.page_out(0, 40, new) is not None
-    with monkeypatch.context() as patched:
-        if name == "_get":
-            halfway(patched, name, answer)
-        else:
-            real = getattr(native, name)
-            patched.setattr(native, name, lambda memory, seq: answer if seq == SCRATCH else real(memory, seq))
-        assert live.page_out(0, 40, new) is None
-        assert live.page_out(0, 10, new) is None
-    assert live.fault() is None
-    llm.close()
 
 
 # -- into the context ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("result", [0, KeyboardInterrupt()])
-def test_what_was_not_read_whole_is_refused_and_leaves_nothing_behind(
-    live, scratch_is_empty, pager, monkeypatch, result
-):
-    payload = live.page_out(0, 40, new).record[HEADER_BYTES:]
+@pytest.mark.parametrize("result", [False, KeyboardInterrupt()])
+def test_attention_that_was_not_read_whole_is_refused_and_leaves_nothing_behind(
+    llm: Any, live: Any, monkeypatch: pytest.MonkeyPatch, result: Any
+) -> None:
+    stored, empty = payload(live, 0, 40), scratch_size(llm)
     live.empty()
-    halfway(monkeypatch, "_set", result)
-    if isinstance(result, BaseException):
-        with pytest.raises(KeyboardInterrupt):
-            pager.append([payload])
+    load = Library.load_state
+
+    def halfway(*arguments: Any) -> Any:
+        load(*arguments)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    monkeypatch.setattr(Library, "load_state", halfway)
+    if result is False:
+        assert not live.profile.pager.append([stored])
     else:
-        assert not pager.append([payload])
-    assert scratch_is_empty()
+        with pytest.raises(KeyboardInterrupt):
+            live.profile.pager.append([stored])
+    assert scratch_size(llm) == empty
     assert live.native.positions() == (-1, -1)
 
 
-def test_attention_that_waited_in_the_scratch_sequence_leaves_it(pager, scratch_is_empty):
-    pager.keep_attention(30)
-    assert scratch_is_empty()
+# -- a layout that nobody knows --------------------------------------------------------------------
 
 
-def test_a_segment_of_another_range_is_refused(live):
-    record = live.snapshot(new)
-    segment = live.page_out(10, 60, new)
-    segment = type(segment)(0, 60, segment.record)
-    live.empty()
-    with pytest.raises(SnapshotError, match="another range"):
-        restore(live, record, np.array(PROMPT, np.int32), [segment], 0)
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3", "llama"])
+def test_a_model_whose_layout_is_unknown_works_without_paging(
+    open_model: Opener, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    monkeypatch.setattr(SegmentLayout, "learn", lambda *_: None)
+    llm = open_model(arch, n_ctx=256)
+    llm.eval(PROMPT)
+    live = llm.runner.live
+    assert not live.profile.attention_is_all
+    assert live.page_out(0, 40, new) is None
+    assert live.fault() is None
 
 
-# -- through the functions for ranges --------------------------------------------------------------
+def changed(offset: int, value: int, front: bool = False) -> Callable[..., Any]:
+    """Write an int32 at `offset` behind the cells' metadata, or behind the head."""
 
-
-@pytest.mark.parametrize(("size", "checksum", "length"), [(0, 5, 0), (100, None, 100), (100, 5, 99)])
-def test_a_range_that_is_not_handed_out_whole_is_no_segment(live, pager, monkeypatch, size, checksum, length):
-    monkeypatch.setattr(paging, "range_function", lambda what: lambda *_: size)
-    monkeypatch.setattr(Library, "save_range", lambda *_: checksum)
-    ranges = RangePager(live.native._ctx, pager.layout, new(0))
-    assert ranges._read(0, 40, lambda n: new(length)) is None
-
-
-@pytest.mark.parametrize(("read", "taken"), [(0, False), (-1, True)])
-def test_a_range_counts_as_loaded_when_all_of_it_was_read(live, pager, monkeypatch, read, taken):
-    payload = live.page_out(0, 40, new).record[HEADER_BYTES:]
-    monkeypatch.setattr(paging, "range_function", lambda *_: lambda *_: payload.nbytes if read < 0 else read)
-    assert RangePager(live.native._ctx, pager.layout, new(0)).append([payload]) is taken
-
-
-# -- a layout that is not as we know it ------------------------------------------------------------
-
-
-@pytest.fixture
-def learn(live, pager):
-    """`learn(change)`: the layout of 20 cells after `change(payload)`."""
-    layout = pager.layout
-    payload = live.page_out(5, 25, new).record[HEADER_BYTES:]
-
-    def learnt(change):
-        cells, rest = np.split(payload.copy(), [payload.nbytes - layout.rest_bytes])
-        return SegmentLayout.learn(
-            np.concatenate([change(cells, layout), rest]), 20, layout.head_bytes, layout.rest_bytes
-        )
-
-    return learnt
-
-
-def changed(offset, value):
-    """Write an int32 at `offset`, counted from the end of the cells' metadata; below zero: from the front."""
-
-    def change(cells, layout):
-        start = layout.head_bytes + (20 * layout.cell_bytes if offset >= 0 else 0)
-        cells[start + offset : start + offset + 4] = np.array([value], np.int32).view(np.uint8)
+    def change(cells: Any, layout: Any) -> Any:
+        start = layout.head_bytes + (0 if front else 20 * layout.cell_bytes) + offset
+        cells[start : start + 4] = np.array([value], np.int32).view(np.uint8)
         return cells
 
     return change
 
 
-def twice_the_same_position(cells, layout):
-    first, second = layout.head_bytes, layout.head_bytes + layout.cell_bytes
-    cells[second : second + 4] = cells[first : first + 4]
-    return cells
+DAMAGE: dict[str, Callable[..., Any]] = {
+    "another number of cells": changed(-4, 19, front=True),
+    "neither transposed nor not": changed(0, 2),
+    "more layers than there are": changed(4, 100),
+    "fewer layers": changed(4, 0),
+    "cut in the head": lambda cells, layout: cells[: layout.head_bytes + 2],
+    "cut at the end": lambda cells, _: cells[:-8],
+    "bytes behind the end": lambda cells, _: np.append(cells, np.zeros(3, np.uint8)),
+    "a position twice": changed(0, 6, front=True),
+}
 
 
-def test_a_layout_is_learnt_from_any_range(pager, learn):
-    assert learn(lambda cells, _: cells) == pager.layout
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        changed(-4, 19),  # another number of cells
-        changed(0, 2),  # neither transposed nor not
-        changed(4, 100),  # more layers than there are
-        changed(4, 0),  # fewer
-        lambda cells, layout: cells[: layout.head_bytes + 2],
-        lambda cells, _: cells[:-8],
-        lambda cells, _: np.append(cells, np.zeros(3, np.uint8)),
-        twice_the_same_position,
-    ],
-)
-def test_an_unknown_layout_is_not_learnt(learn, change):
-    assert learn(change) is None
-
-
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_a_plain_model_whose_layout_is_unknown_works_without_paging(tiny_model, monkeypatch, arch):
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("flash", [False, True])
+def test_an_unknown_layout_is_not_learnt(
+    open_model: Opener, monkeypatch: pytest.MonkeyPatch, damage: str, flash: bool
+) -> None:
     monkeypatch.setattr(RangePager, "available", staticmethod(lambda: False))
-    monkeypatch.setattr(SegmentLayout, "learn", lambda *_: None)
-    llm = Llama(str(tiny_model(arch)), n_ctx=256, n_threads=1, verbose=False)
-    profile = llm.runner.live.profile
-    assert (profile.pager, profile.attention_is_all, profile.keeps_chats) == (None, False, False)
-    llm.eval(PROMPT)
-    llm.close()
+    live = open_model("qwen35", n_ctx=256, flash_attn=flash).runner.live
+    live.decode(ids(PROMPT), "last")
+    layout, written = live.profile.pager.layout, payload(live, 5, 25)
 
+    def learn(change: Callable[..., Any]) -> Any:
+        cells, rest = np.split(written.copy(), [written.nbytes - layout.rest_bytes])
+        whole = np.concatenate([change(cells, layout), rest])
+        return SegmentLayout.learn(whole, 20, layout.head_bytes, layout.rest_bytes)
 
-def test_a_payload_of_another_length_has_no_cells_to_count(live, pager):
-    payload = live.page_out(5, 25, new).record[HEADER_BYTES:]
-    assert pager.layout.count(payload) == 20
+    assert learn(lambda cells, _: cells) == layout
+    assert learn(DAMAGE[damage]) is None
     with pytest.raises(ValueError, match="no 20 cells"):
-        pager.layout.count(payload[:-8])
+        layout.count(written[:-8])
 
 
-@pytest.mark.parametrize(("what", "name"), [(SegmentLayout, "learn"), (Pager, "_read")])
-def test_a_model_whose_layout_is_unknown_works_without_paging(tiny_model, monkeypatch, what, name):
-    monkeypatch.setattr(RangePager, "available", staticmethod(lambda: False))
-    monkeypatch.setattr(what, name, lambda *_: None)
-    llm = Llama(str(tiny_model("qwen35")), n_ctx=256, n_threads=1, verbose=False)
-    assert llm.runner.live.profile.pager is None
-    llm.eval(PROMPT)
-    assert llm.runner.live.page_out(0, 40, new) is None
-    assert llm.runner.live.snapshot(new) is not None
-    llm.close()
+@pytest.mark.patched
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3", "llama"])
+def test_cells_that_lie_in_disorder_are_stored_in_order(open_model: Opener, arch: str) -> None:
+    """The later tokens of a sequence take the cells that another one has left, in front of its first."""
+    one, other = sequences(open_model(arch, n_ctx=512, n_parallel=2))
+    for live, tokens in ((other, PROMPT * 3), (one, PROMPT[:20])):
+        live.decode(ids(tokens), "last")
+    other.empty()
+    one.decode(ids(PROMPT[20:]), "last")
+    one.settle()
+    whole, *direct = (one.page_out(a, b, new) for a, b in ((0, 60), (0, 30), (30, 60)))
+    for part, wanted in zip(one.view().split(whole, ids(PROMPT), 30), direct, strict=True):
+        assert np.array_equal(part.record, wanted.record)
