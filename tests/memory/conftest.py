@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,18 @@ def replaced(path: Path, other: Path) -> None:
     """Another file is in its place."""
     shutil.copy(other, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
+
+
+def later(path: Path) -> None:
+    """Return when the file system's clock has ticked since a file was last changed."""
+    probe, give_up = path.with_name("tick"), time.monotonic() + 30
+    while True:
+        probe.write_bytes(b"")
+        ticked = probe.stat().st_ctime_ns > path.stat().st_ctime_ns
+        probe.unlink()
+        if ticked:
+            return
+        assert time.monotonic() < give_up, "the file system's clock stands still"
 
 
 @pytest.fixture
