@@ -80,7 +80,7 @@ def replaced(path: Path, other: Path) -> None:
     os.replace(path.with_suffix(".new"), path)
 
 
-def later(path: Path) -> None:
+def wait_for_tick(path: Path) -> None:
     """Return when the file system's clock has ticked since a file was last changed."""
     probe, give_up = path.with_name("tick"), time.monotonic() + 30
     while True:

@@ -14,7 +14,7 @@ from llamahybrid import Llama, PromptCache
 from llamahybrid.capi.gguf import Gguf, Shape
 from tests.conftest import take
 
-from .conftest import later
+from .conftest import wait_for_tick
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
@@ -192,7 +192,7 @@ def test_an_adapter_whose_file_was_edited_has_no_equal(open_model, lora, tmp_pat
     for _ in range(2):
         llm, path = open_model(), lora(path=tmp_path / "edited.gguf")
         adapter = load(llm, path)
-        later(path)
+        wait_for_tick(path)
         os.truncate(path, path.stat().st_size - 1)
         adapt(llm, (adapter, 1.0))
         names.add(llm.runner.live.fingerprint)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("measured_costs")
 KEPT = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-4, restore_seconds=2e-4)
 
 
-def test_what_was_said_stands_until_it_is_off_by_half() -> None:
+def test_known_costs_stand_until_they_are_off_by_half() -> None:
     meter = CostMeter(512, KEPT)
     for seconds in (5e-3, 5e-3):
         meter.decoded(1, seconds)
@@ -28,7 +28,7 @@ def test_what_was_said_stands_until_it_is_off_by_half() -> None:
     assert meter.costs().token_seconds == 5e-3
 
 
-def test_whatever_was_measured_since_is_told() -> None:
+def test_each_measurement_shows_in_the_costs() -> None:
     meter = CostMeter(512)
     seen = [meter.costs()]
     for measure in (
@@ -53,7 +53,7 @@ def test_load_on_the_machine_is_no_cost_of_the_model() -> None:
     assert meter.costs().snapshot_bytes == 100
 
 
-def test_what_a_cut_costs_is_what_small_batches_take_beyond_their_share() -> None:
+def test_the_cost_of_a_cut_is_the_excess_of_small_batches() -> None:
     meter = CostMeter(512)
     meter.decoded(512, 512 * 2e-3)
     meter.decoded(1, 20e-3)
@@ -107,7 +107,7 @@ def test_restores_that_were_held_up_do_not_keep_others_from_being_tried(now: lis
     assert meter.costs().segment_seconds == 0.5, "that was not tried"
 
 
-def test_what_an_earlier_process_found_slow_is_tried_again_too(now: list[float]) -> None:
+def test_costs_of_an_earlier_process_fade_too(now: list[float]) -> None:
     meter = CostMeter(512, Costs(prefill_seconds=1e-3, restore_seconds=8.0))
     assert meter.costs().restore_seconds == 8.0
     now[0] += 3 * FADE_SECONDS

@@ -69,7 +69,7 @@ def test_any_text_is_a_salt(computation: Computation) -> None:
 
 
 @pytest.mark.parametrize("part", ["settings", "adapters"])
-def test_what_cannot_be_named_makes_all_of_it_nameless(computation: Computation, part: str) -> None:
+def test_a_part_without_a_name_makes_all_of_it_nameless(computation: Computation, part: str) -> None:
     assert not computation.nameless
     value = Nameless() if part == "settings" else Adapters(control=Nameless())
     assert replace(computation, **{part: value}).nameless
@@ -105,17 +105,17 @@ def plain_fields():
                 yield which, name
 
 
-@pytest.mark.parametrize(("which", "name"), list(plain_fields()))
-def test_every_parameter_counts_but_those_known_to_be_without_effect(which, name):
-    before, changed = defaults(), defaults()
-    value = getattr(changed[which], name)
-    setattr(changed[which], name, not value if isinstance(value, bool) else value + 1)
-    same = fingerprint.parameters(*before) == fingerprint.parameters(*changed)
-    assert same == (name in fingerprint.WITHOUT_EFFECT)
-
-
-def test_what_is_without_effect_is_there():
-    assert {name for params in defaults() for name, _ in params._fields_} >= fingerprint.WITHOUT_EFFECT
+def test_every_parameter_counts_but_those_known_to_be_without_effect():
+    without, names = set(), set()
+    for which, name in plain_fields():
+        before, changed = defaults(), defaults()
+        value = getattr(changed[which], name)
+        setattr(changed[which], name, not value if isinstance(value, bool) else value + 1)
+        names.add(name)
+        if fingerprint.parameters(*before) == fingerprint.parameters(*changed):
+            without.add(name)
+    assert without == fingerprint.WITHOUT_EFFECT & names
+    assert len(names - without) > 20
 
 
 def test_every_override_and_its_type_count(tiny_model):
@@ -168,12 +168,11 @@ def test_other_variables_do_not_count(monkeypatch):
 def test_the_gpus_that_llama_cpp_takes_by_itself_count(monkeypatch):
     """Machines that share a store have other ones, and CUDA_VISIBLE_DEVICES hides some."""
     made = [fingerprint.parameters(*defaults())]
-    for found in (["CUDA0: A"], ["CUDA0: B"], ["CUDA0: A", "CUDA1: A"], ["CUDA0: A"]):
+    for found in (["CUDA0: A"], ["CUDA0: B"], ["CUDA0: A", "CUDA1: A"]):
         devices = [Device(1, identity) for identity in found]
         monkeypatch.setattr(fingerprint.ggml, "local", lambda devices=devices: devices)
         made.append(fingerprint.parameters(*defaults()))
     assert len(set(made)) == 4
-    assert made[1] == made[4]
 
 
 def test_gpus_that_cannot_be_told_equal_nothing(monkeypatch):
@@ -208,27 +207,6 @@ def test_an_engine_of_the_same_size_is_another(tiny_model, tmp_path, monkeypatch
         file.seek(-1, os.SEEK_END)
         file.write(bytes([byte ^ 1]))
     assert named(tiny_model("llama")) != before
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="only Linux says what is loaded")
-def test_an_engine_that_was_replaced_has_no_name(tiny_model, monkeypatch):
-    mapped = list(loaded._mapped())
-    monkeypatch.setattr(loaded, "_mapped", lambda: [*mapped, "/gone/libggml-cpu.so (deleted)"])
-    with pytest.raises(OSError, match="replaced"):
-        loaded.libraries()
-    assert named(tiny_model("llama")) != named(tiny_model("llama"))
-
-
-def test_a_requests_salt_counts_and_none_changes_nothing(computation: Computation) -> None:
-    name = computation.fingerprint
-    salts = [b"a" * 16, b"b" * 16]
-    made = [fingerprint.with_salt(of, salt) for of in (name, name[::-1]) for salt in (b"", *salts)]
-    assert len(set(made)) == len(made)
-    assert {len(one) for one in made} == {16}
-    assert made[0] is name
-    tags = [fingerprint.salt_tag(salt) for salt in (b"", *salts)]
-    assert [len(tag) for tag in tags] == [0, 22, 22]
-    assert tags[1] != tags[2]
 
 
 def test_the_longest_namespace_fits_a_record(computation: Computation) -> None:

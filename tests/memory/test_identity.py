@@ -1,24 +1,22 @@
-"""What is live and stored belongs to what computed it: an edit of the model's files makes it another's."""
+"""State belongs to the model that computed it: an edit of the model's files makes it another's."""
 
 import os
 import shutil
-import time
 from dataclasses import replace
 
 import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.engine import loaded
-from llamahybrid.memory.fingerprint import Computation, with_salt
+from llamahybrid.memory.fingerprint import Computation
 from llamahybrid.memory.identity import Identity
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.state import SequenceState
 from tests.conftest import SETTINGS, take
 
-from .conftest import LONGER, PROMPT, overwritten, replaced, stock
+from .conftest import LONGER, PROMPT, overwritten, replaced, stock, wait_for_tick
 
 pytestmark = pytest.mark.usefixtures("user_folder")
-TICK = 0.02
 
 
 def test_a_model_edited_while_it_is_mapped_is_another(tiny_model, tmp_path, caplog):
@@ -26,7 +24,7 @@ def test_a_model_edited_while_it_is_mapped_is_another(tiny_model, tmp_path, capl
     shutil.copy(tiny_model("qwen35"), path)
     llm = Llama(str(path), prompt_cache=PromptCache(1 << 28, folder), **SETTINGS)
     take(llm, PROMPT)
-    time.sleep(TICK)
+    wait_for_tick(path)
     overwritten(path, tiny_model("qwen35", seed=1))
     assert take(llm, PROMPT) == stock(path, PROMPT)
     assert llm.last_request.cached == 0
@@ -40,12 +38,12 @@ def test_a_model_edited_while_it_is_mapped_is_another(tiny_model, tmp_path, capl
         later.prompt_cache.close()
 
 
-def test_what_is_live_is_of_the_weights_before_the_edit(tiny_model, tmp_path):
+def test_live_state_is_of_the_weights_before_the_edit(tiny_model, tmp_path):
     path = tmp_path / "model.gguf"
     shutil.copy(tiny_model("llama"), path)
     llm = Llama(str(path), **SETTINGS)
     take(llm, PROMPT)
-    time.sleep(TICK)
+    wait_for_tick(path)
     overwritten(path, tiny_model("llama", seed=1))
     assert take(llm, LONGER) == stock(path, LONGER)
     assert llm.last_request.cached == 0
@@ -58,7 +56,7 @@ def test_an_edit_in_the_middle_of_an_answer_leaves_nothing_stored(tiny_model, tm
     stream = llm.generate(PROMPT, temp=0.0)
     next(stream)
     entries = llm.prompt_cache.stats().entries
-    time.sleep(TICK)
+    wait_for_tick(path)
     overwritten(path, tiny_model("qwen35", seed=1))
     for _ in range(200):
         next(stream)
@@ -73,7 +71,7 @@ def test_a_model_that_is_replaced_stays_what_was_loaded(tiny_model, tmp_path, aw
     llm = Llama(str(path), **SETTINGS)
     take(llm, PROMPT)
     before = llm.runner.live.fingerprint
-    time.sleep(TICK)
+    wait_for_tick(path)
     away(path)
     take(llm, LONGER)
     assert llm.last_request.cached == len(PROMPT)
@@ -83,7 +81,7 @@ def test_a_model_that_is_replaced_stays_what_was_loaded(tiny_model, tmp_path, aw
 # -- what has no name ------------------------------------------------------------------------------
 
 
-def test_what_no_other_process_can_use_is_not_written_to_disk(tiny_model, tmp_path):
+def test_state_that_no_other_process_can_use_is_not_written_to_disk(tiny_model, tmp_path):
     path = tmp_path / "model.gguf"
     shutil.copy(tiny_model("qwen35"), path)
     llm = Llama(str(path), prompt_cache=PromptCache(1 << 28, tmp_path / "disk"), **SETTINGS)
@@ -91,7 +89,7 @@ def test_what_no_other_process_can_use_is_not_written_to_disk(tiny_model, tmp_pa
     llm.prompt_cache.flush()
     records = llm.prompt_cache.stats().extra["disk_records"]
     assert records > 0
-    time.sleep(TICK)
+    wait_for_tick(path)
     overwritten(path, tiny_model("qwen35", seed=1))
     take(llm, PROMPT)
     take(llm, LONGER)
@@ -158,32 +156,3 @@ def test_another_computation_keeps_the_salt(tmp_path):
     assert identity.fingerprint != before[1]
     identity.computed_by(replace(identity.computation, salt=""))
     assert (identity.namespace, identity.fingerprint) == before
-
-
-def test_an_interrupt_on_the_way_to_another_salt_is_made_up_for(tmp_path, monkeypatch):
-    identity = bare(tmp_path)
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(identity, "_rename", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            identity.serve(b"a" * 16)
-    assert not identity.serves(b"a" * 16)
-    identity.serve(b"a" * 16)
-    assert identity.serves(b"a" * 16)
-
-
-def test_what_another_thread_changes_meanwhile_is_not_lost(tmp_path, monkeypatch):
-    identity = bare(tmp_path)
-    rename, steered = identity._rename, replace(identity.computation, salt="steered")
-
-    def meanwhile(name):
-        monkeypatch.undo()
-        identity.computed_by(steered)
-        rename(name)
-
-    monkeypatch.setattr(identity, "_rename", meanwhile)
-    identity.serve(b"a" * 16)
-    assert identity.fingerprint == with_salt(steered.fingerprint, b"a" * 16)

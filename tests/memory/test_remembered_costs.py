@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llamahybrid import Llama, files
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.prompt_cache import Costs
+from tests.conftest import take
 
 pytestmark = pytest.mark.usefixtures("measured_costs")
 
@@ -48,17 +48,7 @@ def test_nothing_is_kept_before_prefill_was_measured(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        '{"version": 2}',
-        json.dumps({"version": 99, "token_seconds": 1}),
-        "[" * 100_000,
-        "\x00\xff",
-    ],
+    "content", ["", "[]", '{"version": 99, "token_seconds": 1}', "[" * 100_000, "\x00\xff"]
 )
 def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: str) -> None:
     kept = RememberedCosts(b"model", ())
@@ -70,7 +60,7 @@ def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: str) -> N
     assert RememberedCosts(b"model", ()).load() == KEPT
 
 
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e9, "much", None])
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), 1e9, "much", None])
 def test_costs_that_make_no_sense_are_not_believed(folder: Path, seconds: object) -> None:
     RememberedCosts(b"model", ()).save(KEPT)
     (file,) = folder.iterdir()
@@ -87,44 +77,26 @@ def test_a_folder_that_cannot_be_made_costs_nothing(folder: Path) -> None:
     assert folder.read_text() == "in the way"
 
 
-@pytest.mark.parametrize("fails", ["write", "replace"])
-def test_a_disk_that_is_full_keeps_nothing_of_a_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
+def test_a_disk_that_is_full_keeps_the_earlier_costs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    kept = RememberedCosts(b"model", ())
-    kept.save(KEPT)
-    before = [file.read_bytes() for file in folder.iterdir()]
-
-    class Full(io.FileIO):
-        write = full
-
+    RememberedCosts(b"model", ()).save(KEPT)
     with monkeypatch.context() as patch:
-        if fails == "write":
-            patch.setattr(files, "open", Full, raising=False)
-        else:
-            patch.setattr(os, "replace", full)
-        kept.save(replace(KEPT, prefill_seconds=2e-3))
-    assert [file.read_bytes() for file in folder.iterdir()] == before
+        patch.setattr(os, "replace", full)
+        RememberedCosts(b"model", ()).save(replace(KEPT, prefill_seconds=2e-3))
+    assert RememberedCosts(b"model", ()).load() == KEPT
+    assert len(list(folder.iterdir())) == 1, "no temporary file is left"
 
 
-def test_a_model_starts_with_what_was_measured_before(folder: Path, tiny_model: Callable[..., Path]) -> None:
-    def opened() -> Llama:
-        return Llama(str(tiny_model("qwen35")), n_ctx=512, verbose=False, n_threads=1, n_threads_batch=1)
-
-    first = opened()
-    assert first.runner is not None
+def test_a_model_starts_with_the_costs_of_its_last_start(
+    folder: Path, open_model: Callable[..., Any]
+) -> None:
+    first = open_model()
     assert first.runner.meter.costs().token_seconds > 0, "the trial at the start measures a token"
     assert first.runner.meter.costs().prefill_seconds == 0
-    stream = first.generate(list(range(5, 205)), temp=0.0)
-    next(stream)
-    stream.close()
+    take(first, list(range(5, 205)), 1)
     known = first.runner.meter.costs()
     assert known.prefill_seconds > 0
     first.close()
-    second = opened()
-    assert second.runner is not None
-    assert second.runner.meter.costs() == known
-    second.close()
+    assert open_model().runner.meter.costs() == known
