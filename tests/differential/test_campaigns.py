@@ -1,4 +1,4 @@
-"""`make fuzz` and `make soak` in small: they pass where they should, and fail where they must."""
+"""`make fuzz` and `make soak` in small."""
 
 import gc
 import io
@@ -10,12 +10,8 @@ import pytest
 from rich.console import Console
 
 import llamahybrid
-from llamahybrid.errors import DecodeError, RequestCancelled
-from llamahybrid.memory import verification
-from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.request.gate import RequestGate
 from tests.lab import cancel_fuzz
-from tests.lab.differential import Mismatch, check
+from tests.lab.differential import check
 from tests.lab.fuzz import campaign, generative, trials
 from tests.lab.history import Reopen, random_history, restarted
 from tests.lab.soak import WARM_UP, soak
@@ -39,6 +35,7 @@ def run_campaign(factory, seconds):
     return passed, out.getvalue()
 
 
+@pytest.mark.full
 def test_a_campaign_prints_its_seeds_and_the_worst_difference():
     passed, printed = run_campaign(llamahybrid.Llama, seconds=1)
     assert passed
@@ -53,6 +50,7 @@ def test_a_history_of_restarts_goes_on_from_disk(tiny_model):
     assert check(restarted(history), llamahybrid.Llama, tiny_model("mamba")).from_disk > 0
 
 
+@pytest.mark.full
 def test_a_campaign_ends_at_a_mismatch_and_prints_a_short_history(forgetful):
     passed, printed = run_campaign(forgetful, seconds=600)
     assert not passed
@@ -73,6 +71,7 @@ def test_encoders_are_left_out():
     assert {"llama", "gemma3", "mamba", "qwen35"} <= set(generative())
 
 
+@pytest.mark.full
 def test_a_soak_counts_what_the_cache_does_not_hold(tiny_model):
     result = soak(tiny_model("mamba"), llamahybrid.Llama, seconds=0, seed=1)
     assert result.histories == WARM_UP + 1
@@ -80,11 +79,13 @@ def test_a_soak_counts_what_the_cache_does_not_hold(tiny_model):
     assert result.growth < LEAK
 
 
+@pytest.mark.full
 def test_a_soak_sees_a_leak(tiny_model):
     gc.collect()
     assert soak(tiny_model("mamba"), Leaky, seconds=0, seed=1).growth >= LEAK
 
 
+@pytest.mark.patched
 @pytest.mark.parametrize("setting", cancel_fuzz.SETTINGS, ids=lambda s: s.name)
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
 def test_requests_cancelled_at_random_moments(tiny_model, arch, setting):
@@ -92,28 +93,3 @@ def test_requests_cancelled_at_random_moments(tiny_model, arch, setting):
     assert sum(outcome.ends.values()) == 40
     assert outcome.threads == 0
     assert outcome.ends["in the prompt"]
-
-
-def test_a_cancel_campaign_sees_state_that_was_left_wrong(tiny_model, monkeypatch):
-    decode = LiveSequence.decode
-
-    def trusting(live, tokens, outputs):
-        """An aborted batch is taken for a decoded one."""
-        try:
-            decode(live, tokens, outputs)
-        except DecodeError:
-            live.state.n -= 1
-            live.decoded(tokens, "none")
-            raise RequestCancelled from None
-
-    monkeypatch.setattr(LiveSequence, "decode", trusting)
-    monkeypatch.setattr(verification, "memory_fault", lambda *_, **__: None)
-    with pytest.raises((Mismatch, RuntimeError)):
-        cancel_fuzz.run(tiny_model("qwen35"), cancel_fuzz.SETTINGS[0], 1, 200, time.monotonic() + 600)
-
-
-def test_a_cancel_campaign_sees_a_stop_in_the_wrong_request(tiny_model, monkeypatch):
-    cancel = RequestGate.cancel
-    monkeypatch.setattr(RequestGate, "cancel", lambda gate, ticket=None: cancel(gate))
-    with pytest.raises(Mismatch, match="nobody cancelled"):
-        cancel_fuzz.run(tiny_model("qwen35"), cancel_fuzz.SETTINGS[0], 1, 100, time.monotonic() + 600)

@@ -1,4 +1,4 @@
-"""Images decoded natively, as the multimodal chat handlers do: what has no token ids is never mixed up."""
+"""Images decoded natively, as the multimodal chat handlers do: content without ids is never mixed up."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +61,7 @@ def ask_about_image(llm, seed, before=(10, 11, 12, 13), after=(20, 21, 22)):
     return llm.create_completion(prompt, max_tokens=8, temperature=0)["choices"][0]["text"]
 
 
-@pytest.fixture(params=["qwen35", "llama", "jamba"])
+@pytest.fixture(params=["qwen35", "llama", pytest.param("jamba", marks=pytest.mark.full)])
 def model(request, tiny_model):
     return tiny_model(request.param)
 

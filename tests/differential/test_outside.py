@@ -9,21 +9,11 @@ import pytest
 
 from llamahybrid.evaluate.counters import DecodeCounter
 from tests.lab.reference import SETTINGS, difference
+from tests.memory.conftest import foreign_decode
 
-
-def raw_decode(llm, tokens, start, seq=0):
-    """`llama_decode` on the raw context, as guidance does, behind the wrapper's back."""
-    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
-    batch.n_tokens = len(tokens)
-    for index, token in enumerate(tokens):
-        batch.token[index] = token
-        batch.pos[index] = start + index
-        batch.n_seq_id[index] = 1
-        batch.seq_id[index][0] = seq
-        batch.logits[index] = index == len(tokens) - 1
-    result = llama_cpp.llama_decode(llm.ctx, batch)
-    llama_cpp.llama_batch_free(batch)
-    assert result == 0
+FULL = pytest.mark.full
+SOME = ["qwen35", "gemma3", *(pytest.param(arch, marks=FULL) for arch in ("llama", "jamba", "mamba"))]
+pytestmark = [pytest.mark.patched]
 
 
 def seq_rm(llm, start, end=-1):
@@ -39,11 +29,11 @@ def replace_tail(llm):
     """As many tokens as before, others: positions alone cannot tell."""
     length = llm.n_tokens
     assert seq_rm(llm, 40)
-    raw_decode(llm, [5] * (length - 40), 40)
+    foreign_decode(llm, [5] * (length - 40), 40)
 
 
 def grow(llm):
-    raw_decode(llm, [5, 6, 7], llm.n_tokens)
+    foreign_decode(llm, [5, 6, 7], llm.n_tokens)
 
 
 def clear(llm):
@@ -53,7 +43,7 @@ def clear(llm):
 def replace_all(llm):
     length = llm.n_tokens
     clear(llm)
-    raw_decode(llm, [9] * length, 0)
+    foreign_decode(llm, [9] * length, 0)
 
 
 ANYWHERE = (grow, clear, replace_all)  # what a recurrent memory allows, too
@@ -62,7 +52,8 @@ ANYWHERE = (grow, clear, replace_all)  # what a recurrent memory allows, too
 @pytest.mark.parametrize(
     ("arch", "change"),
     [("llama", change) for change in (cut_tail, replace_tail, *ANYWHERE)]
-    + [(arch, change) for arch in ("qwen35", "jamba", "mamba") for change in ANYWHERE],
+    + [("qwen35", change) for change in ANYWHERE]
+    + [pytest.param(arch, change, marks=FULL) for arch in ("jamba", "mamba") for change in ANYWHERE],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 @pytest.mark.parametrize("follow_up", ["append", "repeat"])
@@ -111,7 +102,7 @@ def partial_state(llm):
     return flagged_state(llm, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen35", "mamba", "gemma3"])
+@pytest.mark.parametrize("arch", SOME)
 @pytest.mark.parametrize("saved", [whole_state, sequence_state, flagged_state, partial_state])
 def test_a_state_of_as_many_tokens_that_others_load_is_noticed(tiny_model, opened, reference, arch, saved):
     """Neither positions nor counters nor sizes differ; what `eval` decoded is in no cache."""
@@ -138,7 +129,7 @@ def last_row(llm):
     return np.array(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), (llm.n_vocab(),)))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen35", "jamba", "mamba", "gemma3"])
+@pytest.mark.parametrize("arch", SOME)
 @pytest.mark.parametrize("seq", [0, -1])
 def test_a_program_that_cuts_and_decodes_by_itself_finds_what_it_left(
     tiny_model, opened, reference, arch, seq
@@ -154,7 +145,7 @@ def test_a_program_that_cuts_and_decodes_by_itself_finds_what_it_left(
         llama_cpp.llama_memory_seq_rm(memory, seq, keep, -1)
         live = [*live[:keep], *more]
         for start in range(keep, len(live), 30):
-            raw_decode(llm, live[start : start + 30], start)
+            foreign_decode(llm, live[start : start + 30], start)
         assert difference(last_row(llm), expected.logits(live)[0]) <= 1e-3
     if arch in ("qwen35", "jamba", "mamba"):
         decoded = counter.take()
@@ -163,30 +154,30 @@ def test_a_program_that_cuts_and_decodes_by_itself_finds_what_it_left(
     assert next(llm.generate(asked, temp=0.0)) == int(np.argmax(expected.logits(asked)[0]))
 
 
-def test_what_is_not_known_stays_refused(tiny_model, opened):
+def test_a_cut_into_unknown_content_stays_refused(tiny_model, opened):
     """Others decoded on another sequence, from ours, over a hole, or in positions of their own."""
     llm = opened(tiny_model("qwen35"))
     memory = llama_cpp.llama_get_memory(llm.ctx)
     list(islice(llm.generate(range(40, 100), temp=0.0), 2))
-    raw_decode(llm, [5, 6, 7], llm.n_tokens)
+    foreign_decode(llm, [5, 6, 7], llm.n_tokens)
     assert not llama_cpp.llama_memory_seq_rm(memory, 0, 20, -1), "some of it is ours"
     llama_cpp.llama_memory_clear(memory, True)
-    raw_decode(llm, [5] * 20, 0)
-    raw_decode(llm, [6] * 20, 0, seq=1)
+    foreign_decode(llm, [5] * 20, 0)
+    foreign_decode(llm, [6] * 20, 0, seq=1)
     assert not llama_cpp.llama_memory_seq_rm(memory, 0, 10, -1), "another sequence was decoded last"
     llama_cpp.llama_memory_clear(memory, True)
-    raw_decode(llm, [5] * 20, 0)
+    foreign_decode(llm, [5] * 20, 0)
     assert not llama_cpp.llama_memory_seq_rm(memory, 1 << 20, 10, -1)
     put_back = sequence_state(llm)
     put_back()
     assert not llama_cpp.llama_memory_seq_rm(memory, 0, 10, -1), "a state may be of other tokens"
     llama_cpp.llama_memory_clear(memory, True)
-    raw_decode(llm, [5] * 20, 0)
+    foreign_decode(llm, [5] * 20, 0)
     list(islice(llm.generate(range(40, 100), temp=0.0), 2))
     assert not llama_cpp.llama_memory_seq_rm(memory, 0, 10, -1), "it is ours again"
     llama_cpp.llama_memory_clear(memory, True)
-    raw_decode(llm, [5] * 20, 0)
-    llm._ctx.live.recount()
+    foreign_decode(llm, [5] * 20, 0)
+    llm.runner.live.recount()
     assert not llama_cpp.llama_memory_seq_rm(memory, 0, 10, -1), "one of our operations came between"
 
 
@@ -199,9 +190,9 @@ def test_a_request_that_waits_goes_on_after_it(tiny_model, opened, reference):
     said = [next(stream) for _ in range(3)]
     memory = llama_cpp.llama_get_memory(llm.ctx)
     assert llama_cpp.llama_memory_seq_rm(memory, -1, 0, -1), "all of it, which stock refuses"
-    raw_decode(llm, prompt[::-1], 0)
+    foreign_decode(llm, prompt[::-1], 0)
     assert llama_cpp.llama_memory_seq_rm(memory, -1, 30, -1)
-    raw_decode(llm, [7, 8], 30)
+    foreign_decode(llm, [7, 8], 30)
     assert difference(last_row(llm), expected.logits([*prompt[::-1][:30], 7, 8])[0]) <= 1e-3
     said += list(islice(stream, 5))
     assert said == alone

@@ -7,7 +7,13 @@ from itertools import islice
 
 import pytest
 
-ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
+pytestmark = [pytest.mark.patched]
+ARCHITECTURES = (
+    "qwen35",
+    "gemma3",
+    pytest.param("llama", marks=pytest.mark.full),
+    pytest.param("mamba", marks=pytest.mark.full),
+)
 
 
 @pytest.fixture(params=ARCHITECTURES)
