@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from llamahybrid.memory.costs import CostMeter
-from llamahybrid.speculation.draft_length import Curve, DraftLengthPolicy
+from llamahybrid.speculation.draft_length import DraftLengthPolicy
 
 pytestmark = pytest.mark.usefixtures("measured_costs")
 
@@ -136,27 +136,26 @@ HOPELESS = {
 }
 
 
-@pytest.mark.parametrize("tokens", [1, 10, 30, 50, 400])
+@pytest.mark.parametrize("tokens", [10, 50, 400])
 @pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
 def test_drafts_never_cost_more_than_promised(world: World, tokens: int) -> None:
-    for seed in range(3):
+    for seed in range(2):
         assert usual(world, tokens, seed)[0] <= PROMISED
 
 
 @pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
-def test_nor_where_they_were_right_until_now(world: World) -> None:
+def test_drafts_cost_no_more_where_they_were_right_until_now(world: World) -> None:
     good = replace(world, right=lambda rng, at: True)
     for tokens in (5, 20, 100):
         assert usual(world, tokens, before=good)[0] <= PROMISED
 
 
 @pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
-def test_nor_with_a_head_start(world: World) -> None:
+def test_drafts_cost_no_more_behind_a_long_prompt(world: World) -> None:
     good = replace(world, right=lambda rng, at: True)
-    for prompt in (10, 100, 5000):
-        for tokens in (3, 30, 300):
-            assert usual(world, tokens, prompt=prompt)[0] <= PROMISED
-            assert usual(world, tokens, before=good, prompt=prompt)[0] <= PROMISED
+    for prompt, tokens in ((10, 300), (100, 30), (5000, 3), (5000, 300)):
+        assert usual(world, tokens, prompt=prompt)[0] <= PROMISED
+        assert usual(world, tokens, before=good, prompt=prompt)[0] <= PROMISED
 
 
 def test_a_head_start_is_made_use_of() -> None:
@@ -165,16 +164,7 @@ def test_a_head_start_is_made_use_of() -> None:
     assert soon > 1.5 > late
 
 
-def test_a_request_starts_as_if_the_last_guess_had_been_wrong() -> None:
-    policy, _ = measured()
-    for right in (False, False, False, True, True, True) * 6:
-        policy.chance.saw(right)
-    assert policy.chance.next > 0.6
-    policy.begin()
-    assert policy.chance.next < 0.4
-
-
-def test_nor_in_the_first_request_ever() -> None:
+def test_drafts_cost_no_more_in_the_first_request() -> None:
     for world in HOPELESS.values():
         if world.ask > 1 or world.each:  # nobody knows before it was asked once
             continue
@@ -226,47 +216,7 @@ def test_a_draft_is_no_longer_than_there_is_room() -> None:
     assert policy.length(10_000, 0, 0, 8) == 0
 
 
-def test_a_draft_that_the_answer_cannot_bear_yet_is_not_made() -> None:
-    policy, _ = measured()
-    assert policy.length(5, 9, 0, 9) == 0
-    assert 0 < policy.length(36, 9, 0, 9) < 9
-    assert policy.length(100, 9, 0, 9) == 9
-
-
-def test_the_prompt_gives_a_head_start() -> None:
-    policy, _ = measured()
-    policy.prefilled(1000, 1000 * 0.1 * TOKEN)  # a share of 4 tokens
-    assert policy.length(1, 9, 0, 9) == 9
-    for _ in range(2):
-        policy.asked(2.0 * TOKEN, 0)
-        policy.account(0)
-    assert policy.length(1, 9, 0, 9) == 0, "it was lost"
-    policy.begin()
-    assert policy.length(1, 9, 0, 9) == 0, "it was that request's"
-
-
-def test_a_long_prompt_gives_no_longer_head_start() -> None:
-    policy, _ = measured()
-    policy.prefilled(100_000, 100_000 * 0.1 * TOKEN)
-    assert policy.length(1, 100, 0, 100) < 50
-    policy.asked(4.1 * TOKEN, 0)
-    policy.account(0)
-    assert policy.length(1, 9, 0, 9) == 0
-
-
-def test_guesses_are_worth_less_right_after_a_wrong_one() -> None:
-    policy, _ = measured()
-    for right in (False, True, True, True) * 6:
-        policy.chance.saw(right)
-    assert policy.chance.next == policy.chance.then > 0.6
-    policy.chance.saw(False)
-    assert policy.chance.next > policy.chance.then
-    for _ in range(24):
-        policy.chance.saw(False)
-    assert policy.chance.next < 0.2 < policy.chance.then
-
-
-def test_what_a_busy_machine_measured_is_forgotten() -> None:
+def test_costs_of_a_busy_machine_are_forgotten() -> None:
     policy, _ = measured()
     for size in range(2, 11):
         policy.decoded(size, 100 * TOKEN)
@@ -293,25 +243,6 @@ def test_planes_are_bought_once_snapshots_have_cost_as_much() -> None:
     assert policy.planes_pay()
 
 
-def test_planes_are_not_bought_for_what_snapshots_cost_before_a_checkpoint() -> None:
-    policy, _ = measured()
-    policy.length(10_000, 8, 0, 0)
-    for end in (policy.checkpointed, policy.begin):
-        for _ in range(100):
-            policy.saved(0.2 * TOKEN)
-        end()
-        policy.length(10_000, 8, 0, 0)
-        assert not policy.planes_pay()
-
-
-def test_planes_are_not_bought_on_credit() -> None:
-    policy, _ = measured()
-    for _ in range(100):
-        policy.saved(0.2 * TOKEN)
-    policy.length(20, 8, 0, 0)  # a share of twenty tokens' time is less than one
-    assert not policy.planes_pay()
-
-
 def test_planes_that_could_not_be_made_are_not_asked_for_again_in_this_request() -> None:
     policy, _ = measured()
     for attempt in (False, False):
@@ -324,25 +255,3 @@ def test_planes_that_could_not_be_made_are_not_asked_for_again_in_this_request()
         for _ in range(100):
             policy.saved(0.2 * TOKEN)
         assert not policy.planes_pay()
-
-
-def test_a_draft_model_may_read_the_prompt_on_the_prompts_account() -> None:
-    policy, _ = measured()
-    policy.asked(0.001 * TOKEN, 0)
-    soon = 60
-    assert policy.length(soon, 4, 0, 4, behind=0) > 0
-    assert policy.length(soon, 4, 0, 4, behind=400) == 0, "as dear as a prompt token, until it was measured"
-    policy.prefilled(10_000, 400 * TOKEN / 10 / 0.04)
-    assert policy.length(soon, 4, 0, 4, behind=400) > 0
-    policy.asked(400 * TOKEN / 10, 4, behind=400)
-    assert policy.length(soon, 4, 0, 4, behind=400) == 0, "granted once"
-
-
-def test_a_curve_is_straight_between_what_was_measured() -> None:
-    curve = Curve()
-    assert [curve.at(n, 1.0, 0.1) for n in (1, 2, 5)] == pytest.approx([1.0, 2.0, 2.3])
-    for seconds in (1.9, 2.0, 9.0):
-        curve.add(3, seconds)
-    assert [curve.at(n, 1.0, 0.1) for n in (1, 2, 3, 5)] == pytest.approx([1.0, 1.5, 2.0, 2.2])
-    curve.add(7, 6.0)
-    assert curve.at(5, 1.0, 0.1) == pytest.approx(4.0)
