@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import tiny
-from llamahybrid.capi.gguf import Gguf, Shape, _native, quiet
-from llamahybrid.errors import EngineError
+from llamahybrid.capi.gguf import Gguf, Shape, quiet
 from tests.tiny.loading import TinyModel
 
 VALUES = {
@@ -56,7 +55,7 @@ def test_tensors_are_written_in_full(tmp_path: Path) -> None:
     assert data.tobytes() in path.read_bytes()
 
 
-def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUX" + bytes(100))
     with quiet(), pytest.raises(OSError, match="not a GGUF file"):
@@ -118,8 +117,3 @@ def test_ggmls_own_functions_are_found_where_only_their_library_has_them(
     loaded = llama_cpp.llama_cpp._lib
     monkeypatch.setattr(llama_cpp.llama_cpp, "_lib", Dll(loaded._name, loaded))
     assert tiny.make("qwen35", tmp_path / "x.gguf").read_bytes() == same
-
-
-def test_a_function_that_no_library_has_is_named() -> None:
-    with pytest.raises(EngineError, match="no gguf_of_tomorrow"):
-        _native("gguf_of_tomorrow", None)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from llamahybrid import Llama
 from llamahybrid.capi import openmp
+
+pytestmark = [pytest.mark.xdist_group("serial")]
 
 CHILD = '''
 import os, sys, time
@@ -63,26 +61,6 @@ print(status, answer() == expected)
 """
 
 
-@pytest.fixture
-def found(monkeypatch):
-    """`found(*names)`: what is found in a library that has these functions."""
-
-    def find(*names):
-        library = SimpleNamespace(**{name: lambda *a: None for name in names})
-        monkeypatch.setattr(openmp.llama_cpp, "_lib", library)
-        return openmp.team_ender.__wrapped__()
-
-    return find
-
-
-def test_only_gnus_is_known(found):
-    assert found() is None
-    assert found("GOMP_parallel") is None
-    assert found("omp_pause_resource_all") is None
-    assert found("GOMP_parallel", "omp_pause_resource_all", "__kmpc_fork_call") is None
-    assert found("GOMP_parallel", "omp_pause_resource_all") is not None
-
-
 @pytest.mark.skipif(openmp.team_ender() is None, reason="libllama computes without GNU's OpenMP")
 def test_a_team_ends_and_is_made_again(tiny_model):
     environment = {k: v for k, v in os.environ.items() if k != "OMP_THREAD_LIMIT"}
@@ -109,26 +87,3 @@ def test_a_forked_process_decodes_with_a_model_that_has_decoded(
         timeout=180,
     )
     assert done.stdout.split() == ["0", "True"], done.stderr
-
-
-def test_a_thread_that_made_a_request_keeps_no_team_but_the_main_one_does(
-    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[str] = []
-    here = threading.current_thread
-
-    def end() -> None:
-        ended.append(here().name)
-
-    monkeypatch.setattr(openmp, "team_ender", lambda: end)
-    with closing(Llama(str(tiny_model("llama")), n_ctx=128, verbose=False)) as llm:
-        llm("one two three", max_tokens=3)
-        assert ended == []
-        workers = [
-            threading.Thread(target=llm, args=("one two four",), kwargs={"max_tokens": 3}, name=f"worker {i}")
-            for i in range(2)
-        ]
-        for worker in workers:
-            worker.start()
-            worker.join()
-        assert ended == ["worker 0", "worker 1"]
