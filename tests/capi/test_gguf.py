@@ -9,9 +9,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid import tiny
 from llamahybrid.capi.gguf import Gguf, Shape, quiet
-from tests.tiny.loading import TinyModel
 
 VALUES = {
     "x.flag": True,
@@ -96,24 +94,3 @@ def test_the_log_callback_of_before_comes_back() -> None:
         assert now.value == ctypes.cast(callback, ctypes.c_void_p).value
     finally:
         llama_cpp.llama_log_set(ctypes.cast(before, llama_cpp.llama_log_callback), data)
-
-
-class Dll:
-    """A library as Windows sees it: what it exports itself, nothing of what it depends on."""
-
-    def __init__(self, name: str, library: ctypes.CDLL) -> None:
-        self._name, self._library = name, library
-
-    def __getattr__(self, function: str) -> object:
-        if function.startswith(("ggml_", "gguf_")):
-            raise AttributeError(f"function '{function}' not found")
-        return getattr(self._library, function)
-
-
-def test_ggmls_own_functions_are_found_where_only_their_library_has_them(
-    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    same = tiny_model("qwen35").read_bytes()
-    loaded = llama_cpp.llama_cpp._lib
-    monkeypatch.setattr(llama_cpp.llama_cpp, "_lib", Dll(loaded._name, loaded))
-    assert tiny.make("qwen35", tmp_path / "x.gguf").read_bytes() == same

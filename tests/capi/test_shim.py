@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,27 +101,6 @@ def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_a_load_of_ours_is_not_seen_by_a_watch_on_others(
-    context: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library, ctx = native.library(), context()
-    decode(ctx, TOKENS)
-    state = np.empty(llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0), np.uint8)
-    library.save_state(ctx, state, 0, 0)
-    seen: list[int] = []
-
-    def watch(result: int, _: object, arguments: object) -> int:
-        seen.append(result)
-        return result
-
-    monkeypatch.setattr(llama_cpp.llama_state_seq_set_data_ext, "errcheck", watch)
-    assert library.load_state(ctx, state, 0, 0)
-    assert not seen
-    llama_cpp.llama_state_seq_set_data_ext(ctx, state.ctypes.data_as(BYTES), state.nbytes, 0, 0)
-    assert seen == [state.nbytes]
-
-
-@pytest.mark.usefixtures("way")
 def test_state_fails_without_harm_where_the_buffer_is_short(context: Callable[[], int]) -> None:
     library, ctx = native.library(), context()
     decode(ctx, TOKENS)
@@ -193,20 +171,9 @@ def swapped(one: str, other: str) -> type[ctypes.Structure]:
     return type("Swapped", (ctypes.Structure,), {"_fields_": [(name, fields[name]) for name in names]})
 
 
-def replaced(name: str, *instead: tuple[str, object]) -> type[ctypes.Structure]:
-    """struct llama_batch with other fields in place of one."""
-    fields = [(field, kind) for field, kind in llama_cpp.llama_batch._fields_]
-    at = [field for field, _ in fields].index(name)
-    return type("Replaced", (ctypes.Structure,), {"_fields_": [*fields[:at], *instead, *fields[at + 1 :]]})
-
-
 LAYOUTS = {
-    "a field more": replaced("logits", ("logits", BYTES), ("more", ctypes.c_void_p)),
     "two pointers in another order": swapped("pos", "n_seq_id"),
-    "the last two in another order": swapped("seq_id", "logits"),
     "a number in the place of a pointer": swapped("n_tokens", "token"),
-    "a field of another name": replaced("logits", ("output", BYTES)),
-    "a longer number where there was room": replaced("n_tokens", ("n_tokens", ctypes.c_int64)),
 }
 
 
@@ -290,21 +257,6 @@ def test_a_stop_does_nothing_when_nothing_runs() -> None:
     assert not stop.requested
     stop.begin()
     assert not stop.requested
-
-
-@pytest.mark.usefixtures("way")
-def test_stops_from_many_threads_hit_only_their_request() -> None:
-    stop = native.Stop()
-    for _ in range(50):
-        number = stop.begin()
-        threads = [threading.Thread(target=stop.request, args=(n,)) for n in (number - 1, number, number)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert stop.requested
-        stop.begin()
-        assert not stop.requested
 
 
 def test_a_stop_ends_a_decode_from_within(context: Callable[[], int]) -> None:

@@ -4,12 +4,10 @@ from contextlib import closing, nullcontext
 from itertools import islice
 
 import llama_cpp
-import numpy as np
 import pytest
 from llama_cpp import llama_cpp as native
 
 import llamahybrid
-from llamahybrid.capi.gguf import Gguf, Shape
 from tests.lab.differential import Mismatch, Verdict, check, run
 from tests.lab.fuzz import generative
 from tests.lab.history import (
@@ -29,6 +27,7 @@ from tests.lab.history import (
     random_history,
 )
 from tests.lab.reference import SETTINGS, Reference, Setting, difference, settings_for
+from tests.memory.conftest import write_lora
 
 pytestmark = [pytest.mark.patched]
 FULL = pytest.mark.full
@@ -124,30 +123,12 @@ def test_a_stock_library_cannot_cut_behind_the_window(tiny_model):
         run(BEHIND_THE_WINDOW, llama_cpp.Llama, model, reference, setting)
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    """`adapter(arch)`: a LoRA adapter of rank 4 on the first layer's `ffn_down`."""
-
-    def make(arch: str):
-        path = tmp_path_factory.mktemp("lora") / f"{arch}.gguf"
-        rng = np.random.default_rng(1)
-        embd, ff, rank = 64, 128, 4
-        with Gguf() as gguf:
-            gguf.set({"general.type": "adapter", "general.architecture": arch, "adapter.type": "lora"})
-            gguf.set({"adapter.lora.alpha": 8.0})
-            for side, ne in (("a", (ff, rank)), ("b", (rank, embd))):
-                data = rng.standard_normal(ne[0] * ne[1]).astype(np.float32) * np.float32(0.3)
-                gguf.add(Shape(f"blk.0.ffn_down.weight.lora_{side}", ne), data)
-            gguf.write(path)
-        return path
-
-    return make
-
-
 @pytest.mark.parametrize("arch", ["qwen35", pytest.param("llama", marks=FULL)])
-def test_lora(tiny_model, adapter, reference, arch):
+def test_lora(tiny_model, tmp_path, reference, arch):
     model = tiny_model(arch)
-    setting = Setting("lora", {"lora_path": str(adapter(arch)), "lora_scale": 1.0})
+    setting = Setting(
+        "lora", {"lora_path": str(write_lora(tmp_path / "lora.gguf", arch, scale=0.3)), "lora_scale": 1.0}
+    )
     prompt = list(range(40, 80))
     plain, adapted = reference(model).logits(prompt), reference(model, setting).logits(prompt)
     assert difference(plain, adapted) > 0.01, "the adapter does nothing, so the test would prove nothing"

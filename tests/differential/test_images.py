@@ -127,19 +127,6 @@ def test_a_follow_up_in_text_after_an_image(opened, model):
     fresh.close()
 
 
-def test_an_image_that_was_reset_is_forgotten(opened, reference, model):
-    llm, expected = opened(model), reference(model)
-    fill_ids(llm)
-    llm.reset()
-    llm.eval([10, 11, 12, 13])
-    decode_image(llm, 1)
-    llm.eval([20, 21, 22])
-    prompt = llm.input_ids[: llm.n_tokens].tolist()
-    llm.reset()
-    answer = list(islice(llm.generate(prompt, temp=0.0), 8))
-    assert answer == expected.logits(prompt, answer)[:-1].argmax(axis=1).tolist()
-
-
 def decode_with_image(llm, seed=1):
     """A text with an image in it, for which no answer is asked."""
     llm.reset()
@@ -210,25 +197,6 @@ def test_an_images_cells_are_counted_and_nobody_elses_request_fails(opened, tiny
         assert len(answer.result()) == 50
     llm.reset()
     assert shared.cells_held() == sum(slot.evaluation.runner.live.n for slot in llm.slots.all)
-
-
-def test_an_image_is_seen_whatever_is_forgotten_meanwhile(opened, model, stock, monkeypatch):
-    """It cannot be decoded again, so the request that begins with it goes on; nothing of it is stored."""
-    llm, expected = opened(model), stock(1)
-    list(islice(llm.generate([10, 11, 12, 13, *range(40, 90)], temp=0.0), 3))
-    llm.prompt_cache.forget([10, 11])
-    assert ask_about_image(llm, seed=1) == expected
-    complete = llm.create_completion
-
-    def forgetting(*args, **kwargs):
-        llm.prompt_cache.forget([10, 11])
-        return complete(*args, **kwargs)
-
-    monkeypatch.setattr(llm, "create_completion", forgetting)
-    assert ask_about_image(llm, seed=1) == expected
-    list(islice(llm.generate([5, 6, 7], temp=0.0), 3))
-    list(islice(llm.generate([10, 11, 12, 13, 14], temp=0.0), 3))
-    assert llm.last_request.matched == 0
 
 
 def handling(seed):

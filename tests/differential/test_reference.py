@@ -3,9 +3,8 @@
 import llama_cpp
 import pytest
 
-from tests.lab import history as operations
 from tests.lab.differential import Mismatch, check
-from tests.lab.history import Again, Append, Ask, Edit, Eval, History, Unrelated, random_history, shrink
+from tests.lab.history import Again, Append, Ask, Edit, Eval, History, Unrelated, random_history
 
 
 class Miscounting(llama_cpp.Llama):
@@ -44,24 +43,3 @@ def test_a_cut_that_did_not_happen_is_found_and_shrunk(tiny_model, forgetful):
 def test_a_wrong_count_is_found(tiny_model):
     with pytest.raises(Mismatch, match="expected 1 tokens"):
         check(History((Eval(new=20, seed=1),)), Miscounting, tiny_model("llama"))
-
-
-def test_a_failed_history_prints_as_python():
-    history = random_history(5)
-    assert eval(str(history), vars(operations)) == history
-
-
-def test_the_same_seed_is_the_same_history():
-    assert random_history(3) == random_history(3)
-    assert len({str(random_history(seed)) for seed in range(50)}) == 50
-
-
-def test_shrinking_keeps_what_fails():
-    def fails(history: History) -> bool:
-        return any(isinstance(operation, Eval) and operation.new >= 3 for operation in history.operations)
-
-    history = next(h for h in map(random_history, range(100)) if fails(h))
-    short = shrink(history, fails)
-    assert len(short.operations) == 1
-    assert fails(short)
-    assert short.operations[0].new <= 5

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama
+from llamahybrid.capi.gguf import Gguf, Shape
 from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
 from tests.conftest import SETTINGS, take
 
@@ -48,6 +49,19 @@ def foreign_decode(llm: Any, tokens: list[int], start: int, seq: int = 0) -> Non
     result = llama_cpp.llama_decode(llm.ctx, batch)
     llama_cpp.llama_batch_free(batch)
     assert result == 0
+
+
+def write_lora(path: Path, arch: str, seed: int = 1, scale: float = 2.0) -> Path:
+    """Write an adapter of rank 4 on the first layer's `ffn_down`."""
+    rng = np.random.default_rng(seed)
+    with Gguf() as gguf:
+        gguf.set({"general.type": "adapter", "general.architecture": arch, "adapter.type": "lora"})
+        gguf.set({"adapter.lora.alpha": 8.0})
+        for side, ne in (("a", (128, 4)), ("b", (4, 64))):
+            data = rng.standard_normal(ne[0] * ne[1]).astype(np.float32) * np.float32(scale)
+            gguf.add(Shape(f"blk.0.ffn_down.weight.lora_{side}", ne), data)
+        gguf.write(path)
+    return path
 
 
 def decode(live: Any, tokens: list[int]) -> Logits:

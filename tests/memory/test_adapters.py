@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as native
 
-from llamahybrid import Llama, PromptCache
-from llamahybrid.capi.gguf import Gguf, Shape
+from llamahybrid import PromptCache
 from tests.conftest import take
 
-from .conftest import wait_for_tick
+from .conftest import wait_for_tick, write_lora
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
@@ -39,23 +38,12 @@ def fresh(open_model):
     return answer
 
 
-@pytest.fixture(scope="module")
-def lora(tmp_path_factory):
-    """`lora(arch, seed)`: the path of an adapter of rank 4 on the first layer's `ffn_down`."""
-
-    def make(arch="qwen35", seed=1, path=None):
-        path = path or tmp_path_factory.mktemp("lora") / f"{arch}.gguf"
-        rng = np.random.default_rng(seed)
-        with Gguf() as gguf:
-            gguf.set({"general.type": "adapter", "general.architecture": arch, "adapter.type": "lora"})
-            gguf.set({"adapter.lora.alpha": 8.0})
-            for side, ne in (("a", (128, 4)), ("b", (4, 64))):
-                data = rng.standard_normal(ne[0] * ne[1]).astype(np.float32) * np.float32(2)
-                gguf.add(Shape(f"blk.0.ffn_down.weight.lora_{side}", ne), data)
-            gguf.write(path)
-        return path
-
-    return make
+@pytest.fixture
+def lora(tmp_path):
+    """`lora(arch, seed)`: the path of an adapter."""
+    return lambda arch="qwen35", seed=1, path=None: write_lora(
+        path or tmp_path / f"{arch}-{seed}.gguf", arch, seed
+    )
 
 
 def steer(llm, seed=1, setter=native.llama_set_adapter_cvec, rows=None, last=None):
@@ -177,16 +165,6 @@ def test_an_adapter_is_named_by_its_content(open_model, lora, tmp_path):
     assert given.runner.live.fingerprint == open_model().runner.live.fingerprint
 
 
-def test_an_adapter_twice_is_not_the_same_as_once(open_model, lora):
-    llm, path = open_model(), lora()
-    a, b = load(llm, path), load(llm, path)
-    names = []
-    for put in (((a, 1.0),), ((a, 1.0), (b, 1.0))):
-        adapt(llm, *put)
-        names.append(llm.runner.live.fingerprint)
-    assert names[0] != names[1]
-
-
 def test_an_adapter_whose_file_was_edited_has_no_equal(open_model, lora, tmp_path):
     names = set()
     for _ in range(2):
@@ -223,28 +201,6 @@ def test_a_mode_that_changes_numbers_is_noticed(open_model, fresh):
     assert take(llm, PROMPT) == fresh(PROMPT, "llama")
 
 
-def test_the_deprecated_names_are_noticed(open_model, lora):
-    llm = open_model()
-    before = llm.runner.live.fingerprint
-    with pytest.warns(DeprecationWarning, match="is deprecated"):
-        native.llama_set_adapter_lora(llm._ctx.ctx, load(llm, lora()), 1.0)
-    after = llm.runner.live.fingerprint
-    with pytest.warns(DeprecationWarning, match="is deprecated"):
-        native.llama_apply_adapter_cvec(
-            llm._ctx.ctx, np.zeros(999, np.float32).ctypes.data_as(FLOATS), 1, 1, 1, 1
-        )
-    assert len({before, after, llm.runner.live.fingerprint}) == 3
-
-
-def test_attention_is_cut_in_two_where_steered_conversations_part(open_model, fresh):
-    llm = open_model()
-    steer(llm)
-    one, two = (PROMPT * 3)[:200], [*(PROMPT * 3)[:100], *OTHER]
-    for prompt in (one, OTHER, two, OTHER, one, OTHER, two):
-        assert take(llm, prompt) == fresh(prompt, prepare=steer)
-    assert llm.last_request.cached == len(two)
-
-
 # -- in the middle of something --------------------------------------------------------------------
 
 
@@ -269,17 +225,6 @@ def test_an_answer_goes_on_as_stock_does_and_is_not_stored(open_model, fresh, ar
     steer(ours, None)
     assert take(ours, longer) == fresh(longer, arch)
     assert ours.last_request.cached in (0, len(PROMPT))
-
-
-@pytest.mark.parametrize("arch", KINDS)
-def test_a_sequence_is_continued_as_stock_does(open_model, arch):
-    answers = []
-    for cls in (Llama, llama_cpp.Llama):
-        llm = open_model(arch, cls)
-        llm.eval(PROMPT)
-        steer(llm)
-        answers.append(list(itertools.islice(llm.generate(OTHER, temp=0.0, reset=False), 8)))
-    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("at", [1, 3])
@@ -315,17 +260,6 @@ def test_a_closed_model_may_be_reset_and_salted(open_model, arch):
     llm.cache_salt = "other"
 
 
-def test_reset_is_enough_on_a_plain_model(open_model, fresh):
-    """As with stock: what is on the context was changed in a way that nobody can see."""
-    setter = unseen("llama_set_adapter_cvec")
-    llm = open_model("llama")
-    steer(llm, 1, setter)
-    take(llm, PROMPT)
-    steer(llm, None, setter)
-    llm.reset()
-    assert take(llm, PROMPT) == fresh(PROMPT, "llama")
-
-
 @pytest.mark.parametrize("arch", KINDS)
 def test_a_salt_names_a_change_that_nobody_can_see(open_model, fresh, arch):
     setter = unseen("llama_set_adapter_cvec")
@@ -348,12 +282,6 @@ def test_salts_part_models_that_share_a_cache(open_model):
         take(llm, PROMPT)
         assert llm.last_request.cached == cached
     assert one.__getstate__()["cache_salt"] == one.cache_salt == "a"
-
-
-def test_a_salt_without_a_cache_is_just_kept(open_model):
-    llm = open_model(prompt_cache=False, cache_salt="a")
-    llm.cache_salt = "b"
-    assert llm.cache_salt == "b"
 
 
 def test_a_salt_ends_the_request_that_is_suspended(open_model, fresh):

@@ -63,11 +63,6 @@ def test_no_part_runs_into_the_next(computation: Computation) -> None:
     assert a.fingerprint != b.fingerprint
 
 
-def test_any_text_is_a_salt(computation: Computation) -> None:
-    lone = replace(computation, salt="\ud800")
-    assert lone.fingerprint != replace(computation, salt="\ud801").fingerprint
-
-
 @pytest.mark.parametrize("part", ["settings", "adapters"])
 def test_a_part_without_a_name_makes_all_of_it_nameless(computation: Computation, part: str) -> None:
     assert not computation.nameless
@@ -79,15 +74,6 @@ def test_settings_with_a_pointer_equal_nothing() -> None:
     model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
     assert settings(model, context) == settings(model, context)
     context.cb_eval = llama_cpp.ggml_backend_sched_eval_callback(lambda *a: True)
-    assert isinstance(settings(model, context), Nameless)
-
-
-def test_settings_of_an_engine_that_cannot_be_read_equal_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable() -> bytes:
-        raise OSError("gone")
-
-    monkeypatch.setattr(fingerprint, "engine_digest", unreadable)
-    model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
     assert isinstance(settings(model, context), Nameless)
 
 
@@ -135,17 +121,6 @@ def test_every_override_and_its_type_count(tiny_model):
     assert len(set(made)) == len(made)
     turned = {"another.key": 1, "other.key": 1}
     assert named(tiny_model("qwen35"), kv_overrides=turned) == made[-1]
-
-
-def test_how_tensors_are_split_counts(tiny_model):
-    made = [named(tiny_model("llama"), tensor_split=split) for split in (None, [1.0], [0.5, 0.5])]
-    assert len(set(made)) == 3
-
-
-def test_a_variable_that_turns_attention_counts(tiny_model, monkeypatch):
-    before = named(tiny_model("llama"))
-    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
-    assert named(tiny_model("llama")) != before
 
 
 @pytest.mark.parametrize("name", ["GGML_CPU_TILED_MM", "GGML_VK_DISABLE_F16", "NVIDIA_TF32_OVERRIDE"])

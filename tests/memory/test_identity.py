@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -144,15 +143,3 @@ def test_what_is_live_cannot_be_given_to_another_salt(tmp_path):
     with pytest.raises(ValueError, match="another salt"):
         identity.serve(b"a" * 16)
     assert identity.serves(b"")
-
-
-def test_another_computation_keeps_the_salt(tmp_path):
-    identity = bare(tmp_path)
-    identity.serve(b"a" * 16)
-    before = identity.namespace, identity.fingerprint
-    identity.computed_by(replace(identity.computation, salt="steered"))
-    assert identity.serves(b"a" * 16)
-    assert identity.namespace != before[0]
-    assert identity.fingerprint != before[1]
-    identity.computed_by(replace(identity.computation, salt=""))
-    assert (identity.namespace, identity.fingerprint) == before

@@ -129,18 +129,6 @@ def test_two_chats_find_their_state_again(open_model):
         chat += answer
 
 
-def test_attention_is_stored_only_where_the_cache_has_room(open_model, monkeypatch):
-    llm = open_model()
-    monkeypatch.setattr(llm.prompt_cache, "segment_buffer", lambda view, n_bytes: None)
-    greedy(llm, ONE)
-    greedy(llm, TWO)
-    assert llm.prompt_cache.stats().segments == 0
-    monkeypatch.undo()
-    greedy(llm, ONE)
-    greedy(llm, TWO)
-    assert llm.prompt_cache.stats().segments > 0
-
-
 def test_without_paging_another_chat_is_decoded_again(open_model):
     llm = open_model(paging=False)
     greedy(llm, ONE)

@@ -5,7 +5,6 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.engine import loaded
-from llamahybrid.memory.paging import Pager
 from llamahybrid.memory.profile import NO_MEMORY, probe
 
 from .conftest import PROMPT, sequences
@@ -42,10 +41,6 @@ def test_each_kind_of_memory_is_recognised(tiny_model, arch, cuttable, checkpoin
         checkpoints,
         attention,
     )
-
-
-def test_a_full_size_window_cache_needs_no_checkpoints(tiny_model):
-    assert not profile_of(tiny_model("gemma3"), swa_full=True).needs_checkpoints
 
 
 def test_memory_whose_size_follows_no_line_is_not_restored(tiny_model):
@@ -105,14 +100,4 @@ def test_a_window_shorter_than_the_trial_is_not_paged(tiny_model):
     llm = Llama(str(tiny_model("gemma3", window=4)), n_ctx=256, n_threads=1, verbose=False)
     profile = llm.runner.live.profile
     assert (profile.window, profile.pager, profile.attention_is_all) == (4, None, False)
-    llm.close()
-
-
-def test_a_pager_that_misses_layers_does_not_serve(tiny_model, monkeypatch):
-    """Full attention alone is what it takes of a hybrid."""
-    learn = Pager.learn
-    monkeypatch.setattr(Pager, "learn", lambda ctx, *span, **_: learn(ctx, *span))
-    llm = Llama(str(tiny_model("gemma3", window=16)), n_ctx=256, n_threads=1, verbose=False)
-    profile = llm.runner.live.profile
-    assert (profile.attention_is_all, profile.pager) == (False, None)
     llm.close()

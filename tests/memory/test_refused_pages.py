@@ -176,11 +176,8 @@ def changed(offset: int, value: int, front: bool = False) -> Callable[..., Any]:
 
 
 DAMAGE: dict[str, Callable[..., Any]] = {
-    "another number of cells": changed(-4, 19, front=True),
     "neither transposed nor not": changed(0, 2),
     "more layers than there are": changed(4, 100),
-    "fewer layers": changed(4, 0),
-    "cut in the head": lambda cells, layout: cells[: layout.head_bytes + 2],
     "cut at the end": lambda cells, _: cells[:-8],
     "bytes behind the end": lambda cells, _: np.append(cells, np.zeros(3, np.uint8)),
     "a position twice": changed(0, 6, front=True),

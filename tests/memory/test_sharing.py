@@ -12,7 +12,6 @@ import pytest
 from llama_cpp import llama_cpp
 
 from llamahybrid.memory.paging import Pager
-from llamahybrid.memory.sharing import SharedCells, held_twice
 from tests.lab.real_costs import decide_by
 
 pytestmark = [pytest.mark.patched]
@@ -227,15 +226,6 @@ def test_after_a_refusal_attention_is_loaded(
         stream.close()
 
 
-def test_only_attention_is_lent(opened: Opener) -> None:
-    """The state of its tip is another one's than that of the tokens that are lent."""
-    first, second, _ = lives(opened("qwen35"))
-    first.decode(np.array(WORDS[:50], np.int32), "last")
-    assert second.profile.pager.borrow(first.native.seq, 0, 30)
-    assert second.native.positions()[1] == -1, "nothing recurrent lies in it"
-    assert first.fault() is None
-
-
 # -- the account -------------------------------------------------------------------------------------
 
 
@@ -294,37 +284,3 @@ def test_the_account_is_the_librarys(arch: str, seed: int, opened: Opener) -> No
     assert most > 50
     for stream in streams:
         stream.close()
-
-
-class Numbered:
-    """As much of one as the account looks at, and its cells by number."""
-
-    def __init__(self) -> None:
-        self.cells = SharedCells()
-        self.numbers: list[int] = []
-
-    @property
-    def n(self) -> int:
-        return len(self.numbers)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_account_is_that_of_numbered_cells(seed: int) -> None:
-    chance, fresh = random.Random(seed), itertools.count()
-    some: list[Any] = [Numbered() for _ in range(4)]
-    for _ in range(200):
-        live, other = chance.sample(some, 2)
-        kind = chance.randrange(4)
-        if kind == 0:
-            live.numbers += [next(fresh) for _ in range(chance.randrange(1, 40))]
-        elif kind == 1:
-            keep = chance.randrange(live.n + 1)
-            live.cells.cut(keep)
-            del live.numbers[keep:]
-        elif other.n:
-            end = chance.randrange(1, other.n + 1)
-            kept = chance.randrange(min(live.n, end) + 1)
-            live.cells.ranges = live.cells.up_to(kept) + other.cells.lend(kept, end)
-            live.numbers[kept:] = other.numbers[kept:end]
-        held = sum(each.n for each in some) - held_twice(some)
-        assert held == len({number for each in some for number in each.numbers})

@@ -158,12 +158,6 @@ def test_drafts_cost_no_more_behind_a_long_prompt(world: World) -> None:
         assert usual(world, tokens, before=good, prompt=prompt)[0] <= PROMISED
 
 
-def test_a_head_start_is_made_use_of() -> None:
-    quoting = World(right=quoted, more=0.25, second=1.1)
-    late, soon = (usual(quoting, 60, prompt=prompt)[1] for prompt in (0, 600))
-    assert soon > 1.5 > late
-
-
 def test_drafts_cost_no_more_in_the_first_request() -> None:
     for world in HOPELESS.values():
         if world.ask > 1 or world.each:  # nobody knows before it was asked once
@@ -241,17 +235,3 @@ def test_planes_are_bought_once_snapshots_have_cost_as_much() -> None:
     for _ in range(20):
         policy.saved(0.05 * TOKEN)
     assert policy.planes_pay()
-
-
-def test_planes_that_could_not_be_made_are_not_asked_for_again_in_this_request() -> None:
-    policy, _ = measured()
-    for attempt in (False, False):
-        policy.begin()
-        policy.length(10_000, 8, 0, 0)
-        for _ in range(100):
-            policy.saved(0.2 * TOKEN)
-        assert policy.planes_pay()
-        policy.planes_made(0.0, attempt)
-        for _ in range(100):
-            policy.saved(0.2 * TOKEN)
-        assert not policy.planes_pay()

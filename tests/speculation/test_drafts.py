@@ -294,15 +294,6 @@ def test_logprobs_are_as_with_logits_all(open_model):
     assert not llm._logits_all
 
 
-def test_what_is_taken_back_between_requests_is_counted_for_none(open_model):
-    llm = open_model("llama")
-    take(llm, PROMPT, 8)
-    assert llm.last_request.rollbacks == {}
-    llm.n_tokens -= 3
-    llm.eval([5])
-    assert llm.last_request.rollbacks == {}
-
-
 def test_a_state_from_later_or_of_another_history_is_no_way_back(open_model):
     live = open_model().runner.live
     undo = Undo(live)
