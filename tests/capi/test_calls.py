@@ -20,29 +20,6 @@ def native(tiny_model: Callable[..., Path]) -> Iterator[NativeContext]:
     llm.close()
 
 
-def test_positions_and_counters_follow_a_decode(native: NativeContext) -> None:
-    assert native.positions() == (-1, -1)
-    before = native.counters()
-    native.decode([5, 6, 7], 0, "last")
-    assert native.positions()[1] == 2
-    assert native.counters() != before
-    native.clear()
-    assert native.positions() == (-1, -1)
-
-
-def test_a_partial_state_comes_back_bit_for_bit(native: NativeContext) -> None:
-    native.decode([5, 6, 7], 0, "last")
-    state = np.empty(native.state_size(partial=True), dtype=np.uint8)
-    assert native.save_partial(state) is not None
-    native.decode([8], 3, "last")
-    again = np.empty_like(state)
-    assert native.save_partial(again) is not None
-    assert again.tobytes() != state.tobytes()
-    assert native.load_partial(state)
-    assert native.save_partial(again) is not None
-    assert again.tobytes() == state.tobytes()
-
-
 def test_a_buffer_of_the_wrong_size_is_not_filled_in_part(native: NativeContext) -> None:
     native.decode([5, 6, 7], 0, "last")
     assert native.save_partial(np.empty(native.state_size(partial=True) - 1, dtype=np.uint8)) is None

@@ -1,4 +1,4 @@
-"""OpenMP's teams are found where libllama has GNU's, and end when they are told to."""
+"""A forked process: it has the tables of its parent's OpenMP team, whose threads it has not."""
 
 from __future__ import annotations
 
@@ -10,33 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.capi import openmp
-
 pytestmark = [pytest.mark.xdist_group("serial")]
-
-CHILD = '''
-import os, sys, time
-from llamahybrid import Llama
-from llamahybrid.capi.openmp import team_ender
-
-def threads():
-    return len(os.listdir("/proc/self/task"))
-
-llm = Llama(sys.argv[1], n_ctx=256, n_threads=2, n_threads_batch=2, verbose=False)
-def settled(expected):
-    """How many there are, once they are `expected` many: a thread that was told to end takes its time."""
-    give_up = time.monotonic() + 30
-    while threads() != expected and time.monotonic() < give_up:
-        time.sleep(0.01)
-    return threads()
-
-llm.eval([1, 2, 3])
-before = threads()
-team_ender()()
-after = settled(before - 1)
-llm.eval([4])
-print(before - after, settled(before) - after)
-'''
 
 FORKING = """
 import itertools, os, signal, sys
@@ -61,25 +35,11 @@ print(status, answer() == expected)
 """
 
 
-@pytest.mark.skipif(openmp.team_ender() is None, reason="libllama computes without GNU's OpenMP")
-def test_a_team_ends_and_is_made_again(tiny_model):
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_THREAD_LIMIT"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tiny_model("qwen35"))],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-    )
-    assert done.stdout.split() == ["1", "1"], done.stderr
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_forked_process_decodes_with_a_model_that_has_decoded(
     tiny_model: Callable[..., Path], slots: int
 ) -> None:
-    """It has the tables of its parent's team, whose threads it has not."""
     done = subprocess.run(
         [sys.executable, "-c", FORKING, str(tiny_model("qwen35")), str(slots)],
         capture_output=True,

@@ -105,17 +105,6 @@ def test_text_with_the_same_ids_does_not_see_the_image(opened, reference, model)
         assert answer == expected.logits(prompt, answer)[:-1].argmax(axis=1).tolist()
 
 
-def test_text_before_the_image_serves_text(opened, reference, model):
-    """What is common with an image request ends where the image starts."""
-    llm, expected = opened(model), reference(model)
-    before = list(range(40, 120))
-    ask_about_image(llm, seed=1, before=before)
-    prompt = [*before, *range(130, 150)]
-    answer = list(islice(llm.generate(prompt, temp=0.0), 8))
-    assert answer == expected.logits(prompt, answer)[:-1].argmax(axis=1).tolist()
-    assert llm.last_request.cached <= len(before)
-
-
 def test_a_follow_up_in_text_after_an_image(opened, model):
     """A handler's next turn decodes text, image and answer anew; it must be as on a fresh stock context."""
     ours, fresh = opened(model), SETTINGS[0].open(llama_cpp.Llama, model)

@@ -45,14 +45,6 @@ def test_each_measurement_shows_in_the_costs() -> None:
     assert seen[-1].snapshot_bytes == 1000
 
 
-def test_load_on_the_machine_is_no_cost_of_the_model() -> None:
-    meter = CostMeter(512)
-    for seconds in (1e-3, 9e-3, 9e-3, 9e-3, 9e-3):
-        meter.saved(100, seconds)
-    assert meter.costs().snapshot_seconds == 1e-3
-    assert meter.costs().snapshot_bytes == 100
-
-
 def test_the_cost_of_a_cut_is_the_excess_of_small_batches() -> None:
     meter = CostMeter(512)
     meter.decoded(512, 512 * 2e-3)

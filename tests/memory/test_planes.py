@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from llamahybrid.memory.adoption import adopt_tokens
-from llamahybrid.memory.restore import restore
 from tests.lab.reference import difference
 
-from .conftest import PROMPT, decode, foreign_decode, ids, new
+from .conftest import PROMPT, decode, foreign_decode, ids
 
 pytestmark = [pytest.mark.patched]
 
@@ -53,13 +52,6 @@ def test_the_last_tokens_of_many_small_batches_are_within_reach(open_model, logi
     continues(live, PROMPT[: 33 - PLANES], logits_of, arch)
 
 
-def test_there_is_no_way_back_into_tokens_decoded_one_by_one(live, logits_of):
-    for token in PROMPT[:12]:
-        decode(live, [token])
-    assert not live.cut(11)
-    continues(live, PROMPT[:12], logits_of)
-
-
 def test_there_is_no_second_way_back(live, logits_of):
     decode(live, PROMPT[:12])
     assert live.cut(10)
@@ -67,15 +59,6 @@ def test_there_is_no_second_way_back(live, logits_of):
     decode(live, [7])
     assert not live.cut(9)
     continues(live, [*PROMPT[:10], 7], logits_of)
-
-
-def test_there_is_no_way_back_behind_a_restored_state(live, logits_of):
-    decode(live, PROMPT[:12])
-    record = live.snapshot(new)
-    decode(live, PROMPT[12:20])
-    assert restore(live, record, ids(PROMPT[:12])) is None
-    assert not live.cut(10)
-    continues(live, PROMPT[:12], logits_of)
 
 
 def test_there_is_no_way_back_once_the_state_was_copied(open_model, logits_of):
@@ -96,13 +79,6 @@ def test_there_is_no_way_back_after_others_decoded(open_model):
     assert not live.cut(10)
 
 
-def test_a_rollback_that_waits_to_be_carried_out_survives_paging(live, logits_of):
-    decode(live, PROMPT[:12])
-    assert live.cut(9)
-    assert live.page_out(0, 9, new) is not None
-    continues(live, PROMPT[:9], logits_of)
-
-
 def test_a_rollback_that_waits_survives_a_copy(open_model, logits_of):
     llm = open_model(draft_planes=PLANES)
     live = llm.runner.live
@@ -113,15 +89,6 @@ def test_a_rollback_that_waits_survives_a_copy(open_model, logits_of):
     llm._ctx.kv_cache_seq_cp(1, 0, -1, -1)
     llm._ctx.kv_cache_seq_rm(1, -1, -1)
     assert adopt_tokens(live, ids(PROMPT[:9])) is None
-    continues(live, PROMPT[:9], logits_of)
-
-
-def test_a_snapshot_of_a_rollback_that_waits_is_that_of_the_state(live, logits_of):
-    decode(live, PROMPT[:12])
-    assert live.cut(9)
-    record = live.snapshot(new)
-    decode(live, PROMPT[20:30])
-    assert restore(live, record, ids(PROMPT[:9])) is None
     continues(live, PROMPT[:9], logits_of)
 
 

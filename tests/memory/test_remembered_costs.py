@@ -36,12 +36,6 @@ def test_costs_come_back(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 1, "no temporary file is left"
 
 
-def test_a_user_without_a_home_folder_keeps_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", "~nobody-of-that-name")
-    RememberedCosts(b"model", (2, 2)).save(KEPT)
-    assert RememberedCosts(b"model", (2, 2)).load() is None
-
-
 def test_nothing_is_kept_before_prefill_was_measured(folder: Path) -> None:
     RememberedCosts(b"model", ()).save(Costs(token_seconds=1.0))
     assert not folder.exists()

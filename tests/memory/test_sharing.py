@@ -101,19 +101,6 @@ def test_the_lender_of_cells_may_go(arch: str, opened: Opener, open_model: Opene
         stream.close()
 
 
-@pytest.mark.parametrize("arch", HELD)
-def test_one_of_two_is_cut_and_goes_on_otherwise(arch: str, opened: Opener, open_model: Opener) -> None:
-    llm, one = opened(arch), open_model(arch, n_ctx=1024, n_batch=256)
-    first, said = begin(llm, WORDS[:300])
-    edited = [*WORDS[:280], *WORDS[500:530]]
-    for _ in range(2):
-        assert alone(llm, WORDS[:300], 3) == alone(one, WORDS[:300], 3)
-        assert alone(llm, edited, 8) == alone(one, edited, 8)
-    said += itertools.islice(first, 12)
-    assert said == alone(one, WORDS[:300], 13)
-    first.close()
-
-
 def test_there_is_room_for_several_answers_where_there_is_none_for_several_prompts(
     opened: Opener, open_model: Opener, borrows: list[tuple[int, int]]
 ) -> None:

@@ -203,13 +203,6 @@ def measured(prefill: float = 0.1) -> tuple[DraftLengthPolicy, CostMeter]:
     return policy, meter
 
 
-def test_a_draft_is_no_longer_than_there_is_room() -> None:
-    policy, _ = measured()
-    assert policy.length(10_000, 9, 0, 8) == 9
-    assert policy.length(10_000, 3, 0, 8) == 3
-    assert policy.length(10_000, 0, 0, 8) == 0
-
-
 def test_costs_of_a_busy_machine_are_forgotten() -> None:
     policy, _ = measured()
     for size in range(2, 11):

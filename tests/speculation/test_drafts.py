@@ -113,17 +113,6 @@ def test_the_next_turn_continues_where_the_answer_ended(drafting, fresh):
     assert llm.last_request.cached >= len(PROMPT) + 23
 
 
-def test_another_conversation_is_found_again(drafting, fresh):
-    wanted, other = fresh(PROMPT, 30), [(11 * i + 5) % 200 for i in range(60)]
-    llm = drafting("qwen35", [*PROMPT, *wanted])
-    take(llm, PROMPT, 30)
-    take(llm, other, 10)
-    longer = [*PROMPT, *wanted[:20], 9]
-    assert take(llm, longer, 6) == fresh(longer, 6)
-    assert llm.last_request.cached >= len(PROMPT)
-    assert llm.last_request.source == "ram"
-
-
 def test_checkpoints_are_taken_on_schedule(drafting, fresh, monkeypatch):
     dear = Costs(token_seconds=1e-2, prefill_seconds=1e-2, snapshot_seconds=1e-2, restore_seconds=1e-2)
     monkeypatch.setattr(CostMeter, "costs", lambda meter: dear)  # a checkpoint every 64 tokens
@@ -152,18 +141,6 @@ def test_checkpoints_are_taken_where_every_draft_is_wrong(open_model, fresh, mon
     assert llm.last_request.checkpoints - before == 2
     assert llm.last_request.redecoded <= 150 * 6
     stream.close()
-
-
-def test_an_answer_that_is_no_number_makes_no_checkpoints(drafting, fresh, monkeypatch):
-    llm = drafting("qwen35", [*PROMPT, *fresh(PROMPT, 150)])
-    stream = llm.generate(PROMPT, temp=0.0)
-    next(stream)
-    stored = llm.prompt_cache.stats().entries
-    nothing = np.full(llm.n_vocab(), np.nan, dtype=np.float32)
-    monkeypatch.setattr(llm.runner.live.native, "logits", lambda *_: nothing)
-    list(itertools.islice(stream, 130))
-    stream.close()
-    assert llm.prompt_cache.stats().entries == stored
 
 
 def test_a_cancelled_answer_keeps_its_progress(drafting, fresh):
