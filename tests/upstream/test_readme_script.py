@@ -10,6 +10,8 @@ import pytest
 
 from llamahybrid.engine import bindings
 
+pytestmark = [pytest.mark.patched]
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "readme_script.py"
 
