@@ -169,7 +169,7 @@ class RowSampler(CheckedSampler):
             return self._sample_from(row)
         if self._n_vocab is not None:
             return self._sample_from(np.ctypeslib.as_array(_row(ctx, row), (self._n_vocab,)))
-        return int(LlamaSampler.sample(self, ctx, row))
+        return super()._sampled(ctx, row)
 
     def _sample_from(self, row: Logits) -> int:
         """What llama_sampler_sample does with a row of the context (src/llama-sampler.cpp)."""
