@@ -14,6 +14,8 @@ import pytest
 
 from llamahybrid.engine import sdist
 
+pytestmark = [pytest.mark.patched]
+
 HERE = Path(__file__).parent
 
 # What the suite would download -> (architecture, vocabulary) of the tiny model that takes its place.
