@@ -36,9 +36,9 @@ logger = logging.getLogger("llamahybrid")
 
 Logits = npt.NDArray[np.single]
 
-WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
-"""Between two tokens of JSON, as llama.cpp's own converter has it (common/json-schema-to-grammar.cpp,
-SPACE_RULE): unbounded whitespace lets a model fill an answer with it."""
+WHITESPACE = " ?"
+"""Between two tokens of JSON, as in upstream's rules (llama_cpp/llama_grammar.py, SPACE_RULE). Where any
+number of spaces is allowed, a model may fill an answer with them."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """The schema of `{"type": "json_object"}` without one."""
