@@ -68,11 +68,13 @@ for kind in ("hybrid", "recurrent", "plain"):
     edited = [chat[0], {"role": "user", "content": "Describe that village instead."}]
     keep(f"{kind} chat edited", llm.create_chat_completion(messages=edited, max_tokens=24, temperature=0))
 
-    # JSON, whose rules allow spaces at the end, and JSON schema
-    answer = llm.create_chat_completion(
-        messages=edited, response_format={"type": "json_object"}, max_tokens=30, temperature=0.7, seed=2
+    # JSON and JSON schema
+    keep(
+        f"{kind} json",
+        llm.create_chat_completion(
+            messages=edited, response_format={"type": "json_object"}, max_tokens=30, temperature=0.7, seed=2
+        ),
     )
-    keep(f"{kind} json", answer["choices"][0]["message"]["content"].strip())
     schema = {
         "type": "object",
         "properties": {"team": {"enum": ["red", "blue"]}, "ready": {"type": "boolean"}},

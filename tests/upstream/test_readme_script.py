@@ -55,6 +55,10 @@ def run_script(folder: Path, package: str) -> dict[str, object]:
     return json.loads(out.read_text())
 
 
+JSON = (" json", " json schema")
+"""Stock's rules allow a space behind the value, which is a token more; ours do not."""
+
+
 def parts(value: object, path: str = "") -> dict[str, object]:
     """The leaves of nested JSON, by path."""
     if isinstance(value, dict):
@@ -73,7 +77,11 @@ def test_every_call_answers_as_stock_does(results):
         expected, found = parts(stock[name]), parts(ours[name])
         assert found.keys() == expected.keys(), name
         for path, value in expected.items():
-            if isinstance(value, float):
+            if name.endswith(JSON) and path.startswith("/usage/"):
+                continue
+            if name.endswith(JSON) and path == "/choices/0/message/content":
+                assert found[path] == value.rstrip(), name
+            elif isinstance(value, float):
                 assert found[path] == pytest.approx(value, rel=1e-3, abs=1e-3), f"{name}: {path}"
             else:
                 assert found[path] == value, f"{name}: {path}"
