@@ -20,6 +20,7 @@ from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_g
 Kind = Literal["recurrent", "hybrid", "window", "plain", "paged"]
 """`plain`: attention that can be cut anywhere; `paged`: the same, and it is stored when it is given up."""
 WINDOW = 8
+STORED = ("ram", "disk", "remote")
 CHEAP = Costs(token_seconds=1e-2, prefill_seconds=1e-3, snapshot_seconds=1e-5, snapshot_bytes=1024)
 
 
@@ -144,13 +145,13 @@ class FakeEngine:
 
     def apply(self, plan: Plan, prompt: Sequence[int]) -> None:
         """Do what the plan says, as the real memory would, and prove the state is the prompt's prefix."""
-        if plan.source in ("ram", "disk") and self.kind == "paged":
+        if plan.source in STORED and self.kind == "paged":
             assert plan.checkpoint is None
             attention = self.state[: plan.live_kept]
             for segment in plan.segments:
                 attention += self.tokens_in(segment, attention)
             self.state = attention[: plan.cached]
-        elif plan.source in ("ram", "disk"):
+        elif plan.source in STORED:
             assert plan.checkpoint is not None
             ids = tokens_of(prompt[: plan.cached])
             payload = open_sealed(plan.checkpoint.snapshot, namespace=self.namespace, tokens=ids)

@@ -1,4 +1,4 @@
-"""Requests that tests of the disk tier make, as one process after the other would, and records."""
+"""Requests that tests of the stores make, as one process after the other would, and records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamahybrid.prompt_cache import Costs, Plan, PromptCache
+from llamahybrid.prompt_cache import Plan, PromptCache
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens
 from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.records import pack
@@ -17,12 +17,14 @@ SLOW = replace(CHEAP, token_seconds=100.0, prefill_seconds=10.0)
 
 A = list(range(100, 400))
 B = [*A[:150], *range(1000, 1150)]
+"""Leaves A after 150 tokens."""
+
 C = list(range(5000, 5200))
 
 
-def ask(cache: PromptCache, prompt: Sequence[int], kind: Kind = "hybrid", costs: Costs = SLOW) -> Plan:
+def ask(cache: PromptCache, prompt: Sequence[int], kind: Kind = "hybrid") -> Plan:
     """A request in a new context, with an answer."""
-    return FakeEngine(cache, kind, costs=costs).request(prompt, answer=range(7000, 7100))
+    return FakeEngine(cache, kind, costs=SLOW).request(prompt, answer=range(7000, 7100))
 
 
 def record_of(

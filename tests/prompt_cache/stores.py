@@ -1,0 +1,182 @@
+"""The places where a cache keeps state, as the contract of the stores needs them: opened, read, damaged, refusing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.disk_folder import FOLDER
+from llamahybrid.prompt_cache.remote import RemoteRecords
+from llamahybrid.prompt_cache.remote_changes import PREFIX, record
+from tests.lab.integrity import check_integrity
+from tests.lab.redis_server import RedisServer
+
+DEADLINE = 60.0
+"""Seconds within which something expected happens, on a slow and busy machine, too."""
+
+Operation = Literal["load", "prepare", "delete"]
+"""Read a record; write one that does not count yet; remove one."""
+
+
+def wait_until(reached: Callable[[], Any], seconds: float = DEADLINE) -> None:
+    """Poll a condition; fail when it does not hold within the deadline."""
+    end, pause = time.monotonic() + seconds, threading.Event()
+    while not reached():
+        assert time.monotonic() < end, "the condition was not reached"
+        pause.wait(0.01)
+
+
+class Store:
+    """One place; `open` makes another cache on it, as another process would."""
+
+    name = "ram"
+    records_class: type[Any]
+
+    def __init__(self) -> None:
+        self.caches: list[PromptCache] = []
+
+    def arguments(self, limit: int | None) -> dict[str, Any]:
+        """How a cache is told of this place; `limit`: the bytes that may lie there."""
+        raise NotImplementedError
+
+    def open(self, limit: int | None = None, ram_bytes: int = 1 << 24, **more: Any) -> PromptCache:
+        """Another cache on this place; those before it have written all that they had to write."""
+        for cache in self.caches:
+            cache.close()
+        self.caches.append(PromptCache(ram_bytes, **{**self.arguments(limit), **more}))
+        return self.caches[-1]
+
+    def close(self) -> None:
+        """Close all caches, and check what they hold."""
+        for cache in self.caches:
+            cache.close()
+            check_integrity(cache)
+
+    def count(self, cache: PromptCache, counter: str) -> int:
+        """A counter of this place, from `stats`."""
+        return cache.stats().extra[f"{self.name}_{counter}"]
+
+    def records(self) -> dict[str, bytes]:
+        """All records that lie there, by name."""
+        raise NotImplementedError
+
+    def put(self, name: str, raw: bytes) -> None:
+        """Replace a record's bytes."""
+        raise NotImplementedError
+
+    def add(self, key: str, raw: bytes) -> None:
+        """Add a record as another program would."""
+        raise NotImplementedError
+
+    def damage(self, change: Callable[[bytes], bytes], chosen: Callable[[str], bool] = bool) -> None:
+        """Change every record that is chosen by its name."""
+        for name, raw in self.records().items():
+            if chosen(name):
+                self.put(name, change(raw))
+
+    @contextmanager
+    def failing(self, operation: Operation, error: BaseException) -> Iterator[list[str]]:
+        """An operation raises this error in here; the keys that it was asked for."""
+        asked: list[str] = []
+
+        def fail(_: Any, key: str, *__: Any, **___: Any) -> Any:
+            asked.append(key)
+            raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.records_class, operation, fail)
+            yield asked
+
+    @contextmanager
+    def held(self, operation: Operation) -> Iterator[tuple[threading.Event, threading.Event]]:
+        """An operation waits after its work; (it got there, let it go on)."""
+        met, go_on = threading.Event(), threading.Event()
+        real = getattr(self.records_class, operation)
+
+        def slowly(*arguments: Any, **more: Any) -> Any:
+            done = real(*arguments, **more)
+            met.set()
+            go_on.wait(DEADLINE)
+            return done
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.records_class, operation, slowly)
+            try:
+                yield met, go_on
+            finally:
+                go_on.set()
+                self.caches[-1].flush()
+
+
+class MemoryStore(Store):
+    """RAM: every `open` is the same cache, which other contexts use."""
+
+    def open(self, limit: int | None = None, ram_bytes: int = 1 << 24, **more: Any) -> PromptCache:
+        if not self.caches:
+            self.caches.append(PromptCache(limit or ram_bytes, **more))
+        return self.caches[0]
+
+
+class FolderStore(Store):
+    """A folder."""
+
+    name = "disk"
+    records_class = RecordStore
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def arguments(self, limit: int | None) -> dict[str, Any]:
+        return {"disk_dir": str(self.folder), "disk_bytes": 1 << 30 if limit is None else limit}
+
+    def records(self) -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in sorted(self.folder.glob("*/*/*.record"))}
+
+    def put(self, name: str, raw: bytes) -> None:
+        Path(name).write_bytes(raw)
+
+    def add(self, key: str, raw: bytes) -> None:
+        path = self.folder / FOLDER / key[0] / f"{key}.record"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_bytes(raw)
+
+
+class ServerStore(Store):
+    """A Redis server."""
+
+    name = "remote"
+    records_class = RemoteRecords
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__()
+        self.server = server
+
+    def arguments(self, limit: int | None) -> dict[str, Any]:
+        return {"remote": self.server.url, **({} if limit is None else {"remote_bytes": limit})}
+
+    def records(self) -> dict[str, bytes]:
+        client = self.server.client()
+        found: dict[str, bytes] = {}
+        for name in sorted(client.keys(f"{PREFIX}:record:*")):  # type: ignore[type-var]
+            raw = client.get(name)
+            if raw is not None:
+                found[name.decode()] = raw
+        return found
+
+    def put(self, name: str, raw: bytes) -> None:
+        self.server.client().set(name, raw)
+
+    def add(self, key: str, raw: bytes) -> None:
+        client = self.server.client()
+        client.set(record(key), raw)
+        client.sadd(f"{PREFIX}:shard:{key[0]}", key)
+        client.hincrby(f"{PREFIX}:changes", key[0], 1)
