@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from llamahybrid.prompt_cache.cache import PromptCache
 from tests.lab.redis_server import RedisServer
 
 from .asking import everything
@@ -31,9 +30,3 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     yield started
     started.resume()
     started.kill()
-
-
-@pytest.fixture
-def machine(server: RedisServer) -> Callable[..., PromptCache]:
-    """`machine(**more)`: the cache of one of those that share it."""
-    return lambda **more: PromptCache(ram_bytes=1 << 20, remote=server.url, **more)

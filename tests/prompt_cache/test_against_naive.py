@@ -31,6 +31,7 @@ class Conversations(RuleBasedStateMachine):
         self.twins = [FakeEngine(self.naive, kind, n, Costs(), snapshot_tokens=16) for n in names]
         self.histories: list[list[int]] = [[]]
         self.held: list[tuple[Plan, Checkpoint | None, bytes]] = []
+        self.planned = False  # a plan was made of the cache alone, which counts it
         self.exact = True  # nothing was evicted, so the twin knows no more than the cache
 
     def ask(self, which: int, prompt: list[int]) -> None:
@@ -41,6 +42,9 @@ class Conversations(RuleBasedStateMachine):
         if self.exact:
             assert (plan.matched, plan.cached, plan.source) == (twin.matched, twin.cached, twin.source)
             assert plan.cuts == twin.cuts
+            assert (plan.logits is None) == (twin.logits is None)
+        assert plan.matched <= twin.matched
+        assert self.engines[which].logits is not None
         self.histories.append(prompt)
 
     @rule(which=st.integers(0, 1), tail=few_tokens)
@@ -79,10 +83,26 @@ class Conversations(RuleBasedStateMachine):
         self.cache.ram_bytes = budget
         self.exact = False
 
+    @rule(which=st.integers(0, 1), data=st.data(), tail=few_tokens, budget=st.integers(0, 3000))
+    def starve_a_pinned_prefix(self, which: int, data: st.DataObject, tail: list[int], budget: int) -> None:
+        base = data.draw(st.sampled_from(self.histories))
+        prefix = base[: data.draw(st.integers(0, len(base)))]
+        if self.engines[which].kind in ("plain", "paged"):
+            return  # no snapshot to keep
+        cold = FakeEngine(self.cache, self.engines[which].kind, self.engines[which].namespace)
+        prompt = np.array([*prefix, 99], np.int32)
+        before = self.cache.peek(prompt, cold.view(), Costs())
+        self.cache.pin(prefix)
+        self.cache.ram_bytes = budget
+        assert self.cache.peek(prompt, cold.view(), Costs()) == before
+        self.cache.unpin(prefix)
+        self.exact = False
+
     @rule(which=st.integers(0, 1), data=st.data())
     def hold_a_plan(self, which: int, data: st.DataObject) -> None:
         prompt = np.array(data.draw(st.sampled_from(self.histories)), np.int32)
         plan = self.cache.plan(prompt, self.engines[which].view(), (), Costs())
+        self.planned = True
         snapshot = plan.checkpoint.snapshot.tobytes() if plan.checkpoint else b""
         self.held.append((plan, plan.checkpoint, snapshot))
 
@@ -134,6 +154,16 @@ class Conversations(RuleBasedStateMachine):
     def sound(self) -> None:
         check_integrity(self.cache)
         check_integrity(self.naive)
+
+    @invariant()
+    def both_count_the_same(self) -> None:
+        mine, twins = self.cache.stats(), self.naive.stats()
+        if self.exact and not self.planned:
+            assert (mine.hits, mine.misses, mine.tokens_saved) == (
+                twins.hits,
+                twins.misses,
+                twins.tokens_saved,
+            )
 
     @invariant()
     def held_snapshots_are_untouched(self) -> None:

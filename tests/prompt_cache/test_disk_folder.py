@@ -1,39 +1,45 @@
-"""Whose folder it is: another's is refused, and what another program or version keeps in it is left alone."""
+"""A cache's folder: another's is refused; what other programs and versions keep is left; what fails costs the disk."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
+import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from llamahybrid.errors import FolderRefused
 from llamahybrid.prompt_cache import PromptCache, envelope
-from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK
+from tests.lab.fake_engine import FakeEngine
 
-from .asking import A, ask, everything, files, filled
+from .asking import SLOW, A, B, C, ask, everything, files, filled
 
-# -- whose folder it is --------------------------------------------------------------------------------
+HOURS_AGO = 7200
 
 
-def refused(folder: Path, caplog) -> None:
+def refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The cache goes on without the folder, says so once, and leaves it as it is."""
     before = everything(folder)
     with caplog.at_level(logging.WARNING):
         cache = PromptCache(1 << 24, folder)
     assert len(caplog.records) == 1
+    assert "cannot be used" in caplog.text
+    assert not cache.leaves_process
     assert ask(cache, A).cached == 0
     assert ask(cache, A).cached == len(A)
     assert cache.close()
     assert everything(folder) == before
-    with pytest.raises(FolderRefused):
-        RecordStore(folder)
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702])
+# -- whose folder it is --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
 def test_a_folder_that_others_may_write_to_is_refused(folder: Path, caplog, mode: int) -> None:
     filled(folder)
     folder.chmod(mode)
@@ -66,6 +72,19 @@ def test_links_in_place_of_folders_are_not_followed(folder: Path, caplog) -> Non
     refused(folder, caplog)
 
 
+def test_links_and_pipes_in_place_of_records_are_neither_read_nor_removed(folder: Path) -> None:
+    filled(folder)
+    for number, path in enumerate(files(folder)):
+        moved = path.rename(path.with_suffix(".moved"))
+        path.symlink_to(moved) if number % 2 else os.mkfifo(path)
+    paths = files(folder)
+    cache = PromptCache(1 << 24, folder, disk_write_bytes=0)
+    assert ask(cache, A).cached == 0
+    cache.clear()
+    assert cache.flush(0.0) is not None
+    assert all(os.path.lexists(path) for path in paths)
+
+
 def test_a_link_to_a_folder_of_ones_own_is_a_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     link = folder.parent / "link"
@@ -74,58 +93,56 @@ def test_a_link_to_a_folder_of_ones_own_is_a_folder(folder: Path) -> None:
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
-def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:
-    own = tmp_path / FOLDER
-    own.mkdir(mode=0o700)
+def test_a_folder_that_is_no_cache_is_refused(folder: Path, caplog) -> None:
+    own = folder / FOLDER
+    own.mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
     (own / "thesis.tex").write_text("mine")
-    with pytest.raises(FolderRefused):
-        RecordStore(tmp_path)
+    refused(folder, caplog)
+    caplog.clear()
     (own / MARK).write_text("something else\n")
-    with pytest.raises(FolderRefused):
-        RecordStore(tmp_path)
-    assert sorted(p.name for p in own.iterdir()) == [MARK, "thesis.tex"]
-    other = tmp_path / "other"
-    other.mkdir(mode=0o700)
-    (other / FOLDER).write_text("a file")
-    with pytest.raises(FolderRefused, match="no folder"):
-        RecordStore(other)
+    refused(folder, caplog)
 
 
-def test_what_is_left_of_a_folder_that_was_emptied_is_marked(tmp_path: Path) -> None:
-    own = RecordStore(tmp_path).folder
-    (own / MARK).unlink()
-    (own / "3").mkdir(mode=0o700)
-    (own / "0123456789abcdef.part").touch()
-    RecordStore(tmp_path)
-    assert (own / MARK).is_file()
-    (own / MARK).unlink()
-    (own / "notes").mkdir()
-    with pytest.raises(FolderRefused):
-        RecordStore(tmp_path)
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/cache", "cache\0", "file/cache"])
+def test_a_name_that_no_folder_can_have_costs_the_disk_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        cache = PromptCache(1 << 20, name)
+    assert "cannot be used" in caplog.text
+    assert ask(cache, A).cached == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_only_the_owner_may_read(folder: Path) -> None:
+    mask = os.umask(0)
+    try:
+        filled(folder)
+    finally:
+        os.umask(mask)
+    for path in (folder, *folder.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
 # -- other programs, other versions --------------------------------------------------------------------
 
 
-def test_another_programs_diskcache_is_refused_and_left_as_it_is(folder: Path, caplog) -> None:
+@pytest.mark.parametrize("empty", [False, True])
+def test_another_programs_diskcache_is_refused_and_left_as_it_is(folder: Path, caplog, empty: bool) -> None:
     diskcache = pytest.importorskip("diskcache")
     with diskcache.Cache(str(folder)) as other:
-        other[(1, 2, 3)] = b"x" * 100_000
-        other["text"] = b"y" * 100
+        if not empty:
+            other[(1, 2, 3)] = b"x" * 100_000
     folder.chmod(0o700)
-    past = time.time() - 7200
+    past = time.time() - HOURS_AGO
     for path in folder.glob("*/*/*.val"):
         os.utime(path, (past, past))
     refused(folder, caplog)
     with diskcache.Cache(str(folder)) as other:
-        assert (len(other[(1, 2, 3)]), len(other["text"])) == (100_000, 100)
-
-
-def test_another_programs_diskcache_is_refused_before_anything_is_in_it(folder: Path, caplog) -> None:
-    diskcache = pytest.importorskip("diskcache")
-    diskcache.Cache(str(folder)).close()
-    folder.chmod(0o700)
-    refused(folder, caplog)
+        assert empty or len(other[(1, 2, 3)]) == 100_000
 
 
 @pytest.mark.parametrize("version", [envelope.VERSION - 1, envelope.VERSION + 1])
@@ -139,3 +156,121 @@ def test_versions_lie_side_by_side(folder: Path, version: int) -> None:
     ask(cache, A)
     cache.clear()
     assert everything(other) == before
+
+
+# -- a folder that changes, a disk that fails ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["records", "own folder", "folder"])
+def test_a_folder_that_is_removed_is_made_again(folder: Path, which: str) -> None:
+    cache = filled(folder)
+    if which == "records":
+        for path in files(folder):
+            path.unlink()
+    else:
+        shutil.rmtree(folder if which == "folder" else folder / FOLDER)
+    cache.ram_bytes = 0
+    cache.ram_bytes = 1 << 24
+    assert ask(cache, [*A, 1]).cached == 0
+    assert ask(cache, C).cached == 0
+    assert cache.flush()
+    assert ask(PromptCache(1 << 24, folder), C).source == "disk"
+
+
+def test_parts_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
+    filled(folder)
+    shard = files(folder)[0].parent
+    fresh, old, theirs = shard / f"{'a' * 16}.part", shard / f"{'b' * 16}.part", shard / "notes.part"
+    past = time.time() - HOURS_AGO
+    for path in (fresh, old, theirs):
+        path.write_bytes(b"half a reco")
+    for path in (old, theirs, *files(folder)):
+        os.utime(path, (past, past))
+    cache = PromptCache(1 << 24, folder)
+    assert [path.exists() for path in (fresh, old, theirs)] == [True, False, True]
+    assert ask(cache, A).source == "disk"
+
+
+def test_a_record_that_could_not_be_finished_leaves_no_part(folder: Path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("input/output error")
+
+    cache = PromptCache(1 << 24, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        ask(cache, A)
+        assert not cache.flush()
+    assert not list(folder.glob("*/*/*"))
+
+
+def test_a_full_disk_costs_one_warning_and_damages_nothing(folder: Path) -> None:
+    """A process whose files may not grow beyond a limit: what does not fit is not there, what fits is right."""
+    code = f"""
+import random, resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from tests.lab import disk_fuzz
+from llamahybrid.prompt_cache.cache import PromptCache
+cache, rng = PromptCache(1 << 26, {str(folder)!r}, 1 << 40), random.Random(5)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+for _ in range(30):
+    disk_fuzz.turn(cache, rng)
+cache.close()
+print(cache.stats().extra["disk_failed"])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.strip()) == (0, "1"), run.stderr
+    assert run.stderr.count("writing to the disk cache failed") == 1
+    assert run.stderr.count("were not written to the disk cache") == 1
+    cache = PromptCache(1 << 24, folder)
+    assert ask(cache, A).cached == 0
+    assert cache.flush()
+    assert cache.stats().extra["disk_failed"] == 0
+
+
+# -- what is written, and how much ---------------------------------------------------------------------
+
+
+def test_a_conversation_in_full_swing_is_not_written_turn_by_turn(folder: Path) -> None:
+    cache = PromptCache(1 << 24, folder)
+    engine = FakeEngine(cache, costs=SLOW)
+    for _ in range(10):
+        engine.prefill([*engine.state, *A[:50]])
+        engine.generate(range(7000, 7080))
+    cache.close()
+    assert cache.stats().extra["disk_superseded"] > 10
+    again = FakeEngine(PromptCache(1 << 24, folder), costs=SLOW)
+    assert again.prefill([*engine.state, 1, 2]).cached == 1300
+
+
+def test_a_restart_resumes_where_the_answer_began_and_where_paths_parted(folder: Path) -> None:
+    """A template may render the last answer anew; others may share a beginning."""
+    cache = PromptCache(1 << 24, folder)
+    engine = FakeEngine(cache, costs=SLOW)
+    engine.request(A, boundaries=[50, 290], answer=range(7000, 7080))
+    for prompt in (B, [*A[:150], 9, 9, 9]):
+        ask(cache, prompt)
+    cache.close()
+    for prompt, cached in (([*A, 5, 6], 290), ([*A[:150], 3, 4], 150)):
+        again = PromptCache(1 << 24, folder)
+        assert FakeEngine(again, costs=SLOW).prefill(prompt).cached >= cached
+
+
+@pytest.mark.parametrize(("hourly", "most"), [(0, 0), (6000, 10_000)])
+def test_no_more_is_written_in_an_hour_than_was_allowed(folder: Path, hourly: int, most: int) -> None:
+    cache = PromptCache(1 << 24, folder, 1 << 30, hourly)
+    for n in range(12):
+        ask(cache, [n, *A])
+    assert not cache.close()
+    extra = cache.stats().extra
+    assert extra["disk_deferred"] > 0
+    assert (extra["disk_written_bytes"] > 0) == (hourly > 0)
+    assert sum(p.stat().st_size for p in files(folder)) == extra["disk_written_bytes"] <= most
+
+
+def test_what_was_evicted_before_it_could_be_written_is_counted(folder: Path) -> None:
+    cache = PromptCache(12_000, folder)
+    for prompt in (A, B, C):
+        ask(cache, prompt)
+    cache.flush()
+    assert cache.stats().extra["disk_dropped"] > 0
+    assert cache.close()

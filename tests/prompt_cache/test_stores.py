@@ -192,7 +192,8 @@ class OutsideContract(StoreContract):
         store.damage(lambda raw: bytes(b ^ 0x40 * (n == at % len(raw)) for n, b in enumerate(raw)))
         cache = store.open()
         assert ask(cache, A).cached == 0
-        assert (store.count(cache, "damaged") > 0, store.count(cache, "failed")) == (True, 0)
+        assert store.count(cache, "failed") == 0
+        assert store.count(cache, "damaged") > 0 or store.name == "remote"  # damaged heads are never listed
         ask(store.open(), A)  # reads the rest of what is damaged
         cache = store.open()
         assert ask(cache, A).source == store.name

@@ -1,0 +1,240 @@
+"""Exceptions in the middle of a change, calls that come in while one is made, and processes that are forked."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamahybrid.prompt_cache import Costs, PromptCache
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.eviction import ValueEviction
+from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.tree import Tree
+from tests.lab import interrupt_fuzz
+from tests.lab.fake_engine import FakeEngine
+from tests.lab.integrity import check_integrity
+
+from .stores import DEADLINE
+
+pytestmark = pytest.mark.xdist_group("serial")
+
+AMPLE = 1 << 22
+CHAT = list(range(100, 300))
+OTHER = [*CHAT[:90], *range(500, 560)]
+
+
+def ids(tokens: Sequence[int]) -> Tokens:
+    return np.array(tokens, np.int32)
+
+
+def cached(cache: PromptCache, prompt: Sequence[int] = (*CHAT, 1)) -> int:
+    plan = cache.plan(ids(prompt), FakeEngine(cache).view(), (), Costs())
+    cache.release(plan)
+    return plan.cached
+
+
+class Halfway(ValueEviction):
+    """Calls `now` in the middle of a change of the cache, with its lock held."""
+
+    now: Callable[[], Any] | None = None
+
+    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
+        super().learn(tree, match, entries)
+        now, self.now = self.now, None
+        if now is not None:
+            now()
+
+
+@pytest.fixture
+def halfway() -> Halfway:
+    return Halfway()
+
+
+@pytest.fixture
+def cache(halfway: Halfway) -> PromptCache:
+    made = PromptCache(AMPLE, eviction=halfway)
+    FakeEngine(made).prefill(CHAT)
+    return made
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_an_interrupt_at_any_line_leaves_the_cache_sound_or_empty(disk: bool) -> None:
+    """One in so many; `make fuzz` takes them all."""
+    outcome = interrupt_fuzz.Outcome()
+    for line in interrupt_fuzz.all_lines(disk=disk)[7::40]:
+        interrupt_fuzz.at_line(line, 1, outcome, disk=disk)
+    assert not outcome.broken
+    assert outcome.interrupted > (2 if disk else 10)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+@pytest.mark.parametrize("how", [interrupt_fuzz.by_timer, interrupt_fuzz.by_thread])
+def test_interrupts_at_random_moments(how: Callable[[random.Random, interrupt_fuzz.Outcome], None]) -> None:
+    outcome = interrupt_fuzz.Outcome()
+    chance = random.Random(3)
+    for _ in range(6):
+        how(chance, outcome)
+    assert not outcome.broken
+
+
+def test_half_a_change_is_never_read_and_pins_survive_it(
+    cache: PromptCache, halfway: Halfway, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.pin(CHAT)
+    plan = cache.plan(ids([*CHAT, 1]), FakeEngine(cache).view(), (), Costs())
+    assert plan.checkpoint is not None
+    before = plan.checkpoint.snapshot.tobytes()
+    halfway.now = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        cached(cache)
+    stats = cache.stats()
+    assert (stats.entries, stats.segments) == (0, 0)
+    assert len(caplog.records) == 1
+    assert stats.bytes_ram >= plan.checkpoint.snapshot.nbytes, "what is in use still counts"
+    FakeEngine(cache).prefill(CHAT)
+    assert plan.checkpoint.snapshot.tobytes() == before
+    cache.release(plan)
+    entries = cache.stats().entries
+    cache.ram_bytes = 100
+    assert cache.stats().entries == entries > 0, "what the user pinned"
+    check_integrity(cache)
+
+
+def test_running_out_of_memory_costs_nothing_that_is_kept(
+    cache: PromptCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(n_bytes: int) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llamahybrid.prompt_cache.ram_tier.new_buffer", none_left)
+        with pytest.raises(MemoryError):
+            cache.buffer(3000)
+    assert cached(cache) == len(CHAT)
+
+
+def test_a_plan_that_got_lost_is_released(cache: PromptCache) -> None:
+    plan = cache.plan(ids([*CHAT, 1]), FakeEngine(cache).view(), (), Costs())
+    cache.clear()
+    assert cache.stats().bytes_ram > 0
+    del plan
+    gc.collect()
+    cached(cache, [1])
+    cache.ram_bytes = 0
+    assert cache.stats().bytes_ram == 0
+
+
+def test_a_cache_keeps_no_engine_alive(cache: PromptCache) -> None:
+    engine = FakeEngine(cache)
+    engine.prefill(OTHER)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+
+
+def within(seconds: float, work: Callable[[], Any]) -> None:
+    """The work is done in time, on a thread of its own, without an error."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it waits for itself"
+    if errors:
+        raise errors[0]
+
+
+def test_a_finaliser_that_asks_the_cache_never_waits_for_it(cache: PromptCache, halfway: Halfway) -> None:
+    """The collector may run a finaliser while its own thread changes the cache."""
+    engine = FakeEngine(cache, state=list(CHAT))
+    view = engine.view()
+    plan = cache.plan(ids([*CHAT, 1]), FakeEngine(cache).view(), (), Costs())
+
+    def last() -> None:
+        assert cached(cache) == 0, "half a change serves nobody"
+        cache.stats()
+        cache.peek(ids(CHAT), view, Costs())
+        assert not engine.checkpoint()
+        cache.store_segment(view, engine.attention_of([], CHAT))
+        cache.follow(engine.followed, ids(CHAT))
+        cache.remember("m", ids([1, 2, 3]))
+        cache.queue_writes(view)
+        cache.buffer(100)
+        cache.release(plan)
+        cache.forget(OTHER)
+
+    halfway.now = last
+    within(DEADLINE, lambda: FakeEngine(cache).prefill([7, 8, 9]))
+    check_integrity(cache)
+    assert cached(cache, OTHER) == 0
+    assert cached(cache, [7, 8, 9, 1]) == 3
+
+
+def test_what_is_forgotten_in_a_finaliser_is_gone_for_the_next_request(
+    cache: PromptCache, halfway: Halfway
+) -> None:
+    halfway.now = lambda: cache.forget(CHAT)
+    within(DEADLINE, lambda: cached(cache, [1, 2]))
+    assert cached(cache) == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+def test_a_signal_handler_may_look_in_at_any_time() -> None:
+    cache = PromptCache(interrupt_fuzz.BUDGET)
+    seen: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(cache.stats().bytes_ram))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+        interrupt_fuzz.work(cache)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    check_integrity(cache)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(
+    cache: PromptCache, halfway: Halfway
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        go_on.wait(DEADLINE)
+
+    halfway.now = wait
+    thread = threading.Thread(target=lambda: cached(cache))
+    thread.start()
+    assert inside.wait(DEADLINE)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        signal.alarm(60)
+        sound = cache.stats().entries == 0
+        FakeEngine(cache).prefill(CHAT)
+        os._exit(0 if sound and cached(cache) == len(CHAT) else 1)
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert cached(cache) == len(CHAT)
