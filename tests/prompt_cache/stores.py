@@ -1,4 +1,4 @@
-"""The places where a cache keeps state, as the contract of the stores needs them: opened, read, damaged, refusing."""
+"""The places where a cache keeps state, as the contract of the stores opens, damages and starves them."""
 
 from __future__ import annotations
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
 import math
-import pickle
 import re
 import sys
 from pathlib import Path
@@ -16,12 +14,10 @@ import pytest
 
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import cache as cache_module
-from llamahybrid.prompt_cache.base import HERE_ONLY
 from llamahybrid.prompt_cache.cache import MAX_DISK_BYTES, default_disk_bytes
-from llamahybrid.prompt_cache.disk import RecordStore
 from tests.lab.fake_engine import FakeEngine
 
-from .asking import SLOW, A, B, ask, everything, files, filled
+from .asking import SLOW, A, B, ask, files
 
 
 def test_without_a_folder_nothing_leaves_the_process() -> None:
@@ -50,31 +46,6 @@ def test_the_budget_of_a_folder_does_not_shrink_by_what_it_holds(folder: Path, m
     assert limits == [2_000_000, 2_000_000]
 
 
-def test_clearing_and_forgetting_say_what_they_could_not_remove(folder: Path, monkeypatch, caplog) -> None:
-    def fail(*_: object) -> None:
-        raise PermissionError("not yours")
-
-    cache = filled(folder)
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(RecordStore, "delete", fail)
-        cache.clear()
-        assert "clear it again" in caplog.text
-        cache.forget(A)
-        assert "forget it again" in caplog.text
-    cache.clear()
-    assert not files(folder)
-
-
-def test_a_copy_in_another_process_is_empty_and_has_the_same_budgets(folder: Path) -> None:
-    cache = PromptCache(1 << 20, folder, 1 << 24, 0)
-    ask(cache, A)
-    copy = pickle.loads(pickle.dumps(cache))
-    assert (copy.ram_bytes, copy.stats().entries) == (1 << 20, 0)
-    assert copy.disk is not None
-    assert copy.disk.store.limit == 1 << 24
-    copy.close(), cache.close()
-
-
 @pytest.mark.parametrize(("free", "expected"), [(1000, 250), (1 << 50, MAX_DISK_BYTES)])
 def test_the_default_is_a_share_of_what_is_free_where_the_folder_will_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, expected: int
@@ -90,16 +61,6 @@ def test_the_default_is_a_share_of_what_is_free_where_the_folder_will_lie(
 
     monkeypatch.setattr(cache_module.shutil, "disk_usage", usage)
     assert default_disk_bytes(tmp_path / "not" / "there" / "yet") == expected
-
-
-def test_a_folder_that_cannot_be_used_costs_the_disk_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with caplog.at_level(logging.WARNING):
-        cache = PromptCache(1 << 20, tmp_path / "file" / "cache", 1 << 20)
-    assert "cannot be used" in caplog.text
-    assert (cache.disk, cache.leaves_process) == (None, False)
 
 
 BUDGETS = ("ram_bytes", "disk_bytes", "disk_write_bytes", "remote_bytes")
@@ -141,50 +102,7 @@ def test_a_budget_without_end_is_one() -> None:
     assert cache.ram_bytes == sys.maxsize
 
 
-def test_a_disk_of_no_bytes_is_read_and_stays_as_it_is(folder: Path) -> None:
-    filled(folder)
-    before = everything(folder)
-    cache = PromptCache(1 << 24, folder, 0)
-    assert ask(cache, A).source == "disk"
-    ask(cache, range(9000, 9300))
-    assert cache.close()
-    assert everything(folder) == before
-    cache.forget(A)
-    assert len(everything(folder)) < len(before)
-
-
-@pytest.mark.parametrize("name", ["~nobody-has-this-name/cache", "cache\0", "cache\ud800"])
-def test_a_name_that_no_folder_can_have_costs_the_disk_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        cache = PromptCache(1 << 20, name)
-    assert "cannot be used" in caplog.text
-    assert (cache.disk, cache.leaves_process, list(tmp_path.iterdir())) == (None, False, [])
-
-
-def test_what_no_other_process_will_have_is_not_written(folder: Path) -> None:
-    for namespace, written in ((f"here{HERE_ONLY}", False), ("anywhere", True)):
-        cache = PromptCache(1 << 24, folder)
-        FakeEngine(cache, namespace=namespace, costs=SLOW).request(A)
-        assert cache.close()
-        assert bool(files(folder)) == written
-
-
-def test_what_was_forgotten_while_it_was_live_is_not_written(folder: Path) -> None:
-    cache = PromptCache(1 << 24, folder)
-    engine = FakeEngine(cache, costs=SLOW)
-    engine.request(A)
-    assert cache.flush()
-    assert files(folder)
-    cache.forget(A)
-    cache.queue_writes(engine.view())
-    assert cache.close()
-    assert files(folder) == []
-
-
-def test_what_the_disk_knows_is_not_asked_for_by_memory_that_needs_none(folder: Path) -> None:
+def test_plain_attention_reads_nothing_from_disk(folder: Path) -> None:
     cache = PromptCache(1 << 24, folder)
     ask(cache, A)
     cache.close()
@@ -196,48 +114,12 @@ def test_what_the_disk_knows_is_not_asked_for_by_memory_that_needs_none(folder: 
     again.close()
 
 
-def test_clearing_empties_both_tiers(folder: Path) -> None:
-    cache = PromptCache(1 << 24, folder)
-    for prompt in (A, B):
-        ask(cache, prompt)
-    cache.flush()
-    cache.clear()
-    assert (cache.stats().entries, files(folder)) == (0, [])
-    cache.close()
-
-
-def test_a_checkpoint_that_did_not_prove_right_goes_from_both_tiers(folder: Path) -> None:
-    cache = PromptCache(1 << 24, folder)
-    ask(cache, A)
-    cache.flush()
-    with cache.ram.checkpoint_at("model", np.array(A, np.int32)) as checkpoint:
-        pass
-    assert checkpoint is not None
-    entries, records = cache.stats().entries, len(files(folder))
-    cache.drop(checkpoint)
-    assert (cache.stats().entries, len(files(folder))) == (entries - 1, records - 1)
-    cache.drop(checkpoint)
-    assert cache.stats().entries == entries - 1
-    cache.close()
-
-
-def test_what_is_forgotten_is_gone_from_both_tiers(folder: Path) -> None:
-    cache = PromptCache(1 << 24, folder)
-    ask(cache, A)
-    cache.flush()
-    held = cache.stats().bytes_ram
-    assert cache.forget([5, 6, 7]) == 0
-    assert cache.forget(A) == held
-    assert (cache.stats().bytes_ram, files(folder)) == (0, [])
-    cache.close()
-
-
 NO_PATHS = ["123", b"123", 5, None, {1: 2}, iter(A), [[1, 2]], [1, [2]], [1.7, 2.0], ["1"], [None], [1 << 31]]
 
 
 @pytest.mark.parametrize("what", ["pin", "unpin", "forget"])
 @pytest.mark.parametrize("prefix", NO_PATHS, ids=lambda prefix: type(prefix).__name__)
-def test_what_are_no_token_ids_is_an_error_and_costs_nothing(what: str, prefix: object) -> None:
+def test_a_prefix_of_no_token_ids_is_an_error_and_costs_nothing(what: str, prefix: object) -> None:
     cache = PromptCache(1 << 20)
     ask(cache, A)
     before = cache.stats()
@@ -258,7 +140,7 @@ def test_token_ids_may_come_in_any_sequence(kind: type) -> None:
     assert cache.forget([]) == 0
 
 
-def test_it_serves_others_while_there_are_several_contexts(tmp_path: Path) -> None:
+def test_a_cache_serves_others_while_several_contexts_are_attached(tmp_path: Path) -> None:
     class Context:
         pass
 

@@ -1,4 +1,4 @@
-"""A cache's folder: another's is refused; what other programs and versions keep is left; what fails costs the disk."""
+"""A cache's folder: whose it is, what lies beside it, and a disk that fails or wears."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_record_that_could_not_be_finished_leaves_no_part(folder: Path, monkey
 
 
 def test_a_full_disk_costs_one_warning_and_damages_nothing(folder: Path) -> None:
-    """A process whose files may not grow beyond a limit: what does not fit is not there, what fits is right."""
+    """In a process whose files may not grow beyond a limit."""
     code = f"""
 import random, resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -267,7 +267,7 @@ def test_no_more_is_written_in_an_hour_than_was_allowed(folder: Path, hourly: in
     assert sum(p.stat().st_size for p in files(folder)) == extra["disk_written_bytes"] <= most
 
 
-def test_what_was_evicted_before_it_could_be_written_is_counted(folder: Path) -> None:
+def test_checkpoints_evicted_before_they_were_written_are_counted(folder: Path) -> None:
     cache = PromptCache(12_000, folder)
     for prompt in (A, B, C):
         ask(cache, prompt)

@@ -34,7 +34,7 @@ def opened(record: Bytes, start: int | None = None) -> Bytes:
     return open_sealed(record, namespace=OWNER, tokens=TOKENS, start=start)
 
 
-def test_what_is_sealed_opens_with_what_was_put_in() -> None:
+def test_a_sealed_payload_opens_unchanged() -> None:
     assert np.array_equal(opened(state()), PAYLOAD)
     assert np.array_equal(opened(state(3), 3), PAYLOAD)
     assert opened(state(payload=NOTHING)).nbytes == 0
@@ -72,7 +72,7 @@ def test_no_flipped_bit_gets_through(data: st.DataObject) -> None:
 
 
 @given(length=st.integers(0, HEADER_BYTES + 20))
-def test_nothing_truncated_gets_through(length: int) -> None:
+def test_a_truncated_state_is_refused(length: int) -> None:
     with pytest.raises(SnapshotError):
         opened(state()[:length])
 
@@ -90,7 +90,7 @@ def test_another_models_state_is_refused(other: str) -> None:
 
 
 @pytest.mark.parametrize("other", [lambda r: r.view(np.int8), lambda r: r.reshape(-1, 1)])
-def test_what_is_no_row_of_bytes_is_refused(other) -> None:  # type: ignore[no-untyped-def]
+def test_an_array_of_another_shape_or_type_is_refused(other) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SnapshotError):
         opened(other(state()))
 

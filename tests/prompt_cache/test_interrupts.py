@@ -1,4 +1,4 @@
-"""Exceptions in the middle of a change, calls that come in while one is made, and processes that are forked."""
+"""Exceptions in the middle of a change, calls that come in meanwhile, and forked processes."""
 
 from __future__ import annotations
 
@@ -190,9 +190,7 @@ def test_a_finaliser_that_asks_the_cache_never_waits_for_it(cache: PromptCache, 
     assert cached(cache, [7, 8, 9, 1]) == 3
 
 
-def test_what_is_forgotten_in_a_finaliser_is_gone_for_the_next_request(
-    cache: PromptCache, halfway: Halfway
-) -> None:
+def test_forgetting_in_a_finaliser_holds_for_the_next_request(cache: PromptCache, halfway: Halfway) -> None:
     halfway.now = lambda: cache.forget(CHAT)
     within(DEADLINE, lambda: cached(cache, [1, 2]))
     assert cached(cache) == 0

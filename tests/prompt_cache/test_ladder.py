@@ -47,7 +47,7 @@ def test_the_finest_ladder_is_taken_that_can_be_paid_for() -> None:
     assert lengths[15] > 9
 
 
-def test_what_is_kept_already_is_a_rung() -> None:
+def test_a_stored_checkpoint_counts_as_a_rung() -> None:
     there = rungs(4000, 0, 4.0)
     assert there == (3992, 3968, 3872, 3584, 2560)
     assert rungs(4000, 0, 4.0, there) == ()

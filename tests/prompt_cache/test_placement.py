@@ -223,20 +223,20 @@ def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int)
     assert len(cuts_of(1000, 0, 0, [], replace(costs, waiting=waiting))) == most
 
 
-def test_what_a_short_prompt_may_spend_on_cuts_is_not_of_others_time() -> None:
+def test_a_short_prompt_spends_none_of_others_time_on_cuts() -> None:
     """8 % of 500 tokens is worth it alone; others who wait have nothing of what a cut saves this one."""
     assert len(cuts_of(500, 0, 0, [], DEAR_CUTS)) == 3
     assert cuts_of(500, 0, 0, [], replace(DEAR_CUTS, waiting=1)) == ()
     assert cuts_of(500, 0, 0, [], replace(UNMEASURED, waiting=3)) == ()
 
 
-def test_where_the_last_history_parted_is_cut_whoever_waits() -> None:
+def test_the_last_parting_point_is_cut_while_others_wait() -> None:
     costs = replace(DEAR_CUTS, waiting=7)
     assert cuts_of(500, 0, 0, [], costs, tail=90) == (410,)
     assert cuts_of(500, 0, 0, [], costs, tail=90, most=0) == ()
 
 
-def test_where_messages_start_is_cut_whoever_waits() -> None:
+def test_message_starts_are_cut_while_others_wait() -> None:
     starts = [40, 500, 560]
     alone = cuts_of(600, 0, 0, starts, DEAR_CUTS)
     assert alone
@@ -332,7 +332,7 @@ def test_a_single_token_stands_in_for_a_cut_until_small_batches_were_measured() 
     assert cut_tokens(replace(costs, batch_seconds=3e-3, snapshot_seconds=1e-3)) == pytest.approx(4)
 
 
-def test_where_room_is_scarce_only_message_starts_are_cut() -> None:
+def test_only_message_starts_are_cut_in_a_scarce_budget() -> None:
     marked = Outline(5000, 0, 0, (600, 4000, 4900), most=SCARCE - 1)
     assert prefill_cuts(marked, Costs()) == (600, 4000, 4900)
     assert len(prefill_cuts(replace(marked, most=SCARCE), Costs())) > 3

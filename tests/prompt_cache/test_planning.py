@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
-from llamahybrid.prompt_cache.base import OUTSIDE, Logits, Outside, Reason
+from llamahybrid.prompt_cache.base import Logits, Reason
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
 
@@ -91,7 +91,7 @@ def test_at_equal_depth_the_live_state_is_preferred() -> None:
     assert (plan.cached, plan.source, plan.checkpoint) == (200, "live", None)
 
 
-def test_nothing_is_reused_beyond_the_limit() -> None:
+def test_no_restore_point_beyond_the_reuse_limit_serves() -> None:
     cache = PromptCache(1 << 26)
     store(cache, HISTORY, 80)
     store(cache, HISTORY, 200)
@@ -168,25 +168,6 @@ def test_a_stored_state_is_restored_where_that_is_faster_than_decoding(costs: Co
     assert plan.cached == (360 if source == "ram" else 60)
 
 
-@pytest.mark.parametrize("tier", OUTSIDE)
-def test_where_it_was_read_from_is_told_once(tier: Outside) -> None:
-    cache = PromptCache(1 << 26)
-    store(cache, HISTORY, 200)
-    (entry,) = cache.ram.tree.oldest_entries()
-    entry.read_from = tier
-    elsewhere = live_view(DIFFERENT, needs_attention=False)
-    assert [plan_for(cache, HISTORY, elsewhere).source for _ in range(2)] == [tier, "ram"]
-
-
-def test_what_serves_is_the_youngest() -> None:
-    cache = PromptCache(1 << 26)
-    for position in (80, 200):
-        store(cache, HISTORY, position)
-    plan = plan_for(cache, [*HISTORY[:100], *DIFFERENT], live_view(DIFFERENT, needs_attention=False))
-    assert plan.cached == 80
-    assert [entry.position for entry in cache.ram.tree.oldest_entries()] == [200, 80]
-
-
 def test_histories_part_at_what_is_matched_only_if_the_tree_reaches_that_far() -> None:
     cache = PromptCache(1 << 26)
     for token in (7, 8):
@@ -220,18 +201,3 @@ def test_attention_that_a_plan_names_counts_until_it_is_released() -> None:
     check_integrity(cache)
     cache.release(plan)
     assert cache.stats().bytes_ram == 0
-
-
-def test_where_a_request_parts_from_a_stored_chat_its_beginning_is_marked() -> None:
-    """So it is worth something by itself, when the chat behind it goes."""
-    cache = PromptCache(1 << 26)
-    engine = FakeEngine(cache, "paged")
-    engine.request(HISTORY)
-    engine.request([7] * 30)
-    for _ in range(2):
-        plan_for(cache, [*HISTORY[:120], 9], engine.view())
-    match = cache.ram.tree.match("model", np.array(HISTORY, np.int32))
-    assert [(e.position, e.hits) for e in match.entries()] == [(120, 1), (len(HISTORY), 0)]
-    cache.drop(match.entries()[-1].checkpoint)
-    match = cache.ram.tree.match("model", np.array(HISTORY, np.int32))
-    assert [(s.start, s.end) for s in match.segments()] == [(0, 120)]

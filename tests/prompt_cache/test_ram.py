@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,40 +29,8 @@ def test_memory_of_large_buffers_goes_back_at_once() -> None:
     assert resident_bytes() - before < 10 * MIB
 
 
-def in_huge_pages(buffer: np.ndarray[Any, Any]) -> bool:
-    """The system may put this mapping into huge pages."""
-    address, inside = buffer.ctypes.data, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if (head := re.match("([0-9a-f]+)-([0-9a-f]+) ", line)) is not None:
-            inside = int(head[1], 16) <= address < int(head[2], 16)
-        elif inside and line.startswith("VmFlags:"):
-            return "hg" in line.split()
-    raise AssertionError("no such mapping")
-
-
-@pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a system without huge pages"
-)
-def test_large_buffers_that_are_filled_get_huge_pages() -> None:
-    sizes = (ram.HUGE_BYTES - 1, ram.HUGE_BYTES, 5 * ram.HUGE_BYTES + 7)
-    assert [in_huge_pages(ram.new_buffer(n)) for n in sizes] == [False, True, True]
-    assert not in_huge_pages(ram.new_buffer(ram.HUGE_BYTES, filled=False))
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
-def test_smaller_buffers_have_their_memory_at_once() -> None:
-    """One page after the other takes longer, in the middle of a state that is saved."""
-    before = resident_bytes()
-    filled = [ram.new_buffer(2 * MIB) for _ in range(8)]
-    assert resident_bytes() - before > 15 * MIB
-    before = resident_bytes()
-    empty = [ram.new_buffer(2 * MIB, filled=False) for _ in range(8)]
-    assert resident_bytes() - before < MIB
-    assert len(filled) == len(empty)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
-def test_what_large_buffers_take_is_their_size_and_goes_back() -> None:
+def test_large_buffers_take_their_size_and_give_it_back() -> None:
     size = ram.HUGE_BYTES + 300_000
     before = resident_bytes()
     buffers = [ram.new_buffer(size) for _ in range(12)]
@@ -96,12 +63,6 @@ def test_without_another_mapping_memory_comes_from_the_heap(monkeypatch: pytest.
 
     monkeypatch.setattr(ram.mmap, "mmap", none_left)
     assert ram.new_buffer(ram.MAPPED_BYTES).flags.owndata
-
-
-def test_nothing_is_not_kept_for_later() -> None:
-    account = ram.Account(100)
-    account.keep(np.empty(0, np.uint8))
-    assert account.reuse(0) is None
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,13 @@ import xxhash
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import records
-from llamahybrid.prompt_cache.envelope import HEADER_BYTES, open_sealed, path_digest, sealed
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, open_sealed, path_digest
 from llamahybrid.prompt_cache.records import (
     HEAD_BYTES,
-    KEY,
     Record,
     head_of,
     key_of,
     pack,
-    read_head,
-    read_ids,
     read_record,
 )
 
@@ -49,19 +46,6 @@ def test_a_record_comes_back_as_it_was() -> None:
     state = open_sealed(record.state, namespace="model", tokens=TOKENS)
     for found, given in ((record.tokens, TOKENS), (record.logits, LOGITS), (state, PAYLOAD)):
         assert np.array_equal(found, given)  # type: ignore[arg-type]
-
-
-def test_only_the_own_range_of_ids_need_be_read() -> None:
-    raw = packed(base=30)
-    file = io.BytesIO(raw)
-    head = read_head(file, len(raw))
-    assert (head.base, head.base_digest) == (30, path_digest("model", TOKENS[:30]))
-    assert read_ids(file, head, head.base) == TOKENS[30:].tobytes()
-    damaged = bytearray(raw)
-    damaged[HEAD_BYTES + 4 * 35] ^= 1
-    file = io.BytesIO(bytes(damaged))
-    with pytest.raises(RecordError, match="ids"):
-        read_ids(file, read_head(file, len(raw)), 30)
 
 
 @pytest.mark.parametrize("logits", [LOGITS, None])
@@ -95,58 +79,9 @@ def test_a_record_with_a_tail_is_refused() -> None:
         read(packed() + b"x")
 
 
-def test_keys_name_what_a_record_holds() -> None:
-    keys = {
-        key_of("model", 40, TOKENS),
-        key_of("model", 40, TOKENS, logits=True),
-        key_of("model", 0, TOKENS),
-        key_of("model", 10, TOKENS),
-        key_of("other", 40, TOKENS),
-        key_of("model", 40, TOKENS + 1),
-    }
-    assert len(keys) == 6
-    assert key_of("model", 10, TOKENS.copy()) in keys
-
-
-def test_what_is_not_sealed_makes_no_record() -> None:
+def test_bytes_without_a_seal_make_no_record() -> None:
     with pytest.raises(RecordError, match="header"):
         pack(PAYLOAD, TOKENS, None)
-
-
-def test_a_record_says_what_its_head_says() -> None:
-    assert head_of(packed()[:HEAD_BYTES]).end == 40
-    with pytest.raises(RecordError):
-        head_of(packed()[: HEAD_BYTES - 1])
-
-
-def test_a_key_says_what_a_record_is_before_it_is_read() -> None:
-    digest = path_digest("model", TOKENS).hex()
-    assert key_of("model", 10, TOKENS) == f"{digest}-attention-10-40"
-    assert key_of("model", 40, TOKENS, logits=True) == f"{digest}-prompt-40-40"
-    assert KEY.fullmatch(f"{digest}-state-40-40")
-    assert not KEY.fullmatch(f"{digest}-other-0-1")
-
-
-def test_the_payload_is_not_copied_to_be_written() -> None:
-    state = sealed(PAYLOAD, namespace="model", tokens=TOKENS)
-    _, payload = pack(state, TOKENS, LOGITS)
-    assert np.shares_memory(np.frombuffer(payload, np.uint8), state)
-
-
-def test_payload_bytes_are_hashed_when_they_are_sealed_and_read_and_not_when_they_are_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    state, hashed, real = sealed(PAYLOAD, namespace="model", tokens=TOKENS), [0], xxhash.xxh3_64_intdigest
-
-    def counting(data: Any) -> int:
-        hashed[0] += memoryview(data).nbytes >= PAYLOAD.nbytes
-        return real(data)
-
-    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", counting)
-    raw = b"".join(pack(state, TOKENS, LOGITS))
-    assert hashed == [0]
-    read(raw)
-    assert hashed == [1]
 
 
 def test_a_damaged_prefix_before_the_base_is_seen_when_all_is_read() -> None:

@@ -1,4 +1,4 @@
-"""A Redis server that is slow, away, restarted, full or used by others, beyond the contract of `test_stores`."""
+"""A Redis server that is slow, away, restarted, full or used by others (see also `test_stores`)."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_full_server_is_read_and_things_go_from_it(store: ServerStore) -> None
     assert not store.records()
 
 
-def test_what_the_server_evicted_itself_is_a_miss(store: ServerStore) -> None:
+def test_records_that_the_server_evicted_are_misses(store: ServerStore) -> None:
     cache = store.open()
     ask(cache, A)
     assert cache.flush()

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache.base import Costs, LiveView
+from llamahybrid.prompt_cache.base import LiveView
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.envelope import sealed
-from llamahybrid.prompt_cache.resumable import MOST_PATHS, in_ram, on_disk_paths, without_live
+from llamahybrid.prompt_cache.resumable import MOST_PATHS, in_ram, on_disk_paths
 
 
 def view(tokens: list[int], namespace: str = "model") -> LiveView:
@@ -40,7 +40,7 @@ def test_each_path_up_to_its_deepest_checkpoint() -> None:
     assert paths(cache, "another") == set()
 
 
-def test_where_a_branch_has_none_what_it_shares_serves() -> None:
+def test_a_shared_checkpoint_serves_branches_without_one() -> None:
     cache = PromptCache(ram_bytes=1 << 20)
     store(cache, [1, 2, 3, 4], 2)
     store(cache, [1, 2, 7, 8], 2)
@@ -52,26 +52,10 @@ def test_the_disk_tells_what_lies_there(tmp_path: Path) -> None:
     store(cache, [1, 2, 3, 4, 5, 6], 4)
     live = view([1, 2, 3, 4, 5, 6])
     assert list(on_disk_paths(cache, live)) == []
-    assert cache.disk is not None
-    cache.disk.later(live, live.tokens, [(4, False)])
+    cache.queue_writes(live)
     assert cache.flush()
     assert [list(path) for path in on_disk_paths(cache, live)] == [[1, 2, 3, 4]]
     assert list(on_disk_paths(PromptCache(ram_bytes=1 << 20), live)) == []
-
-
-def test_looking_makes_nothing_younger() -> None:
-    cache = PromptCache(ram_bytes=1 << 20)
-    store(cache, [1, 2, 3], 3)
-    store(cache, [4, 5, 6], 3)
-    before = [(e.position, e.last_used, e.hits) for e in cache.ram.tree.oldest_entries()]
-    assert len(paths(cache)) == 2
-    assert [(e.position, e.last_used, e.hits) for e in cache.ram.tree.oldest_entries()] == before
-
-
-def test_what_is_live_does_not_count() -> None:
-    alone = without_live(view([1, 2, 3]))
-    assert len(alone.tokens) == 0
-    assert PromptCache(ram_bytes=1 << 20).peek(np.array([1, 2, 3, 4], np.int32), alone, Costs()) == 0
 
 
 def test_of_very_many_paths_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

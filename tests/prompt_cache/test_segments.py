@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView, Plan, PromptCache
+from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
-from llamahybrid.prompt_cache.nodes import Entry
-from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
 
@@ -76,22 +75,13 @@ def test_a_context_that_cannot_load_segments_gets_none_and_spoils_none() -> None
     assert plan_for(cache, PATH, view(ELSEWHERE)).cached == 250
 
 
-def test_where_live_attention_reaches_far_enough_nothing_is_loaded() -> None:
+def test_no_segment_is_loaded_that_live_attention_covers() -> None:
     cache = PromptCache(1 << 20)
     cache.remember("m", np.array(PATH, np.int32))
     assert cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
     assert cache.store_segment(view(PATH), piece(PATH, 100, 300))
     plan = plan_for(cache, [*PATH[:250], 999], view([*PATH[:250], -1]))
     assert (plan.cached, plan.source, plan.segments) == (200, "ram", ())
-
-
-def test_logits_are_handed_out_for_the_very_end_of_a_prompt_only() -> None:
-    cache = PromptCache(1 << 20)
-    cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE), np.ones(4, np.float32))
-    assert plan_for(cache, PATH[:200], view(PATH[:199])).logits is None
-    cuttable = LiveView("m", np.array(PATH[:220], np.int32), 0, True, True, tip_logits=False)
-    plan = plan_for(cache, PATH[:220], cuttable)
-    assert (plan.cached, plan.logits) == (219, None), "logits of another position"
 
 
 # -- what is stored --------------------------------------------------------------------------------
@@ -107,11 +97,11 @@ def test_attention_is_wanted_up_to_the_deepest_checkpoint() -> None:
     assert cache.store_segment(view(PATH), piece(PATH, 20, 60))
     assert cache.missing(view(PATH)) == [(0, 20), (60, 100)]
     assert cache.store_segment(view(PATH), piece(PATH, 0, 20))
-    assert ranges(cache.ram.tree.match("m", np.array(PATH, np.int32)).segments()) == [(0, 20), (20, 60)]
+    assert cache.missing(view(PATH)) == [(60, 100)]
 
 
 @pytest.mark.parametrize(("start", "end"), [(30, 60), (0, 20), (80, 120), (100, 300), (10, 400)])
-def test_what_overlaps_or_leaves_its_edge_is_not_kept(start: int, end: int) -> None:
+def test_a_segment_that_overlaps_or_leaves_its_path_is_not_kept(start: int, end: int) -> None:
     cache = PromptCache(1 << 20)
     cache.remember("m", np.array(PATH[:200], np.int32))
     cache.remember("m", np.array(PATH[:100] + [-1] * 50, np.int32))
@@ -120,20 +110,6 @@ def test_what_overlaps_or_leaves_its_edge_is_not_kept(start: int, end: int) -> N
     assert cache.store_segment(view(PATH), piece(PATH, 0, 50))
     assert not cache.store_segment(view(longer), piece(longer, start, end))
     check_integrity(cache)
-
-
-def test_a_segment_of_tokens_that_lie_elsewhere_is_not_kept() -> None:
-    cache = PromptCache(1 << 20)
-    cache.remember("m", np.array(PATH[:100] + [-1] * 200, np.int32))
-    assert not cache.store_segment(view(PATH), piece(PATH, 50, 150))
-
-
-def test_segments_behind_a_match_are_not_its_own() -> None:
-    cache = PromptCache(1 << 20)
-    store(cache, PATH, 150, 250)
-    assert plan_for(cache, [*PATH[:200], 999], view(ELSEWHERE)).cached == 150  # cuts the segment at 150
-    cut = cache.ram.tree.match("m", np.array([*PATH[:150], 999], np.int32))
-    assert ranges(cut.segments()) == [(0, 150)]
 
 
 # -- what stays ------------------------------------------------------------------------------------
@@ -154,7 +130,7 @@ def test_segments_go_with_the_last_checkpoint_that_needs_them() -> None:
     assert (cache.stats().segments, cache.stats().extra["segment_bytes"]) == (0, 0)
 
 
-def test_what_is_dropped_is_that_checkpoint_and_no_other_at_its_position() -> None:
+def test_dropping_a_checkpoint_leaves_others_at_its_position() -> None:
     cache = PromptCache(1 << 20)
     one, two = PATH[:200], [-1] * 200
     store(cache, one, 200)
@@ -165,38 +141,6 @@ def test_what_is_dropped_is_that_checkpoint_and_no_other_at_its_position() -> No
     assert plan_for(cache, [*one, 999], view(ELSEWHERE)).cached == 200
 
 
-def test_segments_before_a_checkpoint_stay_and_those_behind_it_go() -> None:
-    tree = Tree()
-    shallow, deep = (put(tree, PATH[:8], position) for position in (4, 8))
-    match = tree.match("m", np.array(PATH[:8], np.int32))
-    for start, end in ((0, 2), (2, 5), (5, 8)):
-        tree.store(match, piece(PATH, start, end))
-    node = deep.node
-    assert node is not None
-    tree.detach(deep)
-    tree.prune(node)
-    assert ranges(node.segments) == [(0, 2), (2, 5)]
-    tree.detach(shallow)
-    tree.prune(node)
-    assert (node.segments, tree.segment_bytes) == ([], 0)
-
-
-def test_a_tail_ends_where_something_is_stored() -> None:
-    tree = Tree()
-    put(tree, PATH[:8], 2)
-    tree.store(tree.match("m", np.array(PATH[:8], np.int32)), piece(PATH, 0, 5))
-    (leaf,) = tree.oldest_nodes()
-    assert leaf.tail() == 3
-    assert leaf.tail(needed=99) == 0
-    tree.insert("m", np.array([*PATH[:7], -1], np.int32))
-    assert [node.tail() for node in tree.match("m", np.array(PATH[:8], np.int32)).path] == [0, 1]
-
-
-def put(tree: Tree, path: Sequence[int], position: int) -> Entry:
-    match = tree.insert("m", np.array(path, np.int32))
-    return tree.attach(match, Checkpoint("m", position, np.zeros(10, np.uint8)))
-
-
 def test_a_checkpoint_taken_again_keeps_its_segments() -> None:
     cache = PromptCache(1 << 20)
     store(cache, PATH, 200)
@@ -204,7 +148,7 @@ def test_a_checkpoint_taken_again_keeps_its_segments() -> None:
     assert plan_for(cache, PATH, view(ELSEWHERE)).cached == 200
 
 
-def test_one_that_cannot_be_taken_again_stays_as_it_was() -> None:
+def test_a_checkpoint_stays_when_its_replacement_is_refused() -> None:
     cache = PromptCache(6 * SIZE)
     store(cache, PATH[:200], 200)
     lent = cache.buffer(2 * SIZE)
@@ -289,14 +233,14 @@ def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
     assert cache.missing(view(PATH)) == [(150, 300)]
 
 
-def test_what_only_the_live_path_needs_goes_before_its_checkpoints() -> None:
+def test_attention_of_the_live_path_goes_before_its_checkpoints() -> None:
     cache = PromptCache(1 << 20)
     store(cache, PATH, 100, 200)
     cache.ram_bytes = cache.stats().bytes_ram - 4 * 100 - 1  # the bare tail, and a byte
     assert (cache.stats().entries, cache.stats().segments) == (2, 0)
 
 
-def test_what_another_chat_needs_too_stays() -> None:
+def test_attention_that_another_chat_needs_stays() -> None:
     cache = PromptCache(1 << 20)
     one, two = PATH[:200], PATH[:100] + [-1] * 100
     store(cache, one, 200)
@@ -356,8 +300,10 @@ def test_a_segment_in_two_parts_takes_no_more_than_the_budget(how: str) -> None:
 # -- what is damaged -------------------------------------------------------------------------------
 
 
-def stored_pieces(cache: PromptCache) -> list[Segment]:
-    return [s for n in cache.ram.tree.oldest_nodes() for s in n.segments]
+def damage(cache: PromptCache, path: Sequence[int], which: int) -> None:
+    """Flip a bit of one of the stored segments of a path."""
+    segments = plan_for(cache, [*path, 999], view(ELSEWHERE)).segments
+    segments[which].record[HEADER_BYTES + 16] ^= 1
 
 
 @pytest.mark.parametrize("how", ["plan", "remember", "admit"])
@@ -367,8 +313,7 @@ def test_a_flipped_bit_is_a_miss_once_and_for_no_other_chat(how: str) -> None:
     for path in (one, other):
         store(cache, path, 150, 250)
         plan_for(cache, path, view(path))
-    damaged = next(s for s in stored_pieces(cache) if ENGINE.tokens_in(s, [])[0] == 0)
-    damaged.record[HEADER_BYTES + 16] ^= 1
+    damage(cache, one, 0)
     branch = [*PATH[:200], 999]
     if how == "remember":
         cache.remember("m", np.array(branch, np.int32))
@@ -386,7 +331,7 @@ def test_a_flipped_bit_is_a_miss_once_and_for_no_other_chat(how: str) -> None:
     assert plan_for(cache, [*PATH[:160], 999], view(ELSEWHERE)).cached == 150, "stored anew"
 
 
-def test_one_damaged_piece_leaves_what_lies_before_it() -> None:
+def test_a_damaged_segment_leaves_the_segments_before_it() -> None:
     cache = PromptCache(1 << 20)
     for position in (100, 250):
         assert cache.admit(view(PATH[:position]), position, cache.buffer(SIZE))
@@ -394,8 +339,7 @@ def test_one_damaged_piece_leaves_what_lies_before_it() -> None:
             assert cache.store_segment(view(PATH), piece(PATH, start, end))
     plan_for(cache, PATH, view(PATH))
     assert cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
-    _, deeper = stored_pieces(cache)
-    deeper.record[HEADER_BYTES + 16] ^= 1
+    damage(cache, PATH, 1)
     plan = plan_for(cache, [*PATH[:240], 999], view(ELSEWHERE))
     assert (plan.cached, ranges(plan.segments)) == (100, [(0, 100)])
     check_integrity(cache)
@@ -408,7 +352,7 @@ def test_no_memory_for_two_parts_costs_that_segment() -> None:
     def starved(*_: object) -> tuple[Segment, Segment]:
         raise MemoryError
 
-    cache.ram.tree.splitters["m"] = starved
+    plan_for(cache, [5], replace(view(ELSEWHERE), split=starved))
     cache.remember("m", np.array([*PATH[:200], 999], np.int32))
     assert (cache.stats().segments, cache.stats().entries) == (0, 2)
     assert cache.stats().extra["damaged"] == 1
@@ -426,18 +370,3 @@ def test_a_segment_that_does_not_load_goes_and_the_checkpoints_stay() -> None:
     assert (stats.segments, stats.entries, stats.extra["damaged"]) == (0, 2, 1)
     assert stats.extra["segment_bytes"] == 0
     check_integrity(cache)
-
-
-def test_of_a_segment_in_two_parts_only_what_a_checkpoint_needs_stays() -> None:
-    """The rest would never go: eviction sees checkpoints and bare tokens."""
-    cache = PromptCache(1 << 20)
-    store(cache, PATH, 150, 250)
-    plan_for(cache, PATH, view(PATH))
-    plan = plan_for(cache, [*PATH, 1], view(ELSEWHERE))
-    assert plan.checkpoint is not None
-    cache.drop(plan.checkpoint)
-    cache.remember("m", np.array([*PATH[:150], 999], np.int32))
-    assert [s.end for s in stored_pieces(cache)] == [150]
-    check_integrity(cache)
-    cache.ram_bytes = 0
-    assert cache.stats().bytes_ram == 0

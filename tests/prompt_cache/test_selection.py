@@ -97,7 +97,7 @@ def test_live_memory_is_cut_no_lower_than_its_floor() -> None:
     assert chosen(100, 39, view(80, floor=40)) == (0, "none")
 
 
-def test_nothing_serves_beyond_attention_or_the_limit() -> None:
+def test_no_checkpoint_serves_beyond_attention_or_the_limit() -> None:
     stored = entry(20), entry(60)
     assert chosen(100, 0, view(0, attention=True), *stored, reach=59) == (20, "ram")
     assert chosen(100, 0, view(0, attention=True), *stored, reach=60) == (60, "ram")
@@ -128,7 +128,7 @@ def anywhere(n: int, limit: int | None = None) -> LiveView:
     return replace(view(n, floor=0, attention=True, limit=limit), attention_is_all=True)
 
 
-def test_where_attention_is_all_every_position_it_reaches_will_do() -> None:
+def test_plain_attention_is_resumed_at_every_position_it_covers() -> None:
     assert chosen(100, 0, anywhere(0), reach=37) == (37, "ram")
     assert chosen(100, 20, anywhere(50), reach=37) == (37, "ram")
     assert chosen(100, 30, anywhere(50), reach=37) == (30, "live"), "seven tokens are decoded sooner"

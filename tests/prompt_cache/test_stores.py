@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +64,8 @@ class StoreContract:
         for prompt in (A, B, C):
             plan = ask(cache, prompt, kind)
             assert (plan.cached, plan.source) == (len(prompt), store.name)
-            assert ask(cache, [*prompt, *range(7000, 7100), 5], kind).cached == len(prompt) + 100
+            again = ask(cache, [*prompt, *range(7000, 7100), 5], kind)
+            assert (again.cached, again.source) == (len(prompt) + 100, "ram")
 
     def test_a_context_that_cannot_load_attention_is_not_served(self, store: Store) -> None:
         ask(store.open(), A)
@@ -163,7 +164,7 @@ class StoreContract:
         assert planned(cache, C) == len(C)
         assert planned(cache, chat(0)) == 0
 
-    def test_nothing_is_evicted_for_what_can_never_fit(self, store: Store) -> None:
+    def test_a_record_that_can_never_fit_evicts_nothing(self, store: Store) -> None:
         cache = store.open(60_000)
         ask(cache, C)
         assert cache.flush()
@@ -242,8 +243,8 @@ class OutsideContract(StoreContract):
         store.add(key, raw)
         for used in (cache, store.open()):
             assert ask(used, [*range(4), 900]).cached <= 4
-            assert ask(used, [*C, 1]).cached == len(C)
-            assert ask(used, [*A, 1]).cached == len(A)
+            assert ask(used, [*C, 1]).cached >= len(C)
+            assert ask(used, [*A, 1]).cached >= len(A)
             assert store.count(used, "errors") == 0
 
     def test_a_record_that_was_read_wrong_once_is_not_removed(self, store: Store) -> None:
@@ -301,7 +302,7 @@ class OutsideContract(StoreContract):
         assert planned(store.open(), [*C, 1]) == len(C)
 
     @pytest.mark.parametrize("what", ["forget", "clear"])
-    def test_what_could_not_be_removed_is_said_and_goes_when_asked_again(
+    def test_a_failed_removal_is_said_and_can_be_repeated(
         self, store: Store, caplog: pytest.LogCaptureFixture, what: str
     ) -> None:
         ask(store.open(), A)
@@ -333,7 +334,7 @@ class OutsideContract(StoreContract):
             assert cache.flush()
         assert planned(store.open(), [*A, 1]) >= len(A)
 
-    def test_what_is_forgotten_while_it_is_written_never_becomes_a_record(self, store: Store) -> None:
+    def test_a_record_forgotten_while_it_is_written_never_appears(self, store: Store) -> None:
         cache = store.open()
         with store.held("prepare") as (met, go_on):
             ask(cache, A)
@@ -350,7 +351,7 @@ class OutsideContract(StoreContract):
         assert planned(store.open(), [*A, 1]) == 0
 
     @pytest.mark.parametrize("what", ["forget", "clear"])
-    def test_what_is_forgotten_while_it_is_read_is_not_taken_in(self, store: Store, what: str) -> None:
+    def test_a_record_forgotten_while_it_is_read_does_not_serve(self, store: Store, what: str) -> None:
         ask(store.open(), A)
         cache = store.open()
         plans: list[int] = []
@@ -377,7 +378,7 @@ class OutsideContract(StoreContract):
 
     # -- what is written ---------------------------------------------------------------------------
 
-    def test_nothing_of_a_namespace_of_this_process_is_written(self, store: Store) -> None:
+    def test_state_valid_in_this_process_alone_is_not_written(self, store: Store) -> None:
         for namespace, written in ((f"here{HERE_ONLY}", False), ("anywhere", True)):
             FakeEngine(store.open(), namespace=namespace, costs=SLOW).request(A)
             store.open()
@@ -401,7 +402,7 @@ class OutsideContract(StoreContract):
         for turn in turns:
             assert ask(store.open(), turn).to_decode == ask(stayed, turn).to_decode
 
-    def test_what_comes_from_a_store_stays_within_the_budget_of_ram(self, store: Store) -> None:
+    def test_records_that_are_read_stay_within_the_budget_of_ram(self, store: Store) -> None:
         for prompt in (A, B, C):
             ask(store.open(), prompt)
         cache = store.open(ram_bytes=12_000)
@@ -548,7 +549,7 @@ class TestFolder(OutsideContract):
     def test_random_histories_with_restarts_and_damage(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:
-        """Asking, restarting, starving, forgetting and damaging in any order; the engine tells a wrong restore."""
+        """Asking, restarting, starving, forgetting and damaging in any order."""
         store = FolderStore(tmp_path_factory.mktemp("cache"))
         kind: Kind = data.draw(st.sampled_from(KINDS))
         budgets = data.draw(st.sampled_from([(60_000, 4_000), (1 << 30, 12_000), (60_000, 1 << 20)]))

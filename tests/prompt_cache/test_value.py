@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Checkpoint, PromptCache, value
+from llamahybrid.prompt_cache import Checkpoint, value
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.value import ReturnRates, ReuseValue, freed
 
-from .test_budget import NO_COSTS, SIZE, fill, view
+from .test_budget import SIZE
 
 STATE = 100 * SIZE
 
@@ -36,7 +36,7 @@ def ask(tree: Tree, learned: ReuseValue, *tokens: int) -> None:
     tree.insert("m", ids(*tokens))
 
 
-def test_what_saves_more_tokens_over_the_one_above_is_worth_more() -> None:
+def test_a_checkpoint_that_saves_more_tokens_is_worth_more() -> None:
     tree, learned = Tree(), ReuseValue()
     path = range(100)
     near, far = put(tree, path, 10), put(tree, path, 90)
@@ -135,21 +135,7 @@ def test_a_place_known_well_goes_by_its_own_history() -> None:
     assert learned.chance(seldom) < 0.3
 
 
-def test_what_a_deeper_checkpoint_served_comes_to_the_one_above() -> None:
-    cache = PromptCache(1 << 20)
-    fill(cache, range(100), 50, 80)
-    entry = next(e for e in cache.ram.tree.oldest_entries() if e.position == 50)
-    before = cache.ram.store.eviction.value.of(entry, 0)  # type: ignore[attr-defined]
-    deeper = next(iter(entry.below))
-    cache.drop(deeper.checkpoint)
-    assert cache.ram.store.eviction.value.of(entry, 0) > before  # type: ignore[attr-defined]
-    assert entry.deeper_gone
-    assert value.first_guess(value.kind(entry)) > value.first_guess((False, False, 0, 0, False, False, False))
-    cache.plan(ids(*range(60)), view([]), (), NO_COSTS)
-    assert not entry.deeper_gone
-
-
-def test_what_was_counted_long_ago_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_counts_fade(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(value, "FADE_AFTER", 50)
     tree, learned = Tree(), ReuseValue()
     for turn in range(49):
