@@ -2,7 +2,7 @@
 
 GNU's keeps a team until its thread ends or says otherwise. With more threads in all teams together than there
 are cores, those that wait at a barrier sleep where they span before (libgomp, do_spin): a token then takes
-twice as long, for whoever decodes (`benchmarks.slots --only team`, on two idle cores).
+twice as long, for whoever decodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """RAM for snapshots: the size of the machine, buffers that are used again, and the account of their bytes.
 
-A fresh buffer of a few hundred KiB takes many times as long to fill as one that was used before: page faults
-(`benchmarks.save`).
+A fresh buffer of a few hundred KiB takes many times as long to fill as one that was used before: page faults.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ MAPPED_BYTES = 64 << 10
 """Buffers from this size on are mappings of their own."""
 
 HUGE_BYTES = 16 << 20
-"""From this size on, in huge pages where the system has any: filled for the first time in half the time
-(`benchmarks.save`). What is resident is as before: only whole huge pages of the mapping are had at once.
+"""From this size on, in huge pages where the system has any: filled for the first time in half the time.
+What is resident is as before: only whole huge pages of the mapping are had at once.
 Smaller ones have all of theirs from the beginning, which takes less than one after the other: a huge page may
 have to be made of others first, or the host of a virtual machine to find the memory: up to 4 ms each."""
 

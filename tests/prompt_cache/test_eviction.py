@@ -100,14 +100,13 @@ def test_traces_stay_within_the_budget_and_whole(sizes: Sizes) -> None:
 
 @pytest.mark.parametrize("family", range(len(FAMILIES)), ids=lambda n: FAMILIES[n].name)
 def test_token_hit_rate_beats_lru_and_marconi(family: int) -> None:
-    """A short sample of benchmarks/eviction.py."""
     cell = Cell(family, LARGE, 4, requests=60)
     policies: dict[str, Callable[[], eviction.Eviction]] = {
         "worth": ValueEviction,
         "marconi": lambda: cell.marconi(4.0),
         "lru": Lru,
     }
-    mean = {name: np.mean([cell.hit_rate(make(), s) for s in range(3)]) for name, make in policies.items()}
+    mean = {name: np.mean([cell.hit_rate(make(), s) for s in range(2)]) for name, make in policies.items()}
     assert mean["worth"] > mean["lru"] + 0.1
     assert mean["worth"] > mean["marconi"] - 0.01
 
