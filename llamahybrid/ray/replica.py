@@ -60,6 +60,10 @@ class Replica:
         self._app = app_of(self._service)
         await self._service.start()
 
+    async def stop(self) -> None:
+        """End what runs and close the model."""
+        await self._service.stop()
+
     async def serve(self, forwarded: Forwarded) -> AsyncIterator[Part]:
         """Answer a request: status and headers, then what it sends."""
         self._count += 1

@@ -30,13 +30,6 @@ def test_others_have_other_hashes() -> None:
     assert Blocks(4, "one").of([path]).keys().isdisjoint(Blocks(4, "another").of([path]))
 
 
-def test_a_path_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks, path = Blocks(4, "model"), np.arange(8, dtype=np.int32)
-    first = blocks.of([path])
-    monkeypatch.setattr(blocks, "_cut", lambda ids: pytest.fail("cut again"))
-    assert blocks.of([path]) == first
-
-
 def test_a_block_without_tokens_is_none() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         Blocks(0, "model")

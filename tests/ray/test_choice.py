@@ -19,7 +19,7 @@ def known(*names: int) -> dict[int, int]:
     return {link.name: link.length for link in CHAIN if link.name in names}
 
 
-def test_where_most_of_it_can_be_resumed() -> None:
+def test_the_replica_that_can_resume_most_comes_first() -> None:
     replicas = [
         Candidate("none"),
         Candidate("some", known=known(1, 2)),
@@ -28,7 +28,7 @@ def test_where_most_of_it_can_be_resumed() -> None:
     assert in_order(replicas, HINTS, SLOTS) == ["most", "some", "none"]
 
 
-def test_not_behind_a_queue_while_another_is_idle() -> None:
+def test_no_chat_queues_while_another_replica_is_idle() -> None:
     replicas = [Candidate("most", queue=SLOTS + 1, known=known(1, 2, 3)), Candidate("idle")]
     assert in_order(replicas, HINTS, SLOTS)[0] == "idle"
     busy = [Candidate("most", queue=SLOTS + 1, known=known(1, 2, 3)), Candidate("busy", queue=1)]

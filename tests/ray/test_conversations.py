@@ -81,7 +81,7 @@ def test_a_session_is_its_tenant_s() -> None:
     assert hints({"prompt_cache_key": 5}).session is None
 
 
-def test_what_cannot_be_read_says_nothing() -> None:
+def test_an_unreadable_body_gives_no_hints() -> None:
     for raw in (b"", b"{", b"[]", b"\xff", b"5", b'{"messages": 3}'):
         assert hints_of({}, raw).chain == NO_HINTS.chain
     assert len(hints({"messages": ["no message", None]}).chain) == 2
@@ -95,7 +95,7 @@ def chat(n: int, first: str = "s") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": f"{first}{i}"} for i in range(n)]}
 
 
-def test_told_of_is_what_can_be_resumed() -> None:
+def test_stats_tell_the_links_that_can_be_resumed() -> None:
     asked, four = Asked(), hints(chat(4))
     asked.add(four, ids(100))
     assert asked.resumable(lambda prompt: 0) == {}
