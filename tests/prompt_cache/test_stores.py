@@ -10,16 +10,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import Costs, PromptCache, refusals
 from llamahybrid.prompt_cache.base import HERE_ONLY
+from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.records import read_record
 from tests.lab import disk_faults, disk_fuzz
 from tests.lab.fake_engine import FakeEngine, Kind
@@ -384,6 +387,18 @@ class OutsideContract(StoreContract):
             store.open()
             assert bool(store.records()) == written
 
+    def test_a_state_sealed_for_something_else_is_not_written(self, store: Store) -> None:
+        """The model's fingerprint changed between a look at it and the seal."""
+        for namespace, tokens, written in (("other", A, 0), ("model", A[:-1], 0), ("model", A, 1)):
+            cache = store.open()
+            engine = FakeEngine(cache, "recurrent")
+            engine.decode(A)
+            state = sealed(np.zeros(64, np.uint8), namespace=namespace, tokens=np.array(tokens, np.int32))
+            assert cache.admit(engine.view(), len(A), state)
+            cache.queue_writes(engine.view())
+            assert cache.flush()
+            assert len(store.records()) == written
+
     def test_a_store_of_no_bytes_is_read_and_left_as_it_is(self, store: Store) -> None:
         ask(store.open(), A)
         store.open()
@@ -421,8 +436,6 @@ class OutsideContract(StoreContract):
 
     def test_no_restore_point_beyond_the_limit_is_read(self, store: Store) -> None:
         """Where logits of every position are wanted, those of restored tokens are not there."""
-        from dataclasses import replace
-
         ask(store.open(), A)
         cache = store.open()
         view = replace(FakeEngine(cache).view(), reuse_limit=len(A) - 1)
@@ -587,8 +600,6 @@ class TestFolder(OutsideContract):
             assert reported > 0
 
     def test_several_processes_share_a_folder_that_is_too_small(self) -> None:
-        from rich.console import Console
-
         disk_fuzz.hammer(2, 1.0, 0, Console(quiet=True))
 
     @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="descriptors cannot be counted")
