@@ -1,0 +1,71 @@
+"""A model with a folder or a server behind its cache goes on after a restart, and answers as a fresh context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamahybrid import PromptCache
+from tests.conftest import take
+from tests.lab.redis_server import RedisServer
+
+ARCHITECTURES = ["qwen35", "gemma3", *(pytest.param(a, marks=pytest.mark.full) for a in ("llama", "mamba"))]
+PROMPT = [(7 * i) % 200 + 5 for i in range(120)]
+QUESTION = [(3 * i) % 190 + 9 for i in range(20)]
+
+Open = Callable[..., Any]
+
+
+def answered(open_model: Open, arch: str, prompt: list[int], **cache: Any) -> tuple[list[int], Any]:
+    """The answer of a model that is opened, asked and closed; and the report of that request."""
+    llm = open_model(arch, prompt_cache=PromptCache(64 << 20, **cache))
+    tokens = take(llm, prompt)
+    report = llm.last_request
+    llm.close()
+    return tokens, report
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("place", ["disk", "remote"])
+def test_a_conversation_goes_on_after_its_model_was_closed(
+    arch: str, place: str, open_model: Open, fresh: Callable[..., list[int]], tmp_path: Path, request: Any
+) -> None:
+    where = {"disk_dir": tmp_path / "é"}
+    if place == "remote":
+        server: RedisServer = request.getfixturevalue("server")
+        where = {"remote": server.url}
+    first, _ = answered(open_model, arch, PROMPT, **where)
+    longer = [*PROMPT, *first[:4], *QUESTION]
+    tokens, report = answered(open_model, arch, longer, **where)
+    assert report.source == place
+    assert report.cached >= len(PROMPT)
+    assert tokens == fresh(longer, 8, arch)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_history_that_parts_from_a_stored_one_answers_as_a_fresh_context(
+    arch: str, open_model: Open, fresh: Callable[..., list[int]], tmp_path: Path
+) -> None:
+    for prompt in (PROMPT, [*PROMPT, *QUESTION], [*PROMPT[:70], *QUESTION], [*PROMPT[:70], *QUESTION[::-1]]):
+        tokens, report = answered(open_model, arch, prompt, disk_dir=tmp_path)
+        assert tokens == fresh(prompt, 8, arch)
+    assert report.cached == 70, "two histories have parted there"
+
+
+def test_forgotten_and_damaged_conversations_are_decoded_again(
+    open_model: Open, fresh: Callable[..., list[int]], tmp_path: Path
+) -> None:
+    answered(open_model, "qwen35", PROMPT, disk_dir=tmp_path)
+    for path in (path for path in tmp_path.rglob("*") if path.stat().st_size > 1000 and path.is_file()):
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(raw)
+    longer = [*PROMPT, *QUESTION]
+    tokens, report = answered(open_model, "qwen35", longer, disk_dir=tmp_path)
+    assert (report.cached, tokens) == (0, fresh(longer))
+    assert answered(open_model, "qwen35", [*longer, 7], disk_dir=tmp_path)[1].source == "disk"
+    PromptCache(64 << 20, tmp_path).forget(PROMPT)
+    assert answered(open_model, "qwen35", [*longer, 8], disk_dir=tmp_path)[1].cached == 0
