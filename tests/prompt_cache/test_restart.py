@@ -1,4 +1,4 @@
-"""A model with a folder or a server behind its cache goes on after a restart, and answers as a fresh context."""
+"""A model with a folder or a server behind its cache goes on after a restart, and answers as before."""
 
 from __future__ import annotations
 
