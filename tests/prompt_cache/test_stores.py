@@ -348,6 +348,7 @@ class OutsideContract(StoreContract):
             forgetting = threading.Thread(target=cache.forget, args=(A[:160],))
             forgetting.start()
             wait_until(lambda: cache.stats().entries == 0)
+            forgetting.join(1.0)  # one that did not take the write back would be over by now
             go_on.set()
             forgetting.join(DEADLINE)
             assert not forgetting.is_alive()
