@@ -54,7 +54,6 @@ fuzz: venv ## random histories, alone and several at once, threads, streams, can
 	$(BIN)/python -m tests.lab.interrupt_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.stream_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.signal_fuzz --seconds $(TIME)
-	$(BIN)/python -m tests.lab.line_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid, llama_cpp" 2>/dev/null; then \
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.rpc tests.lab.fuzz --seconds $(TIME) && \

@@ -1,32 +1,63 @@
-"""Models that several tests of requests open in the same way."""
+"""Models that tests of requests open, and what upstream says to the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
 
-from llamahybrid.prompt_cache import Costs
+from llamahybrid import Llama
+from llamahybrid.request import seats
+from tests.request.asking import Stock
+
+OPTIONS: dict[str, Any] = {
+    **{"n_ctx": 1024, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1},
+    **{"seed": 7, "verbose": False, "swa_full": False},
+}
 
 
 @pytest.fixture
-def open_unmeasured(open_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`open_unmeasured(arch, **arguments)`: a model that never knows its costs, however small they are."""
+def opened(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
+    """`opened(arch, cls=Llama, **arguments)`: a tiny model, closed when the test ends.
 
-    def opener(arch: str = "qwen35", **more: Any) -> Any:
-        llm = open_model(arch, **{"n_batch": 32, **more})
-        monkeypatch.setattr(llm.runner.meter, "costs", Costs)
-        return llm
+    "gemma3" has a window of 16 tokens and keeps no more than it; "gemma3-full" keeps all.
+    """
+    with ExitStack() as stack:
 
-    return opener
+        def open_one(arch: str = "qwen35", cls: Any = Llama, **more: Any) -> Any:
+            name = arch.removesuffix("-full")
+            path = tiny_model(name, **({"window": 16} if name == "gemma3" else {}))
+            options = {**OPTIONS, "swa_full": arch != name, **more}
+            return stack.enter_context(closing(cls(str(path), **options)))
+
+        yield open_one
 
 
 @pytest.fixture
-def open_slots(open_model: Callable[..., Any]) -> Callable[..., Any]:
-    """`open_slots(arch, n_parallel, **arguments)`: a model that several requests run on at once."""
+def stock(opened: Callable[..., Any]) -> Callable[..., Stock]:
+    """`stock(arch, **arguments)(prompt, n)`: the greedy answer of a fresh context of upstream's."""
+    known: dict[str, Stock] = {}
 
-    def opener(arch: str = "qwen35", n_parallel: int = 2, **more: Any) -> Any:
-        return open_model(arch, n_parallel=n_parallel, **{"n_ctx": 1024, "n_batch": 256, **more})
+    def of(arch: str = "qwen35", **more: Any) -> Stock:
+        key = repr((arch, sorted(more.items())))
+        if key not in known:
+            known[key] = Stock(opened(arch, llama_cpp.Llama, **more))
+        return known[key]
 
-    return opener
+    return of
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that nobody advances makes room at once, not after a second."""
+    monkeypatch.setattr(seats, "PATIENCE", 0.01)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that nobody advances keeps its place, however slow this machine is."""
+    monkeypatch.setattr(seats, "PATIENCE", 600.0)

@@ -3,68 +3,48 @@
 import contextvars
 import gc
 import threading
-import time
-from queue import SimpleQueue
+from functools import partial
 
 import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid import Llama
 from llamahybrid.errors import Busy
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.request import answers as answers_module
-from llamahybrid.request import batcher as batcher_module
-from llamahybrid.request.answers import RANDOM_SEED, Siblings, answer_count, seeds
-from llamahybrid.request.handle import RequestHandle
-from llamahybrid.request.ticket import Ticket
+from llamahybrid.request.answers import RANDOM_SEED, answer_count, seeds
+from tests.request.asking import ARCHS, DEADLINE, SAMPLED, WORDS, begin, in_thread, take, until
 
-OPTIONS = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "seed": 7, "verbose": False}
-WORDS = np.random.default_rng(3).integers(1, 200, 400).tolist()
 PROMPT = WORDS[:150]
-ASKED = {"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0}
+ASKED = SAMPLED
 MESSAGES = [{"role": "user", "content": "a question of some length, about nothing at all"}]
-KINDS = {"qwen35": {}, "mamba": {}, "gemma3": {"swa_full": False}, "llama": {}}
-
-
-@pytest.fixture(params=KINDS)
-def model(request, tiny_model):
-    path = tiny_model(request.param, **({"window": 16} if request.param == "gemma3" else {}))
-    return str(path), {**OPTIONS, **KINDS[request.param]}
 
 
 @pytest.fixture
-def hybrid(tiny_model):
-    return str(tiny_model("qwen35")), OPTIONS
+def several(opened):
+    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers' threads are gone."""
+    before = threading.active_count()
+    made = []
 
-
-@pytest.fixture
-def opened():
-    made, before = [], threading.active_count()
-
-    def open_one(model, n_parallel=1, cls=Llama, **more):
-        path, options = model
-        ours = {"n_parallel": n_parallel} if cls is Llama else {}
-        made.append(cls(path, **{**options, **ours, **more}))
+    def open_one(arch="qwen35", n_parallel=1, **more):
+        made.append(opened(arch, n_parallel=n_parallel, **more))
         return made[-1]
 
     yield open_one
     for llm in made:
-        if isinstance(llm, Llama):
-            assert llm._gate.seated == []
-            assert not llm._gate.crowded
+        assert take(llm, WORDS[:20], 1), "every slot was given back"
         llm.close()
     until(lambda: threading.active_count() <= before)
 
 
 @pytest.fixture
-def stock(opened):
-    """Answers of a fresh context of upstream's, one a seed."""
+def alone(opened):
+    """Answers of a fresh context of upstream's, one a seed, and their usage together."""
 
-    def ask(model, *args, chat=False, n=3, seed=40, **asked):
+    def ask(arch, *args, chat=False, n=3, seed=40, logits_all=False, **asked):
         choices, usage = [], {"prompt_tokens": 0, "completion_tokens": 0}
         for i in range(n):
-            llm = opened(model, cls=llama_cpp.Llama)
+            llm = opened(arch, llama_cpp.Llama, logits_all=logits_all)
             create = llm.create_chat_completion if chat else llm.create_completion
             made = create(*args, seed=seed + i, **{**ASKED, **asked})
             choices.append({**made["choices"][0], "index": i})
@@ -72,14 +52,7 @@ def stock(opened):
             usage["completion_tokens"] += made["usage"]["completion_tokens"]
         return choices, {**usage, "total_tokens": sum(usage.values())}
 
-    return ask
-
-
-def until(true):
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    return partial(ask)
 
 
 def text(choice):
@@ -105,12 +78,12 @@ def gathered(chunks):
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
-def test_each_is_what_a_fresh_context_gives_for_its_seed(model, opened, stock, n_parallel):
-    llm = opened(model, n_parallel)
+def test_each_is_what_a_fresh_context_gives_for_its_seed(several, alone, arch, n_parallel):
+    llm = several(arch, n_parallel)
     count = DecodeCounter(llm)
     made = llm.create_completion(PROMPT, n=3, seed=40, **ASKED)
     decoded = count.take()
-    choices, usage = stock(model, PROMPT)
+    choices, usage = alone(arch, PROMPT)
     assert made["choices"] == choices
     assert len({text(c) for c in choices}) == 3
     assert made["usage"].pop("prompt_tokens_details") == {"cached_tokens": 0}
@@ -122,11 +95,11 @@ def test_each_is_what_a_fresh_context_gives_for_its_seed(model, opened, stock, n
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2, 3])
-def test_a_stream_has_the_chunks_of_all(model, opened, stock, n_parallel):
-    llm = opened(model, n_parallel)
+def test_a_stream_has_the_chunks_of_all(several, alone, arch, n_parallel):
+    llm = several(arch, n_parallel)
     count = DecodeCounter(llm)
     texts, ends = gathered(llm.create_completion(PROMPT, n=4, seed=40, stream=True, **ASKED))
-    choices, usage = stock(model, PROMPT, n=4)
+    choices, usage = alone(arch, PROMPT, n=4)
     assert count.take() <= usage["total_tokens"] - 1
     assert texts == [text(c) for c in choices]
     assert ends == ["length"] * 4
@@ -134,9 +107,9 @@ def test_a_stream_has_the_chunks_of_all(model, opened, stock, n_parallel):
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_chats(hybrid, opened, stock, n_parallel, stream):
-    llm = opened(hybrid, n_parallel)
-    choices, usage = stock(hybrid, MESSAGES, chat=True)
+def test_chats(several, alone, n_parallel, stream):
+    llm = several(n_parallel=n_parallel)
+    choices, usage = alone("qwen35", MESSAGES, chat=True)
     made = llm.create_chat_completion(MESSAGES, n=3, seed=40, stream=stream, **ASKED)
     if stream:
         chunks = list(made)
@@ -150,14 +123,14 @@ def test_chats(hybrid, opened, stock, n_parallel, stream):
         assert made["id"].startswith("chatcmpl-")
 
 
-def test_the_call_itself_takes_n(hybrid, opened, stock):
-    llm = opened(hybrid, 2)
+def test_the_call_itself_takes_n(several, alone):
+    llm = several(n_parallel=2)
     made = llm("a b c d", "suffix", echo=True, n=2, seed=40, **ASKED)
-    assert made["choices"] == stock(hybrid, "a b c d", "suffix", n=2, echo=True)[0]
+    assert made["choices"] == alone("qwen35", "a b c d", "suffix", n=2, echo=True)[0]
 
 
-def test_without_a_seed_they_follow_the_one_that_upstream_draws(hybrid, opened):
-    one, several = opened(hybrid), opened(hybrid, 3)
+def test_without_a_seed_they_follow_the_one_that_upstream_draws(several):
+    one, several = several(), several(n_parallel=3)
     first = [one.create_completion(PROMPT, **ASKED)["choices"][0]["text"] for _ in range(2)]
     made = several.create_completion(PROMPT, n=3, **ASKED)
     assert text(made["choices"][0]) == first[0]
@@ -175,8 +148,8 @@ def test_seeds():
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, [2]])
-def test_what_is_no_number_of_answers(hybrid, opened, n):
-    llm = opened(hybrid)
+def test_what_is_no_number_of_answers(several, n):
+    llm = several()
     for create in (llm, llm.create_completion):
         with pytest.raises(ValueError, match="n counts answers"):
             create(PROMPT, n=n)
@@ -184,8 +157,8 @@ def test_what_is_no_number_of_answers(hybrid, opened, n):
         llm.create_chat_completion(MESSAGES, n=n, stream=True)
 
 
-def test_one_answer_is_upstreams_completion(hybrid, opened):
-    llm = opened(hybrid)
+def test_one_answer_is_upstreams_completion(several):
+    llm = several()
     assert [answer_count(n) for n in (None, 1, np.int64(3))] == [1, 1, 3]
     for n in (None, 1, np.int64(1)):
         made = llm.create_completion(PROMPT, n=n, seed=40, **ASKED)
@@ -199,17 +172,17 @@ GRAMMAR = 'root ::= "[" [0-9] ("," [0-9])* "]"'
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
-def test_a_grammar_holds_for_each(hybrid, opened, stock, n_parallel):
-    llm = opened(hybrid, n_parallel)
+def test_a_grammar_holds_for_each(several, alone, n_parallel):
+    llm = several(n_parallel=n_parallel)
     grammar = llama_cpp.LlamaGrammar.from_string(GRAMMAR, verbose=False)
     asked = {"grammar": grammar, "max_tokens": 24}
     made = llm.create_completion(PROMPT, n=3, seed=40, **{**ASKED, **asked})
-    assert made["choices"] == stock(hybrid, PROMPT, **asked)[0]
+    assert made["choices"] == alone("qwen35", PROMPT, **asked)[0]
     assert all(text(c).startswith("[") for c in made["choices"])
 
 
-def test_a_response_format_and_a_tool_hold_for_each(hybrid, opened, stock):
-    llm = opened(hybrid, 2)
+def test_a_response_format_and_a_tool_hold_for_each(several, alone):
+    llm = several(n_parallel=2)
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     for asked in (
@@ -217,7 +190,7 @@ def test_a_response_format_and_a_tool_hold_for_each(hybrid, opened, stock):
         {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}, "max_tokens": 60},
     ):
         made = llm.create_chat_completion(MESSAGES, n=2, seed=40, **{**ASKED, **asked})
-        choices = stock(hybrid, MESSAGES, chat=True, n=2, **asked)[0]
+        choices = alone("qwen35", MESSAGES, chat=True, n=2, **asked)[0]
         for ours, theirs in zip(made["choices"], choices, strict=True):
             for call in (ours["message"].get("tool_calls") or []) + (
                 theirs["message"].get("tool_calls") or []
@@ -226,18 +199,18 @@ def test_a_response_format_and_a_tool_hold_for_each(hybrid, opened, stock):
             assert ours == theirs
 
 
-def test_stop_words_and_criteria_end_each_for_itself(hybrid, opened, stock):
-    llm = opened(hybrid, 2)
-    words = text(stock(hybrid, PROMPT, n=1)[0][0])
+def test_stop_words_and_criteria_end_each_for_itself(several, alone):
+    llm = several(n_parallel=2)
+    words = text(alone("qwen35", PROMPT, n=1)[0][0])
     criteria = llama_cpp.StoppingCriteriaList([lambda ids, _: len(ids) >= len(PROMPT) + 5])
     for asked in ({"stop": [words[1]]}, {"stopping_criteria": criteria}):
         made = llm.create_completion(PROMPT, n=3, seed=40, **{**ASKED, **asked})
-        assert made["choices"] == stock(hybrid, PROMPT, **asked)[0]
+        assert made["choices"] == alone("qwen35", PROMPT, **asked)[0]
         assert made["choices"][0]["finish_reason"] == "stop"
 
 
-def test_processors_see_their_own_tokens(hybrid, opened, stock):
-    llm = opened(hybrid, 3)
+def test_processors_see_their_own_tokens(several, alone):
+    llm = several(n_parallel=3)
     seen = {}
 
     def prefer(ids, scores):
@@ -248,20 +221,20 @@ def test_processors_see_their_own_tokens(hybrid, opened, stock):
     processors = llama_cpp.LogitsProcessorList([prefer])
     asked = {"logits_processor": processors}
     made = llm.create_completion(PROMPT, n=3, seed=40, **ASKED, **asked)
-    assert made["choices"] == stock(hybrid, PROMPT, **asked)[0]
+    assert made["choices"] == alone("qwen35", PROMPT, **asked)[0]
     assert len(processors) == 1
 
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
-def test_processors_and_a_bias_count_together(hybrid, opened, n, stream):
+def test_processors_and_a_bias_count_together(several, n, stream):
     """Upstream adds the bias to the list that was given, in place, and both are then lost (llama.py:1287)."""
 
     def forbid(_, scores):
         scores[70] -= 1e9
         return scores
 
-    llm, processors = opened(hybrid, 2), llama_cpp.LogitsProcessorList([forbid])
+    llm, processors = several(n_parallel=2), llama_cpp.LogitsProcessorList([forbid])
     asked = {"logit_bias": {70: 2e8, 71: 1e8}, "logits_processor": processors, "max_tokens": 3}
     made = llm.create_completion(PROMPT, n=n, stream=stream, **asked)
     said = ["".join(c["text"] for m in (made if stream else [made]) for c in m["choices"])]
@@ -270,16 +243,16 @@ def test_processors_and_a_bias_count_together(hybrid, opened, n, stream):
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-def test_logprobs(hybrid, opened, stock, n_parallel):
+def test_logprobs(several, alone, n_parallel):
     path, options = hybrid
     model = path, {**options, "logits_all": True}
-    llm = opened(model, n_parallel)
+    llm = several(arch, n_parallel)
     count = DecodeCounter(llm)
     made = llm.create_completion("a few words", n=2, seed=40, logprobs=2, echo=True, **ASKED)
     prompt = made["usage"]["prompt_tokens"]
     assert count.take() <= prompt + 2 * 7 + 1
     for ours, theirs in zip(
-        made["choices"], stock(model, "a few words", n=2, logprobs=2, echo=True)[0], strict=True
+        made["choices"], alone(arch, "a few words", n=2, logprobs=2, echo=True)[0], strict=True
     ):
         assert {**ours, "logprobs": None} == {**theirs, "logprobs": None}
         ours, theirs = ours["logprobs"], theirs["logprobs"]
@@ -287,19 +260,19 @@ def test_logprobs(hybrid, opened, stock, n_parallel):
         assert ours["token_logprobs"][1:] == pytest.approx(theirs["token_logprobs"][1:], abs=1e-3)
 
 
-def test_without_a_prompt_cache_they_are_upstreams(hybrid, opened, stock):
-    llm = opened(hybrid, prompt_cache=False)
-    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT, n=2)[0]
+def test_without_a_prompt_cache_they_are_upstreams(several, alone):
+    llm = several(prompt_cache=False)
+    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT, n=2)[0]
     texts, _ = gathered(llm.create_completion(PROMPT, n=2, seed=40, stream=True, **ASKED))
-    assert texts == [text(c) for c in stock(hybrid, PROMPT, n=2)[0]]
+    assert texts == [text(c) for c in alone("qwen35", PROMPT, n=2)[0]]
 
 
 # -- who they are ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-def test_reports_are_those_of_each_and_the_last_is_that_of_the_first(hybrid, opened, n_parallel):
-    llm, told = opened(hybrid, n_parallel), []
+def test_reports_are_those_of_each_and_the_last_is_that_of_the_first(several, n_parallel):
+    llm, told = several(n_parallel=n_parallel), []
     llm.on_request = told.append
     with llm.request() as handle:
         made = llm.create_completion(PROMPT, n=3, seed=40, **ASKED)
@@ -311,9 +284,9 @@ def test_reports_are_those_of_each_and_the_last_is_that_of_the_first(hybrid, ope
     assert llm.last_request.generated == 8
 
 
-def test_they_are_decoded_together(hybrid, opened, monkeypatch):
+def test_they_are_decoded_together(several, monkeypatch):
     monkeypatch.setattr(answers_module, "AHEAD", 1)
-    llm = opened(hybrid, 3)
+    llm = several(n_parallel=3)
     ends = [t for t in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, t)]
     long = {"max_tokens": 60, "logit_bias": dict.fromkeys(ends, -1e9)}
     stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **{**ASKED, **long})
@@ -325,9 +298,9 @@ def test_they_are_decoded_together(hybrid, opened, monkeypatch):
     assert llm.slots.batcher.cells.steps < 0.5 * llm.slots.batcher.rows
 
 
-def test_others_are_answered_beside_them(hybrid, opened, stock):
-    llm, wrong = opened(hybrid, 2), []
-    theirs = text(stock(hybrid, WORDS[200:260], n=1)[0][0])
+def test_others_are_answered_beside_them(several, alone):
+    llm, wrong = several(n_parallel=2), []
+    theirs = text(alone("qwen35", WORDS[200:260], n=1)[0][0])
 
     def other():
         for _ in range(4):
@@ -339,16 +312,16 @@ def test_others_are_answered_beside_them(hybrid, opened, stock):
     thread.start()
     made = [llm.create_completion(PROMPT, n=3, seed=40, **ASKED)["choices"] for _ in range(3)]
     thread.join(60)
-    assert made == [stock(hybrid, PROMPT)[0]] * 3
+    assert made == [alone("qwen35", PROMPT)[0]] * 3
     assert wrong == []
 
 
-def test_who_does_not_wait_is_refused_as_a_whole_and_answered_as_a_whole(hybrid, opened, stock):
-    llm = opened(hybrid, 2, wait=False)
+def test_who_does_not_wait_is_refused_as_a_whole_and_answered_as_a_whole(several, alone):
+    llm = several(n_parallel=2, wait=False)
     llm._gate.seats.patience = 600.0
     running = llm.create_completion(WORDS[200:260], stream=True, seed=40, **ASKED)
     next(running)  # one slot is taken: the answers take turns in the other one
-    assert llm.create_completion(PROMPT, n=3, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT)[0]
+    assert llm.create_completion(PROMPT, n=3, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT)[0]
     second = []
 
     def hold():
@@ -365,9 +338,9 @@ def test_who_does_not_wait_is_refused_as_a_whole_and_answered_as_a_whole(hybrid,
     second[0].close()
 
 
-def test_inside_another_request_they_are_part_of_it(hybrid, opened, stock):
+def test_inside_another_request_they_are_part_of_it(several, alone):
     """A chat handler of one's own that asks for several answers."""
-    llm, made = opened(hybrid, 2), []
+    llm, made = several(n_parallel=2), []
 
     def handler(llama, messages, **_):
         made.append(llama.create_completion(PROMPT, n=2, seed=40, **ASKED))
@@ -375,11 +348,11 @@ def test_inside_another_request_they_are_part_of_it(hybrid, opened, stock):
 
     llm.chat_handler = handler
     llm.create_chat_completion(MESSAGES)
-    assert made[0]["choices"] == stock(hybrid, PROMPT, n=2)[0]
+    assert made[0]["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
-def test_inside_a_step_of_another_request_too(hybrid, opened, stock):
-    llm, made = opened(hybrid, 2), []
+def test_inside_a_step_of_another_request_too(several, alone):
+    llm, made = several(n_parallel=2), []
 
     def ask(ids, _):
         made.append(made or llm.create_completion(PROMPT, n=2, seed=40, **ASKED))
@@ -392,12 +365,12 @@ def test_inside_a_step_of_another_request_too(hybrid, opened, stock):
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
-    assert made[0]["choices"] == stock(hybrid, PROMPT, n=2)[0]
+    assert made[0]["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_handler_of_ones_own_answers_one_after_the_other(hybrid, opened, stock, stream):
-    llm, lone = opened(hybrid, 2), []
+def test_a_chat_handler_of_ones_own_answers_one_after_the_other(several, alone, stream):
+    llm, lone = several(n_parallel=2), []
     plain = llama_cpp.llama_chat_format.get_chat_completion_handler("llama-2")
 
     def handler(**asked):
@@ -412,8 +385,8 @@ def test_a_chat_handler_of_ones_own_answers_one_after_the_other(hybrid, opened, 
     assert lone == [threading.current_thread()] * 3
 
 
-def test_the_callers_context_is_theirs(hybrid, opened):
-    llm, seen, said = opened(hybrid, 2), set(), contextvars.ContextVar("said")
+def test_the_callers_context_is_theirs(several):
+    llm, seen, said = several(n_parallel=2), set(), contextvars.ContextVar("said")
     said.set("here")
     processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.add(said.get()) or scores])
     llm.create_completion(PROMPT, n=2, logits_processor=processors, **ASKED)
@@ -427,8 +400,8 @@ LONG = {**ASKED, "max_tokens": 400}
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("by", ["handle", "model"])
-def test_cancelling_ends_all_with_the_text_so_far(hybrid, opened, stock, n_parallel, by):
-    llm = opened(hybrid, n_parallel)
+def test_cancelling_ends_all_with_the_text_so_far(several, alone, n_parallel, by):
+    llm = several(n_parallel=n_parallel)
     llm._gate.seats.patience = 600.0  # the third is not in, however long the others are not read
     with llm.request() as handle:
         stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **LONG)
@@ -438,15 +411,15 @@ def test_cancelling_ends_all_with_the_text_so_far(hybrid, opened, stock, n_paral
     (handle if by == "handle" else llm).cancel()
     texts, ends = gathered([*chunks, *stream])
     assert ends == ["cancelled"] * 3
-    whole = [text(c) for c in stock(hybrid, PROMPT, max_tokens=60)[0]]
+    whole = [text(c) for c in alone("qwen35", PROMPT, max_tokens=60)[0]]
     assert all(there.startswith(said) for said, there in zip(texts, whole, strict=True))
     assert texts[0]
     assert texts[2] == ""
 
 
-def test_none_begins_when_one_was_cancelled_however_late_that_is_read(hybrid, opened, monkeypatch):
+def test_none_begins_when_one_was_cancelled_however_late_that_is_read(several, monkeypatch):
     monkeypatch.setattr(answers_module, "AHEAD", 1000)
-    llm = opened(hybrid, 2)
+    llm = several(n_parallel=2)
     longer = {**LONG, "max_tokens": 900, "logit_bias": {llm.token_eos(): -100.0}}  # till the second comes
     stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **longer)
     chunks = [next(stream)]
@@ -459,8 +432,8 @@ def test_none_begins_when_one_was_cancelled_however_late_that_is_read(hybrid, op
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-def test_cancelling_from_another_thread_ends_a_completion(hybrid, opened, n_parallel, monkeypatch):
-    llm, seen = opened(hybrid, n_parallel), []
+def test_cancelling_from_another_thread_ends_a_completion(several, n_parallel, monkeypatch):
+    llm, seen = several(n_parallel=n_parallel), []
     begun, cancelled, ended = (threading.Event() for _ in range(3))
     end = Siblings.cancel
     monkeypatch.setattr(Siblings, "cancel", lambda handle: (end(handle), ended.set()))
@@ -481,8 +454,8 @@ def test_cancelling_from_another_thread_ends_a_completion(hybrid, opened, n_para
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("how", ["closed", "collected", "failed"])
-def test_a_stream_that_is_given_up_ends_all(hybrid, opened, stock, n_parallel, how):
-    llm = opened(hybrid, n_parallel)
+def test_a_stream_that_is_given_up_ends_all(several, alone, n_parallel, how):
+    llm = several(n_parallel=n_parallel)
     before = threading.active_count()
     stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **LONG)
     for _ in range(4):
@@ -499,11 +472,11 @@ def test_a_stream_that_is_given_up_ends_all(hybrid, opened, stock, n_parallel, h
         with pytest.raises(RuntimeError, match="mine"):
             stream.throw(RuntimeError("mine"))
     until(lambda: threading.active_count() <= before + (n_parallel > 1))
-    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT, n=2)[0]
+    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
-def test_those_that_nobody_waits_for_are_told_so(hybrid, opened):
-    gate = opened(hybrid)._gate
+def test_those_that_nobody_waits_for_are_told_so(several):
+    gate = several()._gate
     outer = RequestHandle(gate)
     handle, tickets = Siblings(gate, outer), [Ticket() for _ in range(3)]
     for ticket in tickets[:2]:
@@ -517,9 +490,9 @@ def test_those_that_nobody_waits_for_are_told_so(hybrid, opened):
     assert outer._tickets == tickets
 
 
-def test_a_stream_that_is_given_up_waits_for_nobody(hybrid, opened):
+def test_a_stream_that_is_given_up_waits_for_nobody(several):
     """Its answers that wait in line leave it at once, however long those before them take."""
-    llm = opened(hybrid, 2)
+    llm = several(n_parallel=2)
     llm._gate.seats.patience = 600.0
     other = llm.create_completion(WORDS[200:260], stream=True, seed=40, **LONG)
     next(other)
@@ -536,8 +509,8 @@ def test_a_stream_that_is_given_up_waits_for_nobody(hybrid, opened):
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_one_raises_ends_all(hybrid, opened, stock, n_parallel, stream, monkeypatch):
-    llm, calls, ended = opened(hybrid, n_parallel), [], threading.Event()
+def test_what_one_raises_ends_all(several, alone, n_parallel, stream, monkeypatch):
+    llm, calls, ended = several(n_parallel=n_parallel), [], threading.Event()
     drop = Siblings.drop
     monkeypatch.setattr(Siblings, "drop", lambda handle: (drop(handle), ended.set()))
 
@@ -558,12 +531,12 @@ def test_what_one_raises_ends_all(hybrid, opened, stock, n_parallel, stream, mon
         ask()
     assert len(calls) <= 9 + 1
     assert llm._gate.seated == []
-    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == stock(hybrid, PROMPT, n=2)[0]
+    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
-def test_what_upstream_refuses_is_refused(hybrid, opened):
+def test_what_upstream_refuses_is_refused(several):
     for n_parallel in (1, 2):
-        llm = opened(hybrid, n_parallel)
+        llm = several(n_parallel=n_parallel)
         with pytest.raises(ValueError, match="exceed context window"):
             llm.create_completion(WORDS * 6, n=2)
         with pytest.raises(ValueError, match="logprobs is not supported"):
@@ -574,9 +547,9 @@ def test_what_upstream_refuses_is_refused(hybrid, opened):
             llm.create_chat_completion(MESSAGES, n=2, best_of=3)
 
 
-def test_a_slow_reader_keeps_nobody_busy(hybrid, opened, monkeypatch):
+def test_a_slow_reader_keeps_nobody_busy(several, monkeypatch):
     monkeypatch.setattr(answers_module, "AHEAD", 3)
-    llm, seen, waiting = opened(hybrid, 2), [], set()
+    llm, seen, waiting = several(n_parallel=2), [], set()
 
     class Room(SimpleQueue):
         def get(self):
@@ -595,8 +568,8 @@ def test_a_slow_reader_keeps_nobody_busy(hybrid, opened, monkeypatch):
     stream.close()
 
 
-def test_a_model_that_is_closed_meanwhile(hybrid, opened):
-    llm = opened(hybrid, 2)
+def test_a_model_that_is_closed_meanwhile(several):
+    llm = several(n_parallel=2)
     stream = llm.create_completion(PROMPT, n=2, seed=40, stream=True, **LONG)
     next(stream)
     llm.close()
@@ -604,9 +577,9 @@ def test_a_model_that_is_closed_meanwhile(hybrid, opened):
         list(stream)
 
 
-def test_a_first_request_that_never_comes_in_holds_up_no_other(hybrid, opened):
+def test_a_first_request_that_never_comes_in_holds_up_no_other(several):
     """Answers whose chat handler does not ask the model for the first one."""
-    llm = opened(hybrid, 2)
+    llm = several(n_parallel=2)
     said = []
 
     def canned(llama, messages, seed, **asked):

@@ -1,123 +1,116 @@
-"""A cancelled or interrupted request ends at once, leaves sound memory, and loses a batch at most."""
+"""A cancelled request ends at once, leaves sound memory, and loses a batch at most."""
 
+import contextvars
 import threading
+from contextlib import suppress
 
 import llama_cpp
-import numpy as np
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.capi import shim as native
+from llamahybrid.capi import shim
 from llamahybrid.errors import DecodeError, RequestCancelled
-from llamahybrid.prompt_cache import Costs
+from tests.request.asking import ARCHS, CUTS, WORDS, Batches, begin, finish, in_thread, said, take, until
 
-PROMPT = [(7 * i + 3) % 200 for i in range(150)]
+PROMPT = WORDS[:150]
 BATCH = 32
-MODELS = {
-    "qwen35": {},
-    "jamba": {},
-    "mamba": {},
-    "lfm2": {},
-    "gemma3": {"swa_full": False, "n_ubatch": BATCH},
-    "llama": {},
-}
+
+needs_shim = pytest.mark.skipif(not shim.available, reason="a batch ends from inside with the shim alone")
 
 
-@pytest.fixture(params=MODELS)
-def llm(request, tiny_model):
-    with_window = {"window": 16} if request.param == "gemma3" else {}
-    model = tiny_model(request.param, **with_window)
-    options = {"n_ctx": 512, "n_batch": BATCH, "n_threads": 1, "verbose": False, **MODELS[request.param]}
-    made = Llama(str(model), **options)
-    made.fresh = lambda kind=Llama: kind(str(model), **options)
-    yield made
-    made.close()
+@pytest.fixture
+def open_one(opened):
+    """`open_one(arch, cls)`: a model that decodes prompts in small batches."""
+    return lambda arch, cls=Llama, **more: opened(arch, cls, **{"n_batch": BATCH, "n_ubatch": BATCH, **more})
 
 
-def at_batch(llm, monkeypatch, number, action):
-    """Do something right before native batch `number` of the next prompt, once."""
-    decode, live = llm.runner.live.decode, llm.runner.live
-    batches = iter(range(1000))
-
-    def hooked(tokens, outputs):
-        if next(batches) == number:
-            action()
-        decode(tokens, outputs)
-
-    monkeypatch.setattr(live, "decode", hooked)
+def cancelled_at(llm, number, prompt=PROMPT, cancel=None):
+    """Cancel a prompt right before its native batch `number`; the sizes of its batches."""
+    batches = Batches(llm)
+    batches.before[number] = cancel or llm.cancel
+    with pytest.raises(RequestCancelled):
+        take(llm, prompt)
+    batches.stop()
+    return batches.sizes
 
 
-def greedy(llm, prompt, n=8):
-    out = []
-    for token in llm.generate(prompt, temp=0.0):
-        out.append(token)
-        if len(out) == n:
-            return out
-    raise AssertionError("the model stopped by itself")
-
-
-def assert_goes_on_right(llm, monkeypatch, at_least):
+def assert_goes_on_right(llm, right, at_least, prompt=PROMPT):
     """The same prompt again: only the rest is decoded, and the answer is a fresh context's."""
-    monkeypatch.undo()
-    again = greedy(llm, PROMPT)
+    assert take(llm, prompt) == right(prompt)
     assert llm.last_request.cached >= at_least
-    other = llm.fresh()
-    assert again == greedy(other, PROMPT)
-    assert np.allclose(llm.runner.live.row.logits(), other.runner.live.row.logits(), atol=1e-4)
-    other.close()
 
 
-def test_inside_a_batch_of_a_prompt(llm, monkeypatch):
-    at_batch(llm, monkeypatch, 3, llm.cancel)
+# -- a prompt --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize("arch", CUTS)
+def test_cancelled_prompt_keeps_its_progress(open_one, stock, arch, number):
+    llm = open_one(arch)
+    done = sum(cancelled_at(llm, number)[:number])
+    report = llm.last_request
+    assert report.cancelled
+    assert (report.left, report.unreached) == (150, 150 - report.decoded)
+    assert_goes_on_right(llm, stock(arch), max(0, done - BATCH))
+    assert not llm.last_request.cancelled
+    assert (llm.last_request.decoded, llm.last_request.unreached) == (llm.last_request.left, 0)
+
+
+@needs_shim
+@pytest.mark.parametrize("arch", CUTS)
+def test_running_batch_is_not_finished(open_one, arch):
+    llm = open_one(arch)
+    sizes = cancelled_at(llm, 2)
+    assert len(sizes) == 3
+    assert llm.last_request.decoded == llm.n_tokens == sum(sizes[:2])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_cancel_from_another_thread(open_one, stock, arch):
+    llm = open_one(arch)
+    cancelled_at(llm, 2, cancel=lambda: in_thread(llm.cancel))
+    assert_goes_on_right(llm, stock(arch), BATCH)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_cancelled_prompt_loses_nothing_that_was_known_before_it(open_one, stock, arch):
+    llm = open_one(arch)
+    take(llm, PROMPT)
+    longer = [*PROMPT, *WORDS[200:290]]
+    cancelled_at(llm, 1, longer)
+    assert_goes_on_right(llm, stock(arch), len(PROMPT), longer)
+
+
+def test_cancelled_prompt_stores_no_checkpoint_over_lost_attention(open_one, stock, lose_cells):
+    llm = open_one("qwen35")
+    first, branch = WORDS, [*WORDS[:340], *WORDS[:280]]
+    take(llm, first)
+    batches = Batches(llm)
+    batches.before[0] = lambda: lose_cells(llm.ctx, 3, 240)
+    batches.before[8] = llm.cancel
+    with suppress(RequestCancelled):
+        take(llm, branch)
+    batches.stop()
+    assert_goes_on_right(llm, stock("qwen35"), 0, branch[:345])
+    assert_goes_on_right(llm, stock("qwen35"), 0, branch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_cancelled_eval_raises(open_one, stock, arch):
+    llm = open_one(arch)
+    batches = Batches(llm)
+    batches.before[2] = llm.cancel
     with pytest.raises(RequestCancelled):
-        greedy(llm, PROMPT)
-    assert llm.last_request.cancelled
-    assert_goes_on_right(llm, monkeypatch, 2 * BATCH)
+        llm.eval(PROMPT)
+    batches.stop()
+    assert llm.n_tokens >= sum(batches.sizes[:2]) - BATCH
+    assert_goes_on_right(llm, stock(arch), BATCH)
 
 
-@pytest.mark.skipif(not native.available, reason="needs the compiled shim")
-@pytest.mark.parametrize("number", [3, 4, 5])
-def test_the_batch_that_runs_is_not_finished(llm, monkeypatch, number):
-    before = []
+def test_eval_inside_a_cancelled_request_decodes_nothing(open_one):
+    llm, decoded = open_one("qwen35"), []
 
-    def stop():
-        before.append(llm.runner.live.n)
-        llm.cancel()
-
-    at_batch(llm, monkeypatch, min(number, 3 if llm.runner.live.profile.cuttable else 5), stop)
-    with pytest.raises(RequestCancelled):
-        greedy(llm, PROMPT)
-    assert [llm.runner.live.n] == before
-    assert before[0] > 0
-
-
-@pytest.mark.parametrize("other", [DecodeError(-3, "failed"), KeyboardInterrupt()])
-def test_what_else_ends_a_batch_is_not_taken_for_the_cancel_beside_it(llm, monkeypatch, other):
-    def fail():
-        llm.cancel()
-        raise other
-
-    at_batch(llm, monkeypatch, 2, fail)
-    with pytest.raises(type(other)):
-        greedy(llm, PROMPT)
-
-
-def test_a_token_that_is_being_decoded_is_finished(llm, monkeypatch):
-    stream = llm.generate(PROMPT, temp=0.0)
-    for _ in range(3):
-        next(stream)
-    there = llm.runner.live.n
-    at_batch(llm, monkeypatch, 0, llm.cancel)
-    next(stream)
-    assert llm.runner.live.n == there + 1
-    with pytest.raises(RequestCancelled):
-        next(stream)
-
-
-def test_eval_inside_a_cancelled_request_decodes_nothing(llm):
-    decoded = []
-
-    def process(ids, scores):
+    def process(_, scores):
         before = llm.n_tokens
         llm.cancel()
         with pytest.raises(RequestCancelled):
@@ -130,273 +123,21 @@ def test_eval_inside_a_cancelled_request_decodes_nothing(llm):
     assert decoded == [0]
 
 
-def test_where_a_batch_cannot_be_stopped_inside_the_next_is_not_begun(llm, monkeypatch):
-    begun = []
-
-    def stop():
-        begun.append(llm.runner.live.n)
-        llm.cancel()
-
-    monkeypatch.setattr(llm.requests.gate.seats.stop, "arm", lambda on: None)
-    at_batch(llm, monkeypatch, 1, stop)
-    with pytest.raises(RequestCancelled):
-        greedy(llm, PROMPT)
-    assert begun[0] < llm.runner.live.n <= begun[0] + BATCH
-
-
-def test_inside_the_first_batch(llm, monkeypatch):
-    at_batch(llm, monkeypatch, 0, llm.cancel)
-    with pytest.raises(RequestCancelled):
-        greedy(llm, PROMPT)
-    assert_goes_on_right(llm, monkeypatch, 0)
-
-
-def test_a_batch_that_is_not_the_last_ones_loses_nothing_before_it(llm, monkeypatch):
-    greedy(llm, PROMPT)
-    longer = PROMPT + [(5 * i + 1) % 200 for i in range(90)]
-    at_batch(llm, monkeypatch, 1, llm.cancel)
-    with pytest.raises(RequestCancelled):
-        greedy(llm, longer)
-    monkeypatch.undo()
-    other = llm.fresh()
-    assert greedy(llm, longer) == greedy(other, longer)
-    assert llm.last_request.cached >= len(PROMPT)
-    other.close()
-
-
-def test_a_checkpoint_of_a_cancelled_prompt_rests_on_whole_attention(tiny_model, monkeypatch, lose_cells):
-    llm, fresh = (
-        Llama(str(tiny_model("qwen35")), n_ctx=1024, n_batch=BATCH, n_threads=1, verbose=False)
-        for _ in range(2)
-    )
-    first = [(7 * i + 3) % 200 for i in range(600)]
-    branch = first[:540] + [(5 * i + 1) % 200 for i in range(280)]
-    monkeypatch.setattr(llm.runner.meter, "costs", lambda: Costs(batch_tokens=BATCH))  # cuts do not vary
-    greedy(llm, first)  # its attention is stored, and no checkpoint at 540
-    staged = []
-    stage = llm.runner.checkpoints.stage
-
-    def losing(turn):
-        if not staged:
-            stage(turn)
-            staged.extend(turn.staged)
-            llm.cancel()
-
-    monkeypatch.setattr(llm.runner.checkpoints, "stage", losing)
-    at_batch(llm, monkeypatch, 0, lambda: lose_cells(llm._ctx.ctx, 3, 440))
-    with pytest.raises(RequestCancelled):
-        greedy(llm, branch)
-    assert [position for position, _ in staged] == [540], "nothing was at stake"
-    monkeypatch.undo()
-    assert greedy(llm, branch[:545]) == greedy(fresh, branch[:545])
-    assert np.allclose(llm.runner.live.row.logits(), fresh.runner.live.row.logits(), atol=1e-4)
-    llm.close()
-    fresh.close()
-
-
-def cancelling(llm, after):
-    """A logits processor that cancels once `after` tokens were sampled."""
-    calls = iter(range(1000))
-
-    def process(ids, scores):
-        if next(calls) == after:
-            llm.cancel()
-        return scores
-
-    return llama_cpp.LogitsProcessorList([process])
-
-
-def test_between_two_tokens(llm):
-    out = []
-    stream = llm.generate(PROMPT, temp=0.0, logits_processor=cancelling(llm, 4))
-    with pytest.raises(RequestCancelled):
-        out.extend(stream)
-    assert len(out) == 5
-    again = greedy(llm, PROMPT + out)
-    assert llm.last_request.cached >= len(PROMPT) + 4
-    other = llm.fresh()
-    assert again == greedy(other, PROMPT + out)
-    other.close()
-
-
-def test_a_completion_gives_the_text_so_far(llm):
-    whole = llm.create_completion(PROMPT, max_tokens=5, temperature=0.0)
-    stopped = llm.create_completion(
-        PROMPT, max_tokens=20, temperature=0.0, logits_processor=cancelling(llm, 4)
-    )
-    assert stopped["choices"][0]["finish_reason"] == "cancelled"
-    assert stopped["choices"][0]["text"] == whole["choices"][0]["text"]
-    assert stopped["usage"]["completion_tokens"] == 5
-    assert whole["choices"][0]["finish_reason"] == "length"
-
-
-def test_a_stream_ends_as_cancelled(llm):
-    chunks = list(
-        llm.create_completion(
-            PROMPT, max_tokens=20, temperature=0.0, stream=True, logits_processor=cancelling(llm, 4)
-        )
-    )
-    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
-    assert reasons[-1] == "cancelled"
-    assert set(reasons[:-1]) == {None}
-    whole = llm.create_completion(PROMPT, max_tokens=5, temperature=0.0)
-    assert "".join(c["choices"][0]["text"] for c in chunks) == whole["choices"][0]["text"]
-
-
-def test_a_chat_ends_as_cancelled(llm):
-    messages = [{"role": "user", "content": "hello"}]
-    chat = llm.create_chat_completion(messages, max_tokens=20, logits_processor=cancelling(llm, 2))
-    assert chat["choices"][0]["finish_reason"] == "cancelled"
-    *_, last = llm.create_chat_completion(
-        messages, max_tokens=20, stream=True, logits_processor=cancelling(llm, 2)
-    )
-    assert last["choices"][0]["finish_reason"] == "cancelled"
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_completion_cancelled_in_its_first_batch_has_no_text(llm, monkeypatch, stream):
-    at_batch(llm, monkeypatch, 0, llm.cancel)
-    result = llm.create_completion(PROMPT, max_tokens=20, stream=stream)
-    last = list(result)[-1] if stream else result
-    assert last["choices"][0]["finish_reason"] == "cancelled"
-    assert last["choices"][0]["text"] == ""
-    assert_goes_on_right(llm, monkeypatch, 0)
+def test_completion_cancelled_in_its_prompt_has_no_text(open_one, stock, stream):
+    llm = open_one("qwen35")
+    batches = Batches(llm)
+    batches.before[0] = llm.cancel
+    made = llm.create_completion(PROMPT, max_tokens=20, stream=stream)
+    made = list(made) if stream else made
+    batches.stop()
+    assert (said(made), finish(made)) == ("", "cancelled")
+    assert_goes_on_right(llm, stock("qwen35"), 0)
 
 
-def test_a_users_criterion_still_counts(llm):
-    def long_enough(ids, scores):
-        return len(ids) >= len(PROMPT) + 3
-
-    criteria = llama_cpp.StoppingCriteriaList([long_enough])
-    asked = {"max_tokens": 20, "temperature": 0.0, "stopping_criteria": criteria}
-    ours = llm.create_completion(PROMPT, **asked)
-    stock = llm.fresh(llama_cpp.Llama)
-    assert ours["choices"] == stock.create_completion(PROMPT, **asked)["choices"]
-    assert ours["choices"][0]["finish_reason"] == "stop"
-    stock.close()
-
-
-def test_eval_raises(llm, monkeypatch):
-    at_batch(llm, monkeypatch, 2, llm.cancel)
-    with pytest.raises(RequestCancelled):
-        llm.eval(PROMPT)
-    assert llm.n_tokens == llm.runner.live.n
-    assert_goes_on_right(llm, monkeypatch, BATCH)
-
-
-def test_nothing_runs(llm):
-    llm.cancel()
-    assert len(greedy(llm, PROMPT)) == 8
-    llm.cancel()
-    assert len(greedy(llm, PROMPT)) == 8
-    assert not llm.last_request.cancelled
-
-
-def test_a_request_that_waits_to_be_advanced_is_ended(llm):
-    stream = llm.generate(PROMPT, temp=0.0)
-    next(stream)
-    llm.cancel()
-    with pytest.raises(RequestCancelled):
-        next(stream)
-    assert len(greedy(llm, PROMPT)) == 8
-
-
-def test_a_repeat_that_decodes_nothing_is_ended_too(llm, monkeypatch):
-    greedy(llm, PROMPT)
-    begin = llm.runner.begin
-
-    def cancelled(*arguments):
-        turn = begin(*arguments)
-        llm.cancel()
-        return turn
-
-    monkeypatch.setattr(llm.runner, "begin", cancelled)
-    with pytest.raises(RequestCancelled):
-        greedy(llm, PROMPT, 1)
-
-
-def test_from_another_thread(llm, monkeypatch):
-    def elsewhere():
-        thread = threading.Thread(target=llm.cancel)
-        thread.start()
-        thread.join()
-
-    at_batch(llm, monkeypatch, 2, elsewhere)
-    with pytest.raises(RequestCancelled):
-        greedy(llm, PROMPT)
-    assert_goes_on_right(llm, monkeypatch, BATCH)
-
-
-def interrupt(llm, monkeypatch, number, *, before):
-    """KeyboardInterrupt right before or right behind native batch `number`."""
-    call = llm._ctx.call
-    decode, batches = call.decode, iter(range(1000))
-
-    def interrupted(ctx, batch):
-        now = next(batches) == number
-        if now and before:
-            raise KeyboardInterrupt
-        code = decode(ctx, batch)
-        if now:
-            raise KeyboardInterrupt
-        return code
-
-    monkeypatch.setattr(call, "decode", interrupted)
-
-
-@pytest.mark.skipif(not native.available, reason="needs the compiled shim")
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("number", [0, 3])
-def test_an_interrupt_loses_nothing_that_was_decoded(llm, monkeypatch, number, before):
-    interrupt(llm, monkeypatch, number, before=before)
-    with pytest.raises(KeyboardInterrupt):
-        greedy(llm, PROMPT)
-    # Long prompts are cut at their checkpoints too, so that number batches may be shorter than n_batch.
-    done = llm.runner.live.n
-    assert not llm.runner.live.state.is_invalid
-    assert (done > 0) is (number > 0 or not before)
-    assert_goes_on_right(llm, monkeypatch, done)
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_an_interrupt_while_answering_loses_nothing(llm, monkeypatch, before):
-    if not native.available:
-        pytest.skip("needs the compiled shim")
-    stream = llm.generate(PROMPT, temp=0.0)
-    for _ in range(3):
-        next(stream)
-    interrupt(llm, monkeypatch, 0, before=before)
-    with pytest.raises(KeyboardInterrupt):
-        next(stream)
-    assert not llm.runner.live.state.is_invalid
-    assert llm.runner.live.n == len(PROMPT) + (2 if before else 3)
-    assert_goes_on_right(llm, monkeypatch, len(PROMPT) - 1)
-
-
-def test_an_interrupt_without_the_shim_loses_a_batch_at_most(llm, monkeypatch):
-    llm._ctx.call = None
-    done = []
-
-    def stop():
-        done.append(llm.runner.live.n)
-        raise KeyboardInterrupt
-
-    original = llama_cpp.llama_cpp.llama_decode
-
-    def interrupted(ctx, batch):
-        if llm.runner.live.n >= 2 * BATCH:
-            original(ctx, batch)
-            stop()
-        return original(ctx, batch)
-
-    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_decode", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        greedy(llm, PROMPT)
-    assert_goes_on_right(llm, monkeypatch, done[0])
-
-
-def test_an_abort_by_somebody_elses_callback_is_no_cancel(llm, monkeypatch):
-    polls = iter(range(10**6))
+@needs_shim
+def test_abort_callback_of_somebody_else_is_no_cancel(open_one, stock):
+    llm, polls = open_one("qwen35"), iter(range(10**6))
 
     @llama_cpp.ggml_abort_callback
     def abort(_):
@@ -404,8 +145,217 @@ def test_an_abort_by_somebody_elses_callback_is_no_cancel(llm, monkeypatch):
 
     llama_cpp.llama_set_abort_callback(llm.ctx, abort, None)
     with pytest.raises(DecodeError) as error:
-        greedy(llm, PROMPT)
+        take(llm, PROMPT)
     assert error.value.code == 2
     llama_cpp.llama_set_abort_callback(llm.ctx, llama_cpp.ggml_abort_callback(), None)
     assert not llm.last_request.cancelled
-    assert_goes_on_right(llm, monkeypatch, 0)
+    assert_goes_on_right(llm, stock("qwen35"), 0)
+
+
+# -- an answer -------------------------------------------------------------------------------------
+
+
+def cancelling(llm, after):
+    """A logits processor that cancels once `after` tokens were sampled."""
+    calls = iter(range(1000))
+
+    def process(_, scores):
+        if next(calls) == after:
+            llm.cancel()
+        return scores
+
+    return llama_cpp.LogitsProcessorList([process])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_cancel_between_two_tokens(open_one, stock, arch):
+    llm, out = open_one(arch), []
+    with pytest.raises(RequestCancelled):
+        out.extend(llm.generate(PROMPT, temp=0.0, logits_processor=cancelling(llm, 4)))
+    assert len(out) == 5
+    assert llm.last_request.generated == 5
+    assert_goes_on_right(llm, stock(arch), len(PROMPT) + 4, [*PROMPT, *out])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_token_being_decoded_is_finished(open_one, stock, arch):
+    llm = open_one(arch)
+    stream, answer = begin(llm, PROMPT, 3)
+    Batches(llm).before[0] = llm.cancel
+    answer.append(next(stream))
+    assert answer == stock(arch)(PROMPT, 4)
+    with pytest.raises(RequestCancelled):
+        next(stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_cancelled_completion_has_the_text_so_far(open_one, slots, stream):
+    llm = open_one("qwen35", n_parallel=slots)
+    whole = llm.create_completion(PROMPT, max_tokens=5, temperature=0.0)
+    asked = {"max_tokens": 20, "temperature": 0.0, "stream": stream}
+    made = llm.create_completion(PROMPT, logits_processor=cancelling(llm, 4), **asked)
+    made = list(made) if stream else made
+    assert (said(made), finish(made)) == (said(whole), "cancelled")
+    assert whole["choices"][0]["finish_reason"] == "length"
+    if stream:
+        assert {chunk["choices"][0]["finish_reason"] for chunk in made[:-1]} == {None}
+    else:
+        assert made["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cancelled_chat_says_so(open_one, stream):
+    llm = open_one("qwen35")
+    messages = [{"role": "user", "content": "hello"}]
+    made = llm.create_chat_completion(
+        messages, max_tokens=20, stream=stream, logits_processor=cancelling(llm, 2)
+    )
+    assert finish(made) == "cancelled"
+
+
+def test_stream_is_cancelled_where_it_is_read(open_one):
+    llm, chunks = open_one("qwen35"), []
+    for chunk in llm.create_completion(PROMPT, max_tokens=64, stream=True):
+        chunks.append(chunk)
+        if len(chunks) == 3:
+            llm.cancel()
+    assert finish(chunks) == "cancelled"
+    assert llm.last_request.cancelled
+
+
+# -- whose cancel it is ----------------------------------------------------------------------------
+
+
+def test_cancel_with_nothing_running_ends_nothing(open_one):
+    llm = open_one("qwen35")
+    for _ in range(2):
+        llm.cancel()
+        assert len(take(llm, PROMPT)) == 8
+    assert not llm.last_request.cancelled
+
+
+def test_cancel_ends_a_request_that_waits_to_be_advanced_and_not_the_next(open_one):
+    llm = open_one("qwen35")
+    stream, _ = begin(llm, PROMPT)
+    llm.cancel()
+    with pytest.raises(RequestCancelled):
+        next(stream)
+    assert len(take(llm, PROMPT)) == 8
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_handle_cancels_its_own_request_and_no_other(open_one, stock, slots):
+    llm = open_one("qwen35", n_parallel=slots)
+    with llm.request() as mine:
+        stream = llm.create_completion(WORDS[:60], max_tokens=20, temperature=0.0, stream=True)
+    with llm.request() as other:
+        second = llm.generate(WORDS[20:90], temp=0.0)
+    next(stream)
+    answer = [next(second)]
+    mine.cancel()
+    assert finish(stream) == "cancelled"
+    answer += [next(second) for _ in range(3)]
+    assert answer == stock("qwen35")(WORDS[20:90], 4)
+    llm.cancel(other)
+    with pytest.raises(RequestCancelled):
+        next(second)
+    assert [r.cancelled for r in mine.reports] == [True]
+    assert len(take(llm, WORDS[:30])) == 8
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_model_cancels_all_that_run(open_one, slots):
+    llm = open_one("qwen35", n_parallel=slots)
+    streams = [begin(llm, WORDS[i : i + 60])[0] for i in range(slots)]
+    llm.cancel()
+    for stream in streams:
+        with pytest.raises(RequestCancelled):
+            next(stream)
+    assert len(take(llm, PROMPT)) == 8
+
+
+def test_handle_of_a_finished_request_ends_nobody_elses(open_one):
+    llm = open_one("qwen35")
+    with llm.request() as handle:
+        llm.create_completion(WORDS[:60], max_tokens=3)
+    stream, _ = begin(llm, WORDS[60:120])
+    handle.cancel()
+    assert len([next(stream) for _ in range(5)]) == 5
+
+
+def test_cancelled_handle_cancels_what_is_made_with_it_later(open_one):
+    llm = open_one("qwen35")
+    with llm.request() as handle:
+        handle.cancel()
+        answer = llm.create_completion(WORDS[:60], max_tokens=5)
+    assert (said(answer), finish(answer)) == ("", "cancelled")
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert llm.create_completion(WORDS[:60], max_tokens=5)["usage"]["completion_tokens"] == 5
+
+
+def test_dropped_handle_lets_nothing_begin(open_one):
+    llm = open_one("qwen35")
+    with llm.request() as handle:
+        handle.drop()
+        with pytest.raises(RequestCancelled):
+            llm.create_completion(WORDS[:60], max_tokens=5)
+    assert handle.reports == []
+    assert llm.create_completion(WORDS[:60], max_tokens=5)["usage"]["completion_tokens"] == 5
+
+
+# -- while it waits --------------------------------------------------------------------------------
+
+
+def waiting_completion(llm, handle, made):
+    """A thread that asks inside the block of a handle, which this thread opened."""
+    context = contextvars.copy_context()
+
+    def ask():
+        made.append(llm.create_completion(WORDS[100:150], max_tokens=5))
+
+    thread = threading.Thread(target=context.run, args=(ask,), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_completion_cancelled_while_it_waits_for_a_slot_says_so(open_one, patient, slots):
+    llm, made = open_one("qwen35", n_parallel=slots), []
+    held = [in_thread(begin, llm, WORDS[i : i + 60])[0] for i in range(slots)]
+    with llm.request() as handle:
+        thread = waiting_completion(llm, handle, made)
+        handle.cancel()
+    for stream in held:
+        stream.close()
+    thread.join(120)
+    assert (said(made[0]), finish(made[0])) == ("", "cancelled")
+
+
+def test_completion_that_nobody_wants_any_more_waits_for_nobody(open_one, patient):
+    llm, raised = open_one("qwen35"), []
+    held, _ = in_thread(begin, llm, WORDS[:60])
+
+    def ask():
+        with pytest.raises(RequestCancelled):
+            llm.create_completion(WORDS[100:150], max_tokens=5)
+        raised.append(True)
+
+    with llm.request() as handle:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
+        thread.start()
+        handle.drop()
+    until(lambda: raised)
+    assert len([next(held) for _ in range(3)]) == 3, "that one was left alone"
+    held.close()
+
+
+def test_completion_cancelled_while_it_is_set_aside_says_so(open_one):
+    llm = open_one("qwen35")
+    with llm.request() as handle:
+        stream = llm.create_completion([*WORDS[:200]], max_tokens=20, temperature=0.0, stream=True)
+    next(stream)
+    next(llm.generate(WORDS[200:260], temp=0.0))
+    llm.prompt_cache.clear()  # its state has to be decoded again
+    handle.cancel()
+    assert finish(stream) == "cancelled"

@@ -1,137 +1,160 @@
-"""Ctrl-C between two lines of what touches a context: nothing that is left behind is believed."""
+"""Ctrl-C at any moment of a request: what was decoded is kept, and nothing wrong is believed afterwards."""
 
 from __future__ import annotations
 
-import time
+import random
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-import llama_cpp
-import numpy as np
 import pytest
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from llamahybrid import Llama, PromptCache
+from llamahybrid import PromptCache
+from llamahybrid.capi import shim
 from llamahybrid.capi.calls import NativeContext
-from llamahybrid.memory.sequence import LiveSequence
-from tests.lab import line_fuzz
-from tests.lab.differential import Mismatch
+from tests.request.asking import ARCHS, DEADLINE, WORDS, Batches, begin, take
 
-OPTIONS = {"n_ctx": 512, "n_threads": 1, "verbose": False}
-FIRST = [(7 * i + 1) % 200 for i in range(80)]
-SECOND = [(11 * i + 5) % 200 for i in range(50)]
+pytestmark = [
+    pytest.mark.xdist_group("serial"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+PROMPT = WORDS[:150]
+FIRST, SECOND = WORDS[:80], WORDS[100:150]
+BATCH = 32
 
-
-@pytest.fixture
-def opened():
-    made = []
-
-    def open_one(model, kind=Llama, **more):
-        made.append(kind(str(model), **{**OPTIONS, **more}))
-        return made[-1]
-
-    yield open_one
-    for llm in made:
-        llm.close()
+needs_shim = pytest.mark.skipif(not shim.available, reason="the shim tells what a decode came to")
 
 
-def take(llm, prompt, n=12):
-    return list(islice(llm.generate(prompt, temp=0.0), n))
+def ctrl_c(*_):
+    signal.raise_signal(signal.SIGINT)
 
 
-def interrupt_after(monkeypatch, owner, name):
-    """Ctrl-C right behind the next call, once."""
-    real = getattr(owner, name)
+def interrupt(batches, number, before):
+    (batches.before if before else batches.after)[number] = ctrl_c
+
+
+@needs_shim
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_interrupt_in_a_prompt_loses_nothing_that_was_decoded(opened, stock, arch, number, before):
+    llm = opened(arch, n_batch=BATCH, n_ubatch=BATCH)
+    interrupt(batches := Batches(llm), number, before)
+    with pytest.raises(KeyboardInterrupt):
+        take(llm, PROMPT)
+    batches.stop()
+    done = sum(batches.sizes[: number + (not before)])
+    assert take(llm, PROMPT) == stock(arch)(PROMPT)
+    assert llm.last_request.cached >= done
+
+
+@needs_shim
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_interrupt_in_an_answer_loses_nothing(opened, stock, arch, before):
+    llm = opened(arch)
+    stream, said = begin(llm, PROMPT, 3)
+    interrupt(batches := Batches(llm), 0, before)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    batches.stop()
+    stream.close()
+    assert take(llm, [*PROMPT, *said]) == stock(arch)([*PROMPT, *said])
+    assert llm.last_request.cached >= len(PROMPT) + 2
+
+
+def test_interrupt_beside_a_cancel_is_an_interrupt(opened):
+    llm = opened()
+    batches = Batches(llm)
+    batches.before[1] = lambda: (llm.cancel(), ctrl_c())
+    with pytest.raises(KeyboardInterrupt):
+        take(llm, PROMPT)
+
+
+@pytest.mark.parametrize("arch", [*ARCHS, pytest.param("jamba", marks=pytest.mark.full)])
+@pytest.mark.parametrize("call", ["load_partial", "cut"])
+def test_interrupt_in_a_restore(opened, stock, monkeypatch, tmp_path, arch, call):
+    """Memory is the new chat's, or half of it; the old one was live before."""
+    llm, right = opened(arch, prompt_cache=PromptCache(1 << 26, tmp_path)), stock(arch)
+    prompts = [SECOND, [*SECOND, 7, 8, 9], FIRST, [*SECOND, 7, 8, 9]]
+    for prompt in (FIRST, SECOND):
+        assert take(llm, prompt, 12) == right(prompt, 12)
+    real = getattr(NativeContext, call)
 
     def once(self, *args, **kwargs):
-        monkeypatch.setattr(owner, name, real)
-        real(self, *args, **kwargs)
+        monkeypatch.setattr(NativeContext, call, real)
+        done = real(self, *args, **kwargs)
+        ctrl_c()
+        return done
+
+    monkeypatch.setattr(NativeContext, call, once)
+    try:
+        take(llm, FIRST, 12)
+    except KeyboardInterrupt:
+        pass
+    else:
+        assert call == "cut", "a restore was at stake"
+    for prompt in prompts:
+        assert take(llm, prompt, 12) == right(prompt, 12)
+    llm.close()
+    later = opened(arch, prompt_cache=PromptCache(1 << 26, tmp_path))
+    for prompt in reversed(prompts):
+        assert take(later, prompt, 12) == right(prompt, 12)
+
+
+@needs_shim
+def test_interrupt_costs_idle_slots_nothing(opened, stock):
+    llm = opened(n_parallel=3, flash_attn=True)  # else idle slots give way to others
+    take(llm, WORDS[:40])
+    stream, _ = begin(llm, WORDS[100:150], 6)
+    interrupt(batches := Batches(llm), 0, before=False)
+    with pytest.raises(KeyboardInterrupt):
+        list(islice(stream, 3))
+    batches.stop()
+    stream.close()
+    right = stock(flash_attn=True)
+    chat = [*WORDS[:40], *right(WORDS[:40], 7)]
+    assert take(llm, chat) == right(chat)
+    assert llm.last_request.source == "live"
+    assert take(llm, WORDS[100:150]) == right(WORDS[100:150])
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_interrupts_of_one_thread_leave_others_alone(opened, stock, arch):
+    llm, right, over = opened(arch, n_parallel=3, n_ctx=2048), stock(arch), threading.Event()
+
+    def client(seed):
+        chance, wrong = random.Random(seed), []
+        while not over.is_set():
+            prompt, n = WORDS[: chance.randrange(20, 150)], chance.randrange(1, 8)
+            if (said := take(llm, prompt, n)) != right(prompt, n):
+                wrong.append((len(prompt), said))
+        return wrong
+
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(owner, name, once)
-
-
-@pytest.mark.parametrize("arch", ["qwen35", "jamba", "mamba", "gemma3"])
-@pytest.mark.parametrize("call", ["load_partial", "cut"])
-def test_in_a_restore(tiny_model, opened, monkeypatch, tmp_path, arch, call):
-    """Memory is the new chat's, or half of it; the old one was live before."""
-    model = tiny_model(arch, **({"window": 16} if arch == "gemma3" else {}))
-    more = {"swa_full": False, "n_batch": 64, "n_ubatch": 32}
-    llm = opened(model, prompt_cache=PromptCache(1 << 26, tmp_path), **more)
-    prompts = {"first": FIRST, "second": SECOND, "on": [*SECOND, 7, 8, 9]}
-    wanted = {name: take(opened(model, llama_cpp.Llama, **more), p) for name, p in prompts.items()}
-    assert take(llm, FIRST) == wanted["first"]
-    assert take(llm, SECOND) == wanted["second"]
-    interrupt_after(monkeypatch, NativeContext, call)
-    with pytest.raises(KeyboardInterrupt):
-        take(llm, FIRST)
-    assert llm.runner.live.state.is_invalid
-    assert not llm.runner.live.state.starts_with(np.array(SECOND[:1]))
-    for name in ("second", "on", "first", "on"):
-        assert take(llm, prompts[name]) == wanted[name]
-    llm.close()
-    later = opened(model, prompt_cache=PromptCache(1 << 26, tmp_path), **more)
-    for name in ("on", "second", "first"):
-        assert take(later, prompts[name]) == wanted[name]
-
-
-def test_between_a_decode_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
-    """The planes and logits of the batch before are not taken for this one's."""
-    live = opened(tiny_model("qwen35"), draft_planes=4).runner.live
-    live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
-    assert live.planes.reach == 4
-    interrupt_after(monkeypatch, NativeContext, "positions")
-    with pytest.raises(KeyboardInterrupt):
-        live.decode([5], "none")
-    assert live.planes.reach == 0
-    assert live.row.logits() is None
-
-
-def test_between_a_cut_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
-    live = opened(tiny_model("llama")).runner.live
-    live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
-    interrupt_after(monkeypatch, NativeContext, "cut")
-    with pytest.raises(KeyboardInterrupt):
-        live.cut(10)
-    assert live.row.logits() is None
-    assert live.fault() is not None
-
-
-def test_between_a_rollback_and_what_is_known_of_it(tiny_model, opened, monkeypatch):
-    live = opened(tiny_model("qwen35"), draft_planes=4).runner.live
-    live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
-    live.recount()
-    interrupt_after(monkeypatch, NativeContext, "cut")
-    with pytest.raises(KeyboardInterrupt):
-        live.cut(18)
-    assert live.planes.reach == 0
-    assert live.planes.pending
-
-
-def test_while_the_state_before_a_draft_is_saved(tiny_model, opened, monkeypatch):
-    draft = LlamaPromptLookupDecoding(num_pred_tokens=4)
-    llm = opened(tiny_model("jamba"), draft_model=draft)
-    live, undo = llm.runner.live, llm.drafts.undo
-    live.decode(np.array(FIRST[:20], dtype=np.int32), "last")
-    undo.take()
-    live.decode([5], "last")
-    interrupt_after(monkeypatch, LiveSequence, "snapshot")
-    with pytest.raises(KeyboardInterrupt):
-        undo.take()
-    assert undo.position is None, "the bytes of one state under the tokens of another"
-
-
-@pytest.mark.parametrize("mode", line_fuzz.MODES)
-@pytest.mark.parametrize("arch", line_fuzz.ARCHITECTURES)
-def test_at_lines_drawn_at_random(tiny_model, arch, mode):
-    lines, made = line_fuzz.run(tiny_model(arch, window=16), 1, mode, time.monotonic() + 100, most=12)
-    assert lines > 300
-    assert made > 0
-
-
-def test_a_wrong_answer_after_an_interrupt_is_noticed(tiny_model, monkeypatch):
-    sweep = line_fuzz.Sweep(tiny_model("qwen35", window=16), 1, "plain")
-    ask = line_fuzz._ask
-    monkeypatch.setattr(line_fuzz, "_ask", lambda llm, chat: [(t + 7) % 200 for t in ask(llm, chat)])
-    with pytest.raises(Mismatch, match="interrupted at"):
-        sweep.interrupt(sweep.lines()[0], 1)
-    sweep.llm.close()
+    before = signal.signal(signal.SIGALRM, interrupted)
+    chance, hits = random.Random(5), 0
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(client, seed) for seed in range(2)]
+        try:
+            for _ in range(25):
+                prompt, said = WORDS[: chance.randrange(20, 150)], []
+                try:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, 10 ** chance.uniform(-3.5, -1.5))
+                        for token in islice(llm.generate(prompt, temp=0.0), 8):
+                            said.append(token)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    hits += 1
+                assert said == right(prompt, 8)[: len(said)]
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            over.set()
+        assert [other.result(DEADLINE) for other in others] == [[], []]
+    assert hits > 3

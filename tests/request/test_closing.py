@@ -1,0 +1,227 @@
+"""What closes, collects or forks a model: who still reads it is waited for, who comes later is refused."""
+
+import gc
+import os
+import threading
+import weakref
+from itertools import islice
+
+import llama_cpp
+import pytest
+
+from llamahybrid import Llama
+from llamahybrid.errors import Busy, ModelClosed, RequestCancelled
+from tests.request.asking import DEADLINE, WORDS, begin, in_thread, take, until
+
+CHAT = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize("prompt_cache", [None, False])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda llm: llm.create_completion([1, 2]),
+        lambda llm: llm.create_chat_completion(CHAT, max_tokens=1),
+        lambda llm: llm.warm("x"),
+        lambda llm: llm.tokenize(b"x"),
+        lambda llm: llm.tokenizer().tokenize(b"x"),
+        lambda llm: llm.detokenize([5]),
+        lambda llm: llm.token_eos(),
+        lambda llm: llm.n_vocab(),
+        lambda llm: llm.n_ctx(),
+        lambda llm: llm.embed("x"),
+        lambda llm: llm.eval([5]),
+        lambda llm: llm.save_state(),
+        lambda llm: list(llm.generate([5, 6])),
+    ],
+)
+def test_nothing_reads_a_closed_model(opened, use, prompt_cache):
+    llm = opened("llama", prompt_cache=prompt_cache)
+    llm.create_completion([5, 6], max_tokens=2)
+    llm.close()
+    llm.close()
+    with pytest.raises(ModelClosed):
+        use(llm)
+    llm.reset()
+    assert llm.n_tokens == 0
+
+
+def test_closed_model_without_a_cache_takes_no_state(opened):
+    llm = opened("llama", prompt_cache=False)
+    llm.eval([5, 6])
+    state = llm.save_state()
+    llm.close()
+    with pytest.raises(ModelClosed):
+        llm.load_state(state)
+
+
+def test_open_stream_of_a_closed_model_is_refused_and_told_of_once(opened):
+    llm, told = opened(), []
+    llm.on_request = told.append
+    stream, _ = begin(llm, WORDS[:60])
+    parked, _ = begin(llm, WORDS[60:120])
+    llm.close()
+    for each in (stream, parked):
+        with pytest.raises(ModelClosed):
+            next(each)
+        each.close()
+    assert llm.last_request.generated == 1
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_closing_ends_what_others_run(opened, slots):
+    llm, ended, started = opened(n_parallel=slots), [], threading.Semaphore(0)
+
+    def run(seed):
+        try:
+            for _ in llm.generate(WORDS[seed : seed + 60], temp=0.0):
+                started.release()
+        except (RequestCancelled, ModelClosed) as error:
+            ended.append(type(error))
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(slots)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3 * slots):
+        assert started.acquire(timeout=DEADLINE)
+    llm.close()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert len(ended) == slots
+
+
+def test_nobody_waits_for_a_closed_model(opened, patient):
+    llm, raised = opened(), []
+    held, _ = begin(llm, WORDS[:60])
+
+    def ask():
+        with pytest.raises((ModelClosed, RequestCancelled)):
+            take(llm, WORDS[60:120])
+        raised.append(True)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    llm.close()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert raised == [True, True]
+    held.close()
+
+
+def test_threads_read_a_model_while_it_is_closed(opened):
+    llm = opened("llama", n_ctx=2048)
+    ends, reads = [], threading.Semaphore(0)
+
+    def read(use):
+        try:
+            while True:
+                use()
+                reads.release()
+        except ModelClosed:
+            ends.append(True)
+
+    text, chat = b"hello " * 3000, [{"role": "user", "content": "hello " * 100}]
+    uses = [lambda: llm.tokenize(text), lambda: llm.create_chat_completion(chat, max_tokens=1)] * 2
+    threads = [threading.Thread(target=read, args=(use,), daemon=True) for use in uses]
+    for thread in threads:
+        thread.start()
+    for _ in range(8):
+        assert reads.acquire(timeout=DEADLINE)
+    llm.close()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert ends == [True] * 4
+
+
+def test_callback_that_close_waits_for_reads_on(opened, patient):
+    llm = opened("llama", wait=False)
+    inside, read = threading.Event(), []
+
+    def is_closed():
+        try:
+            take(llm, [5, 6], 1)
+        except Busy:
+            return False
+        except ModelClosed:
+            return True
+        raise AssertionError("another one's request ran in the middle of this one's step")
+
+    def criterion(ids, _):
+        inside.set()
+        until(lambda: in_thread(is_closed))
+        read.append(llm.detokenize(ids.tolist()))
+        return True
+
+    def answer():
+        llm.create_completion([5, 6], stopping_criteria=llama_cpp.StoppingCriteriaList([criterion]))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    assert inside.wait(DEADLINE)
+    llm.close()
+    answering.join(DEADLINE)
+    assert read
+
+
+@pytest.mark.parametrize("where", ["callback", "finaliser"])
+def test_request_cannot_close_its_own_model(opened, where):
+    llm, refused = opened("llama"), []
+
+    class Closing:
+        def __del__(self):
+            close()
+
+    def close():
+        try:
+            llm.close()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    def criterion(*_):
+        if where == "callback":
+            close()
+        else:
+            Closing().cycle = None
+            gc.collect()
+        return True
+
+    llm.create_completion([5, 6], stopping_criteria=llama_cpp.StoppingCriteriaList([criterion]))
+    assert refused
+    assert llm.create_completion([5], max_tokens=1), "nothing was closed"
+
+
+def test_model_is_freed_when_nobody_uses_it(tiny_model):
+    llm = Llama(str(tiny_model("qwen35")), n_ctx=512, n_threads=1, verbose=False)
+    list(islice(llm.generate(WORDS[:60], temp=0.0), 2))
+    gone = weakref.ref(llm)
+    gc.disable()
+    try:
+        del llm
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_tokenizer_of_a_model_that_is_gone(tiny_model):
+    tokenizer = Llama(str(tiny_model("llama")), n_ctx=64, n_threads=1, verbose=False).tokenizer()
+    gc.collect()
+    with pytest.raises(ModelClosed):
+        tokenizer.tokenize(b"x")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.xdist_group("serial")
+def test_fork_waits_for_no_thread_of_its_parent(opened, stock):
+    """The child gives up what it inherited, and the parent goes on."""
+    llm = opened(n_parallel=2)
+    stream, said = begin(llm, WORDS[:60], 6)
+    if (pid := os.fork()) == 0:
+        threading.Timer(DEADLINE, os._exit, (1,)).start()
+        stream.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    said += islice(stream, 3)
+    assert said == stock()(WORDS[:60], 9)
