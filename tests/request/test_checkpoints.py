@@ -1,208 +1,359 @@
-"""What is taken from the live sequence and handed to the cache, and what is not."""
+"""Which chats a request finds again, what it stores of them, and what it must not store."""
 
-import threading
-import time
+import itertools
 
+import llama_cpp
+import numpy as np
 import pytest
 
-from llamahybrid.errors import RequestCancelled
-from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.request.cells import Cells
-from tests.conftest import take
+from llamahybrid import PromptCache
+from llamahybrid.capi.calls import NativeContext
+from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.memory.costs import CostMeter
+from llamahybrid.prompt_cache import Costs
+from tests.lab.integrity import check_integrity
+from tests.lab.naive import NaivePromptCache
+from tests.request.asking import ARCHS, CUTS, Batches, begin, take
 
 ONE = [(7 * i + 1) % 200 for i in range(120)]
 TWO = [(11 * i + 5) % 200 for i in range(160)]
+THREE = [(13 * i + 2) % 200 for i in range(150)]
 
 
-def test_what_a_cancelled_prompt_had_staged_is_stored(open_unmeasured, monkeypatch):
-    llm = open_unmeasured()
-    stage = llm.runner.checkpoints.stage
-    monkeypatch.setattr(llm.runner.checkpoints, "stage", lambda turn: stage(turn) or llm.cancel())
-    with pytest.raises(RequestCancelled):
-        take(llm, ONE, 1)
-    assert llm.last_request.checkpoints == llm.prompt_cache.stats().entries == 1
-
-
-def test_what_does_not_fit_is_not_counted(open_unmeasured):
-    llm = open_unmeasured()
-    llm.prompt_cache.ram_bytes = 0
-    take(llm, ONE, 3)
-    assert llm.last_request.checkpoints == 0
-
-
-def test_attention_is_stored_once_a_request_is_over(open_unmeasured):
-    llm = open_unmeasured()
-    take(llm, ONE, 1)
-    assert llm.prompt_cache.stats().segments > 0
-
-
-def missing(llm, slot):
-    return llm.prompt_cache.missing(slot.evaluation.runner.checkpoints.view())
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch):
+    """Costs are not known: no checkpoint is taken because it is cheap here."""
+    monkeypatch.setattr(CostMeter, "costs", lambda _: Costs())
 
 
 @pytest.fixture
-def beside(open_slots):
-    """`beside(**options)`: a model on which an answer is open, what one said that ended beside it, where."""
-
-    def make(**options):
-        llm = open_slots("qwen35", 2, flash_attn=True, **options)
-        stream = llm.generate(TWO, temp=0.0)
-        next(stream)
-        said = take(llm, ONE, 3)
-        return llm, stream, said, next(s for s in llm.slots.all if llm.slots.user(s) is None)
-
-    return make
+def open_one(opened):
+    return lambda arch="qwen35", *cls, **more: opened(arch, *cls, **{"n_ctx": 512, "n_batch": 32, **more})
 
 
-def test_attention_is_stored_when_nobody_waits_any_more(beside):
-    llm, stream, _, slot = beside()
-    assert missing(llm, slot)
-    stream.close()
-    assert not any(missing(llm, slot) for slot in llm.slots.all)
+def entries(llm):
+    return llm.prompt_cache.stats().entries
 
 
-def test_attention_is_stored_when_another_chat_gets_its_slot(beside, open_slots):
-    llm, stream, said, _ = beside()
-    take(llm, [(13 * i + 2) % 200 for i in range(150)], 2)
-    again = take(llm, [*ONE, *said[:2], 3], 3)
-    assert llm.last_request.cached >= len(ONE) + 2 - 1
-    assert llm.last_request.source != "live"
-    stream.close()
-    assert again == take(open_slots("qwen35", 2, flash_attn=True), [*ONE, *said[:2], 3], 3)
+@pytest.fixture
+def no_numbers(monkeypatch):
+    """`no_numbers()`: from now on every row of logits is NaN."""
+
+    def begin_with_it():
+        row = NativeContext.logits
+
+        def spoilt(*args):
+            found = row(*args)
+            return None if found is None else np.full_like(found, np.nan)
+
+        monkeypatch.setattr(NativeContext, "logits", spoilt)
+
+    return begin_with_it
 
 
-def test_attention_is_not_stored_while_another_answer_goes_on(beside):
-    llm, stream, _, slot = beside()
-    take(llm, [*ONE, 5], 2)
-    assert missing(llm, slot)
-    stream.close()
+# -- what is found again ---------------------------------------------------------------------------
 
 
-def test_another_model_of_the_same_cache_finds_it_at_once(beside, open_slots):
-    cache = PromptCache(1 << 26)
-    other = open_slots("qwen35", 2, flash_attn=True, prompt_cache=cache)
-    _, stream, said, _ = beside(prompt_cache=cache)
-    take(other, [*ONE, *said[:2], 3], 2)
-    assert other.last_request.cached >= len(ONE)
-    stream.close()
+@pytest.mark.parametrize("arch", ["qwen35", "mamba", "gemma3"])
+def test_chat_left_for_a_deeper_one_is_found_again_at_its_tip(open_one, arch):
+    llm = open_one(arch)
+    take(llm, TWO)
+    chat = ONE + take(llm, ONE, 21)[:20]
+    take(llm, [*TWO, 3])
+    assert llm.last_request.cached >= len(TWO)
+    take(llm, [*chat, 5, 6])
+    assert llm.last_request.cached == len(chat)
 
 
-def test_who_ends_last_does_not_hear_of_attention_that_cannot_be_stored(beside, monkeypatch):
-    llm, stream, _, slot = beside()
-    owing = slot.evaluation.runner
-
-    def fail():
-        raise MemoryError("no room for it")
-
-    monkeypatch.setattr(owing, "store_attention", fail)
-    llm.cancel()
-    with pytest.raises(RequestCancelled):
-        next(stream)
-    assert not llm._gate.seated
-    assert not owing.checkpoints.owes_attention, "it is not tried each time"
+def test_tip_that_a_cut_goes_back_from_is_found_again(open_one):
+    llm = open_one("gemma3")
+    chat = ONE + take(llm, ONE, 21)[:20]
+    take(llm, [*chat[:-4], 5, 6], 1)
+    assert (llm.last_request.cached, llm.last_request.source) == (len(chat) - 4, "live")
+    take(llm, [*chat, 7, 8], 1)
+    assert llm.last_request.cached == len(chat)
 
 
-def test_nothing_is_stored_outside_a_step(open_slots, monkeypatch):
-    """Where a model is being closed, what is left of a parked request is ended while another one decodes."""
-    llm = open_slots("qwen35", 2, flash_attn=True)
-    parked, other, runs = (llm.generate([(n * i + 2) % 200 for i in range(150)], temp=0.0) for n in (3, 5, 7))
-    for stream in (parked, other, runs):
-        next(stream)
-    other.close()
-    take(llm, ONE, 3)
-    owing = next(r for r in llm.slots.runners if r.checkpoints.owes_attention)
-    stored, decodes, goes_on = [], threading.Event(), threading.Event()
-    monkeypatch.setattr(owing, "store_attention", lambda: stored.append(llm._gate.held()))
-    decode = LiveSequence._decode
-
-    def slow(self, *args):
-        decodes.set()
-        goes_on.wait(20)
-        decode(self, *args)
-
-    monkeypatch.setattr(LiveSequence, "_decode", slow)
-    monkeypatch.setattr(Cells, "quiet", True)
-    threads = [threading.Thread(target=next, args=(runs, None)), threading.Thread(target=llm.close)]
-    threads[0].start()
-    assert decodes.wait(20)
-    threads[1].start()
-    while not llm._gate.closed:
-        time.sleep(0.01)
-    parked.close()
-    assert not stored
-    goes_on.set()
-    for thread in threads:
-        thread.join(20)
-    assert all(stored)
+def test_long_answer_is_found_again_in_its_middle(open_one):
+    llm = open_one()
+    answer = take(llm, ONE, 150)
+    take(llm, TWO)
+    take(llm, [*ONE, *answer[:130], 3], 1)
+    assert len(ONE) + 60 <= llm.last_request.cached < llm.last_request.matched == len(ONE) + 130
 
 
-def test_before_it_goes_it_is_looked_at_deeply(beside, monkeypatch):
-    """Nobody has since it was decoded; what is stored at once is looked at so, too."""
-    llm, stream, _, slot = beside()
-    looks, page_out = [], LiveSequence.page_out
-
-    def noted(self, start, end, buffer, *, deep=True):
-        looks.append(deep)
-        return page_out(self, start, end, buffer, deep=deep)
-
-    monkeypatch.setattr(LiveSequence, "page_out", noted)
-    slot.evaluation.runner.save_tip()
-    assert looks == [True]
-    assert not missing(llm, slot)
-    stream.close()
+def test_edited_message_starts_at_its_beginning(open_one):
+    llm = open_one()
+    messages = [("system", "You answer in one word, always."), ("user", "What is the tallest mountain?")]
+    spelt = "".join(f"<|im_start|>{who}\n{text}<|im_end|>\n" for who, text in messages)
+    head = llm.tokenize(spelt.encode(), special=True)
+    opens = llm.tokenize(b"<|im_start|>", add_bos=False, special=True)
+    for question in (b"user\nIs it cold?", b"user\nWas it warm there?"):
+        take(llm, [*head, *opens, *llm.tokenize(question, add_bos=False)], 1)
+    assert len(opens) == 1, "messages are marked"
+    assert llm.last_request.cached == len(head)
 
 
-def test_attention_that_is_to_outlive_the_process_is_stored_at_once(beside, tmp_path):
-    llm, stream, _, slot = beside(prompt_cache=PromptCache(1 << 26, tmp_path))
-    assert not missing(llm, slot)
-    stream.close()
+def test_thinking_that_is_stripped_costs_no_more_than_its_answer(open_one):
+    llm = open_one()
+    head = llm.tokenize(b"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", special=True)
+    think = llm.tokenize(b"<think>\nhm, what to say\n</think>\nHello", add_bos=False, special=True)
+    take(llm, [*head, *think], 1)
+    take(llm, [*head, *llm.tokenize(b"Hello", add_bos=False)], 1)
+    assert llm.last_request.cached == len(head)
 
 
-def test_a_repeated_prompt_is_not_stored_again(open_unmeasured):
-    llm = open_unmeasured()
+def test_answer_is_known_though_nothing_of_it_is_stored(open_one):
+    llm = open_one()
+    chat = ONE + take(llm, ONE, 6)[:5]
+    take(llm, TWO)
+    take(llm, [*chat, 9])
+    assert llm.last_request.matched == len(chat)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
+def test_naive_twin_serves_the_same(open_one, arch):
+    ours, twin = open_one(arch), open_one(arch)
+    twin.runner.cache = twin.runner.checkpoints.cache = NaivePromptCache()
+    for prompt in (ONE, [*ONE, 3], TWO, [*ONE[:60], *TWO], ONE):
+        assert take(twin, prompt, 4) == take(ours, prompt, 4)
+        assert twin.last_request.cached == ours.last_request.cached
+
+
+# -- how much is stored ----------------------------------------------------------------------------
+
+
+def test_plain_model_stores_no_checkpoints(open_one):
+    llm = open_one("llama")
+    take(llm, ONE, 80)
+    assert entries(llm) == 0
+
+
+def test_repeated_prompt_is_not_stored_again(open_one):
+    llm = open_one()
     for _ in range(2):
         take(llm, ONE, 1)
     assert llm.last_request.cached == len(ONE)
     assert llm.last_request.checkpoints == 0
 
 
-@pytest.mark.parametrize("spoil", ["invalidate", "opaque", "empty"])
-def test_nothing_is_stored_of_what_is_not_known(open_unmeasured, spoil):
-    llm = open_unmeasured()
-    stream = llm.generate(ONE, temp=0.0)
-    for _ in range(20):
-        next(stream)
-    live = llm.runner.live
-    before = llm.prompt_cache.stats()
-    if spoil == "opaque":
-        live.state.ids[100] = -5
-    else:
-        getattr(live, spoil)()
-    llm.runner.save_tip()
-    stream.close()
-    after = llm.prompt_cache.stats()
-    assert (after.entries, after.segments, after.extra["tokens"]) == (
-        before.entries,
-        before.segments,
-        before.extra["tokens"],
-    )
+def test_tip_that_a_few_tokens_are_added_to_is_not_stored(open_one):
+    llm = open_one()
+    chat = ONE + take(llm, ONE, 21)[:20]
+    stored = entries(llm)
+    take(llm, [*chat, 5], 1)
+    assert llm.last_request.cached == len(chat)
+    assert entries(llm) == stored + 1, "the prompt's end, and nothing else"
 
 
-@pytest.mark.parametrize("name", ["snapshot", "page_out"])
-def test_a_request_goes_on_where_nothing_can_be_saved(open_unmeasured, monkeypatch, name):
-    llm, fresh = open_unmeasured(), open_unmeasured()
-    monkeypatch.setattr(llm.runner.live, name, lambda *_, **__: None)
-    assert take(llm, TWO, 5) == take(fresh, TWO, 5)
-    assert take(llm, [*TWO, 3], 5) == take(fresh, [*TWO, 3], 5)
+def test_what_does_not_fit_is_not_counted(open_one):
+    llm = open_one()
+    llm.prompt_cache.ram_bytes = 0
+    take(llm, ONE, 3)
+    assert llm.last_request.checkpoints == 0
 
 
-def test_a_checkpoint_of_tokens_that_are_gone_is_not_stored(open_unmeasured):
-    llm = open_unmeasured()
+def test_nothing_stays_pinned_behind_a_request(open_one):
+    llm = open_one()
+    for prompt in (ONE, TWO, ONE, [*TWO, 3]):
+        take(llm, prompt)
+    assert entries(llm) > 0
+    llm.prompt_cache.ram_bytes = 0
+    assert entries(llm) == 0
+    check_integrity(llm.prompt_cache)
+
+
+def test_request_goes_on_where_nothing_can_be_saved(open_one, stock, monkeypatch):
+    llm = open_one()
+    monkeypatch.setattr(NativeContext, "save_partial", lambda *_: None)
+    for prompt in (TWO, [*TWO, 3], ONE, [*TWO, 4]):
+        assert take(llm, prompt, 5) == stock()(prompt, 5)
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def test_attention_is_stored_once_a_request_is_over(open_one):
+    llm = open_one()
     take(llm, ONE, 1)
-    runner, stored = llm.runner, llm.prompt_cache.stats().entries
-    runner.checkpoints.stage(llm.requests.last)
-    runner.live.empty()
-    runner.checkpoints.admit_staged(llm.requests.last)
-    assert llm.prompt_cache.stats().entries == stored
-    assert llm.requests.last.staged == []
+    assert llm.prompt_cache.stats().segments > 0
+
+
+@pytest.fixture
+def beside(opened):
+    """`beside(**options)`: a model on which an answer is open, that answer, what one said beside it."""
+
+    def make(**options):
+        llm = opened(n_parallel=2, flash_attn=True, **options)
+        stream, _ = begin(llm, TWO)
+        return llm, stream, take(llm, ONE, 3)
+
+    return make
+
+
+def again(llm, said):
+    """The chat that ended beside the answer goes on; how much of it was found, and where."""
+    take(llm, [*ONE, *said[:2], 3], 3)
+    return llm.last_request.cached, llm.last_request.source
+
+
+def test_chat_that_ended_beside_an_answer_goes_on_in_its_slot(beside):
+    llm, stream, said = beside()
+    assert again(llm, said) == (len(ONE) + 2, "live")
+    stream.close()
+
+
+def test_attention_is_stored_when_another_chat_gets_its_slot(beside, stock):
+    llm, stream, said = beside()
+    take(llm, THREE, 2)
+    cached, source = again(llm, said)
+    assert cached >= len(ONE) + 1
+    assert source == "ram"
+    stream.close()
+
+
+def test_attention_is_stored_when_nobody_waits_any_more(beside):
+    llm, stream, said = beside()
+    stream.close()
+    for prompt in (TWO, THREE, TWO[::-1]):
+        take(llm, prompt, 2)
+    assert again(llm, said)[0] >= len(ONE) + 1
+
+
+def test_another_model_of_the_same_cache_finds_a_chat_at_once(beside, opened):
+    cache = PromptCache(1 << 26)
+    other = opened(n_parallel=2, flash_attn=True, prompt_cache=cache)
+    _, stream, said = beside(prompt_cache=cache)
+    assert again(other, said)[0] >= len(ONE)
+    stream.close()
+
+
+def test_attention_that_is_to_outlive_the_process_is_stored_at_once(beside, opened, tmp_path):
+    llm, stream, said = beside(prompt_cache=PromptCache(1 << 26, tmp_path))
+    llm.prompt_cache.flush()
+    later = opened(n_parallel=2, flash_attn=True, prompt_cache=PromptCache(1 << 26, tmp_path))
+    cached, source = again(later, said)
+    assert cached >= len(ONE)
+    assert source == "disk"
+    stream.close()
+
+
+@pytest.mark.parametrize("deed", ["reset", "begin by hand", "load a state", "close"])
+def test_chat_whose_slot_is_given_up_by_hand_is_found_again(opened, deed):
+    cache = PromptCache(1 << 26)
+    llm = opened(n_parallel=2, prompt_cache=cache)
+    state = llm.save_state()
+    running, _ = begin(llm, TWO)
+    take(llm, ONE, 2)
+    if deed == "reset":
+        llm.reset()
+    elif deed == "begin by hand":
+        llm.n_tokens = 0
+        llm.eval([1, 2, 3])
+    elif deed == "load a state":
+        llm.load_state(state)
+    else:
+        llm.close()
+    running.close()
+    if deed == "close":
+        llm = opened(n_parallel=2, prompt_cache=cache)
+    take(llm, [*ONE, 3], 1)
+    assert llm.last_request.cached == len(ONE)
+
+
+# -- what must not be stored -----------------------------------------------------------------------
+
+
+def test_prompt_whose_logits_are_no_numbers_leaves_nothing(open_one, no_numbers):
+    llm = open_one()
+    no_numbers()
+    take(llm, TWO, 3)
+    assert entries(llm) == 0
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3", "mamba", "llama"])
+def test_answer_whose_logits_are_no_numbers_is_not_stored(open_one, no_numbers, arch):
+    llm = open_one(arch)
+    stream, _ = begin(llm, ONE, 21)
+    stored = entries(llm)
+    no_numbers()
+    list(itertools.islice(stream, 70))
+    stream.close()
+    assert entries(llm) == stored
+
+
+def test_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_one, stock, lose_cells, caplog):
+    llm = open_one()
+    take(llm, ONE, 2)
+    batches = Batches(llm)
+    batches.after[0] = lambda: lose_cells(llm.ctx, 2, 5)
+    assert take(llm, [*ONE, *TWO]) == stock()([*ONE, *TWO])
+    assert "other cells" in caplog.text
+
+
+@pytest.mark.parametrize("arch", CUTS)
+def test_memory_that_others_cleared_is_noticed_and_said_once(open_one, stock, caplog, arch):
+    llm, right = open_one(arch), stock(arch)
+    for _ in range(2):
+        take(llm, ONE)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+        assert take(llm, [*ONE, 4]) == right([*ONE, 4])
+    assert caplog.text.count("behind our back") == 1
+
+
+def test_other_tokens_in_the_place_of_ours_are_noticed(open_one, stock):
+    llm = open_one("llama")
+    take(llm, ONE, 1)
+    others = (llama_cpp.llama_token * 10)(*[3] * 10)
+    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm.ctx), 0, len(ONE) - len(others), -1)
+    assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(others, len(others))) == 0
+    assert take(llm, [*ONE, 4], 5) == stock("llama")([*ONE, 4], 5)
+    assert llm.last_request.cached == 0
+
+
+def test_cut_that_the_library_refuses_costs_the_prompt_and_nothing_else(open_one, stock, monkeypatch):
+    llm = open_one("llama")
+    take(llm, ONE, 1)
+    monkeypatch.setattr(NativeContext, "cut", lambda *_: False)
+    assert take(llm, [*ONE[:50], 3], 4) == stock("llama")([*ONE[:50], 3], 4)
+    assert llm.last_request.cached == 0
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_token_is_decoded_twice(open_one, arch):
+    llm = open_one(arch)
+    counter = DecodeCounter(llm)
+    for prompt in (ONE, TWO, [*ONE[:60], *TWO]):
+        answer = take(llm, prompt)
+        assert counter.take() == llm.last_request.left + len(answer) - 1
+
+
+def test_logits_are_asked_for_at_the_end_of_a_prompt_only(open_one, monkeypatch):
+    llm, asked = open_one(), []
+    decode = NativeContext.decode
+
+    def noted(self, tokens, first, outputs):
+        asked.append(outputs)
+        decode(self, tokens, first, outputs)
+
+    monkeypatch.setattr(NativeContext, "decode", noted)
+    take(llm, TWO, 1)
+    assert len(asked) > 3
+    assert asked == ["none"] * (len(asked) - 1) + ["last"]
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_state_is_saved_once_for_each_checkpoint(open_one, monkeypatch, arch):
+    """Memory that can be cut is not saved at all, and none before a single token."""
+    llm, saved = open_one(arch), []
+    save = NativeContext.save_partial
+    monkeypatch.setattr(NativeContext, "save_partial", lambda *a: (saved.append(1), save(*a))[1])
+    take(llm, TWO, 3)
+    batches = -(-len(TWO) // 32)
+    assert len(saved) <= (0 if arch == "llama" else llm.last_request.checkpoints + batches)
+    saved.clear()
+    llm.eval([5])
+    assert saved == []
