@@ -12,173 +12,154 @@ from llama_cpp import LogitsProcessorList
 
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.request import handle as module
-from llamahybrid.request.handle import RequestHandle, belonging_to
-from llamahybrid.request.salt import SHARED, digest
+from tests.request.asking import WORDS, finish
 
-WORDS = [(7 * i + 3) % 150 for i in range(60)]
+PROMPT = WORDS[:60]
+OTHER = WORDS[100:160]
+SALTS = ("", "a", "b")
 
 
 @pytest.fixture
-def llm(open_model: Callable[..., Any]) -> Any:
-    return open_model()
+def llm(opened: Callable[..., Any]) -> Any:
+    return opened()
 
 
-def test_a_block_without_a_salt_has_that_of_the_one_around_it(llm: Any) -> None:
-    assert llm.requests.salt() == SHARED
-    with llm.request(cache_salt="a"):
-        with llm.request():
-            assert llm.requests.salt() == digest("a")
-            with llm.request("b"):
-                assert llm.requests.salt() == digest("b")
-            with llm.request(""):
-                assert llm.requests.salt() == SHARED
-        assert llm.requests.salt() == digest("a")
-    assert llm.requests.salt() == SHARED
+def salts_that_know(llm: Any, prompt: list[int] = PROMPT) -> set[str]:
+    """The salts under which a prompt is known: those that a request for it had."""
+
+    def matched(salt: str) -> int:
+        with llm.request(salt):
+            llm.create_completion([*prompt, 3], max_tokens=1)
+            return int(llm.last_request.matched)
+
+    return {salt for salt in SALTS if matched(salt) >= len(prompt)}
 
 
-def test_a_block_of_another_model_hides_none(llm: Any, open_model: Callable[..., Any]) -> None:
-    other = open_model()
-    with llm.request("a") as handle, other.request("b"):
-        assert llm.requests.salt() == digest("a")
-        assert other.requests.salt() == digest("b")
-        llm.create_completion(WORDS, max_tokens=1)
-    assert len(handle.reports) == 1
-
-
-def test_the_answers_of_one_call_hide_none(llm: Any, open_model: Callable[..., Any]) -> None:
-    other, seen = open_model(), []
-
-    def process(ids: Any, scores: Any) -> Any:
-        seen.append(other.requests.salt())
-        return scores
-
-    with other.request("b"):
-        llm.create_completion(WORDS, max_tokens=1, n=2, logits_processor=LogitsProcessorList([process]))
-    assert seen == [digest("b")] * 2
-
-
-def test_a_block_that_ends_in_another_context_ends(llm: Any) -> None:
-    block = llm.request("a")
-    contextvars.copy_context().run(block.__enter__)
-    assert llm.requests.salt() == SHARED
-    block.__exit__(None, None, None)
-    block = llm.request("a")
-    block.__enter__()
-    contextvars.copy_context().run(block.__exit__, None, None, None)
-    assert llm.requests.salt() == SHARED
-
-
-def test_a_stream_keeps_its_salt(llm: Any) -> None:
+def test_block_without_a_salt_has_that_of_the_one_around_it(llm: Any) -> None:
+    prompts = {
+        salt: [*WORDS[:50], salt_id] for salt_id, salt in enumerate(("in a", "in b", "in none", "after"))
+    }
     with llm.request("a"):
-        tokens = llm.generate(WORDS, temp=0.0)
-        chunks = llm.create_completion(WORDS, max_tokens=3, stream=True)
-    keyword = llm.create_completion(WORDS, max_tokens=3, stream=True, cache_salt="a")
-    salts = []
-    for stream in (tokens, chunks, keyword):
-        with llm.request("b"):
-            next(stream)
-        salts.append(llm.requests._last.salt)
-        stream.close()
-    assert salts == [digest("a")] * 3
+        with llm.request():
+            llm.create_completion(prompts["in a"], max_tokens=1)
+            with llm.request("b"):
+                llm.create_completion(prompts["in b"], max_tokens=1)
+            with llm.request(""):
+                llm.create_completion(prompts["in none"], max_tokens=1)
+        llm.create_completion(prompts["after"], max_tokens=1)
+    known = {name: salts_that_know(llm, prompt) for name, prompt in prompts.items()}
+    assert known == {"in a": {"a"}, "in b": {"b"}, "in none": {""}, "after": {"a"}}
 
 
-def test_what_a_chats_stream_asks_later_belongs_to_it(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_of_another_model_hides_none(llm: Any, opened: Callable[..., Any]) -> None:
+    other = opened()
+    with llm.request("a") as handle, other.request("b"):
+        llm.create_completion(PROMPT, max_tokens=1)
+        other.create_completion(PROMPT, max_tokens=1)
+    assert len(handle.reports) == 1
+    assert salts_that_know(llm) == {"a"}
+    assert salts_that_know(other) == {"b"}
+
+
+@pytest.mark.parametrize("outside", ["enter", "exit"])
+def test_block_that_ends_in_another_context_ends(llm: Any, outside: str) -> None:
+    block = llm.request("a")
+    if outside == "enter":
+        contextvars.copy_context().run(block.__enter__)
+        block.__exit__(None, None, None)
+    else:
+        block.__enter__()
+        contextvars.copy_context().run(block.__exit__, None, None, None)
+    llm.create_completion(PROMPT, max_tokens=1)
+    assert salts_that_know(llm) == {""}
+
+
+@pytest.mark.parametrize("kind", ["tokens", "chunks", "keyword"])
+def test_stream_keeps_its_salt(llm: Any, kind: str) -> None:
+    asked: dict[str, Any] = {"max_tokens": 3, "stream": True}
+    with llm.request("a"):
+        stream = (
+            llm.generate(PROMPT, temp=0.0) if kind == "tokens" else llm.create_completion(PROMPT, **asked)
+        )
+    if kind == "keyword":
+        stream = llm.create_completion(PROMPT, cache_salt="a", **asked)
+    with llm.request("b"):
+        next(stream)
+    stream.close()
+    assert salts_that_know(llm) == {"a"}
+
+
+@pytest.mark.parametrize("how", ["block", "keyword", "none"])
+def test_what_a_chats_stream_asks_later_belongs_to_it(llm: Any, how: str) -> None:
     """As functionary's does: a generator that makes its completions when it is advanced."""
 
     def handler(*, llama: Any, **_: Any) -> Iterator[Any]:
         def stream() -> Iterator[Any]:
             for _ in range(2):
-                yield from llama.create_completion(WORDS, max_tokens=1, stream=True)
+                yield from llama.create_completion(PROMPT, max_tokens=1, stream=True)
 
         return stream()
 
+    llm.create_completion(OTHER, cache_salt="a", max_tokens=1)
     llm.chat_handler = handler
-    with llm.request("a") as handle:
-        stream = llm.create_chat_completion([], stream=True)
-    assert not handle.reports
-    keyword = llm.create_chat_completion([], stream=True, cache_salt="a")
-    salts = []
-    for made in (stream, keyword):
-        with llm.request("b"):
-            next(made)
-        salts.append(llm.requests._last.salt)
-        list(made)
-    assert salts == [digest("a")] * 2
-    assert len(handle.reports) == 2
-    stream = llm.create_chat_completion([], stream=True)
-    next(stream)
-    assert llm.requests._last.salt == SHARED
-    stream.close()
+    if how == "block":
+        with llm.request("a") as handle:
+            stream = llm.create_chat_completion([], stream=True)
+        assert not handle.reports
+    else:
+        salt = {"cache_salt": "a"} if how == "keyword" else {}
+        stream = llm.create_chat_completion([], stream=True, **salt)
+    with llm.request("b"):
+        list(stream)
+    if how == "block":
+        assert len(handle.reports) == 2
+    assert salts_that_know(llm) == ({""} if how == "none" else {"a"})
 
 
 def test_requests_inside_another_one_have_its_salt(llm: Any) -> None:
-    seen: list[Any] = []
+    refused: list[str] = []
 
     def process(ids: Any, scores: Any) -> Any:
-        if not seen:
-            seen.append(llm.requests.salt())
+        if not refused:
             with llm.request(), llm.request("a"):
-                seen.append(llm.requests.salt())
-            seen.append(llm.generate(WORDS))
-            for refused in (
+                llm.create_completion(OTHER, max_tokens=1)
+            for attempt in (
                 lambda: llm.request("b"),
-                lambda: llm.create_completion(WORDS, cache_salt="b"),
+                lambda: llm.create_completion(OTHER, cache_salt="b"),
                 lambda: next(outside),
                 lambda: next(completion),
             ):
-                try:
-                    refused()
-                except LlamaHybridError as error:
-                    seen.append(str(error))
+                with pytest.raises(LlamaHybridError, match="salt") as error:
+                    attempt()
+                refused.append(str(error.value))
         return scores
 
     with llm.request("b"):
-        outside = llm.generate(WORDS)
-        completion = llm.create_completion(WORDS, stream=True)
-    with llm.request("a"):
-        stream = llm.generate(WORDS, temp=0.0, logits_processor=LogitsProcessorList([process]))
-    with llm.request("b"):
-        next(stream)
-    stream.close()
-    assert seen[:2] == [digest("a")] * 2
-    assert [error for error in seen[3:] if "salt" in error] == seen[3:]
-    assert len(seen) == 7
-    later = seen[2]
-    next(later)
-    assert llm.requests._last.salt == digest("a"), "made inside it, and advanced later"
-    later.close()
+        outside = llm.generate(WORDS[:20])
+        completion = llm.create_completion(WORDS[:20], stream=True)
+    llm.create_completion(
+        PROMPT, cache_salt="a", max_tokens=1, logits_processor=LogitsProcessorList([process])
+    )
+    assert len(refused) == 4
+    assert salts_that_know(llm, OTHER) == {"a"}
 
 
-def test_a_handle_cancels_requests_of_its_salt(llm: Any) -> None:
+@pytest.mark.parametrize("slots", [1, 3])
+def test_several_answers_have_the_callers_salt_and_handle(opened: Callable[..., Any], slots: int) -> None:
+    llm = opened(n_parallel=slots)
     with llm.request("a") as handle:
-        stream = llm.create_completion(WORDS, max_tokens=20, stream=True, temperature=0.0)
+        stream = llm.create_completion(PROMPT, max_tokens=3, n=3, stream=True)
+    list(stream)
+    assert len(handle.reports) == 3
+    assert salts_that_know(llm) == {"a"}
+
+
+def test_handle_cancels_streams_of_its_salt(llm: Any) -> None:
+    with llm.request("a") as handle:
+        stream = llm.create_completion(PROMPT, max_tokens=20, stream=True, temperature=0.0)
     list(itertools.islice(stream, 3))
     handle.cancel()
-    assert list(stream)[-1]["choices"][0]["finish_reason"] == "cancelled"
-
-
-def test_threads_of_answers_have_the_callers_salt(open_model: Callable[..., Any]) -> None:
-    llm, salts = open_model(n_parallel=3), []
-    llm.on_request = lambda report: salts.append(report)
-    with llm.request("a") as handle:
-        stream = llm.create_completion(WORDS, max_tokens=3, n=3, stream=True)
-    list(stream)
-    assert len(salts) == 3
-    assert {ticket.salt for ticket in handle._tickets} == {digest("a")}
-
-
-def test_a_stream_that_was_made_outside_of_any_block_has_none_later(llm: Any) -> None:
-    def handler(**_: Any) -> Iterator[Any]:
-        yield llm.create_completion(WORDS, max_tokens=1)
-
-    llm.chat_handler = handler
-    with llm.request("a"):
-        llm.create_completion(WORDS, max_tokens=1)
-    made = llm.create_chat_completion([{"role": "user", "content": "x"}], stream=True)
-    with llm.request("b"):
-        assert len(list(made)) == 1
-        assert llm.requests.salt() == digest("b")
-    assert llm.requests._last.salt == SHARED
+    assert finish(stream) == "cancelled"
 
 
 class Interrupting:
@@ -198,12 +179,10 @@ class Interrupting:
         return token
 
 
-@pytest.mark.parametrize("opens", ["request", "stream"])
-def test_an_interrupt_leaves_no_salt_behind(llm: Any, monkeypatch: pytest.MonkeyPatch, opens: str) -> None:
+def test_interrupt_leaves_no_salt_behind(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what is asked next is of that salt."""
-    handle = RequestHandle(llm.requests.gate, salt=digest("a")).entered()
     monkeypatch.setattr(module, "_handle", Interrupting(module._handle))
-    block = llm.request("a") if opens == "request" else belonging_to(handle)
     with pytest.raises(KeyboardInterrupt):
-        block.__enter__()
-    assert llm.requests.salt() == SHARED
+        llm.request("a").__enter__()
+    llm.create_completion(PROMPT, max_tokens=1)
+    assert salts_that_know(llm) == {""}

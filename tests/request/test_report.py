@@ -1,17 +1,23 @@
-"""A plan's reason in words."""
+"""What a request tells of itself: last_request, reasons in words, usage."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from llamahybrid.prompt_cache import Plan
 from llamahybrid.prompt_cache.base import Reason
 from llamahybrid.request.report import sentence
+from tests.request.asking import WORDS, begin, take
 
+PROMPT = WORDS[:80]
+Opened = Callable[..., Any]
 KNOWN = Plan(2470, 1170, 1000, "ram", None, None, reason=Reason("known"))
 WHOLE = replace(KNOWN, total=1170)
+PARTED = "history differs at token 1,170 of 2,470"
 
 
 @pytest.mark.parametrize(
@@ -25,51 +31,99 @@ WHOLE = replace(KNOWN, total=1170)
             replace(KNOWN, reason=Reason("repeated", stored_logits=True)),
             "exact prompt repeated: sampling from stored logits",
         ),
+        (KNOWN, f"{PARTED}; restored at 1,000 from RAM, 170 known tokens lost"),
+        (replace(KNOWN, source="disk"), f"{PARTED}; restored at 1,000 from disk, 170 known tokens lost"),
         (
-            KNOWN,
-            "history differs at token 1,170 of 2,470; restored at 1,000 from RAM, 170 known tokens lost",
+            replace(KNOWN, source="remote"),
+            f"{PARTED}; restored at 1,000 from the remote store, 170 known tokens lost",
         ),
-        (
-            replace(KNOWN, source="disk", matched=1001),
-            "history differs at token 1,001 of 2,470; restored at 1,000 from disk",
-        ),
-        (
-            replace(KNOWN, source="remote", matched=1001),
-            "history differs at token 1,001 of 2,470; restored at 1,000 from the remote store",
-        ),
-        (
-            replace(KNOWN, source="live", matched=1002),
-            "history differs at token 1,002 of 2,470; live sequence cut to 1,000, 2 known tokens lost",
-        ),
+        (replace(KNOWN, source="live"), f"{PARTED}; live sequence cut to 1,000, 170 known tokens lost"),
         (
             replace(KNOWN, source="none", cached=0),
-            "history differs at token 1,170 of 2,470; no restore point before it, 1,170 known tokens lost",
+            f"{PARTED}; no restore point before it, 1,170 known tokens lost",
         ),
         (WHOLE, "whole prompt known; restored at 1,000 from RAM, 170 known tokens lost"),
     ],
 )
-def test_a_reason_in_words(plan: Plan, told: str) -> None:
+def test_reason_in_words(plan: Plan, told: str) -> None:
     assert sentence(plan) == told
 
 
-def spell(token: int) -> str:
-    return f"<{token}>"
-
-
-def test_the_token_of_others_is_spelt_only_on_demand() -> None:
+def test_token_of_others_is_spelt_only_on_demand() -> None:
     plan = replace(KNOWN, matched=1000, differs=(7, 8))
     head, tail = "history differs at token 1,000 of 2,470", "; restored at 1,000 from RAM"
-    assert sentence(plan, spell) == f"{head}, '<7>'{tail}"
-    assert sentence(plan, spell, explain=True) == f"{head}: '<7>' was '<8>'{tail}"
+    assert sentence(plan, "<{}>".format) == f"{head}, '<7>'{tail}"
+    assert sentence(plan, "<{}>".format, explain=True) == f"{head}: '<7>' was '<8>'{tail}"
+    assert sentence(plan, None, explain=True) == f"{head}{tail}"
+    for other in (WHOLE, replace(KNOWN, reason=Reason("extended"))):
+        spelt = sentence(replace(other, differs=(7, 8)), "<{}>".format, explain=True)
+        assert spelt == sentence(other)
 
 
-@pytest.mark.parametrize("plan", [WHOLE, replace(KNOWN, reason=Reason("extended"))])
-def test_a_difference_is_spelt_only_where_the_reason_is_one(plan: Plan) -> None:
-    assert sentence(replace(plan, differs=(7, 8)), spell, explain=True) == sentence(plan)
+# -- in a model ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("explain", [False, True])
-def test_without_a_speller_no_token_is_named(explain: bool) -> None:
-    plan = Plan(10, 7, 5, "ram", None, None, reason=Reason("known"), differs=(7777, 8888))
-    told = sentence(plan, None, explain=explain)
-    assert told == "history differs at token 7 of 10; restored at 5 from RAM, 2 known tokens lost"
+def test_report_says_what_happened(opened: Opened) -> None:
+    llm = opened()
+    assert llm.last_request is None
+    take(llm, PROMPT)
+    report = llm.last_request
+    assert (report.total, report.cached, report.left, report.source) == (80, 0, 80, "none")
+    take(llm, [*PROMPT, 9])
+    report = llm.last_request
+    assert (report.total, report.matched, report.cached, report.left) == (81, 80, 80, 1)
+    assert report.source == "ram"
+    assert report.generated == 8
+    assert 0 < report.prefill_seconds <= report.first_token_seconds < report.last_token_seconds
+    assert report.restore_seconds > 0
+
+
+def test_report_of_an_open_stream_grows(opened: Opened) -> None:
+    llm = opened()
+    stream, _ = begin(llm, PROMPT)
+    first = llm.last_request
+    next(stream)
+    second = llm.last_request
+    assert (first.generated, second.generated) == (1, 2)
+    assert second.first_token_seconds == first.first_token_seconds
+    assert second.prefill_seconds == first.prefill_seconds
+    stream.send([7])
+    stream.close()
+    assert llm.last_request.prefill_seconds == first.prefill_seconds
+
+
+def test_sequence_extended_past_a_known_fork_is_said_to_be_extended(opened: Opened) -> None:
+    llm = opened("llama")
+    for prompt in (PROMPT, PROMPT[:50], [*PROMPT[:55], 3]):
+        take(llm, prompt, 1)
+    assert llm.last_request.matched == 55
+    assert llm.last_request.reason == "live sequence extended by 6 tokens"
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_names_the_tokens_that_were_not_decoded(opened: Opened, n_parallel: int, stream: bool) -> None:
+    """Cached tokens, not those that are known: a recurrent state is restored before where prompts part."""
+    llm = opened(n_parallel=n_parallel)
+    take(llm, WORDS[:200], 1)
+    told = []
+    for prompt in ([*WORDS[:190], 5, 6, 7], PROMPT[::-1], PROMPT[::-1]):
+        made = llm.create_completion(prompt, max_tokens=2, temperature=0.0, stream=stream)
+        usages = [chunk["usage"] for chunk in made if "usage" in chunk] if stream else [made["usage"]]
+        told += [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+        assert all(cached == llm.last_request.cached for cached in told[-1:])
+    if not stream:
+        assert told[0] < 190 <= 200
+        assert told[1:] == [0, 80]
+
+
+def test_usage_of_a_chat(opened: Opened) -> None:
+    llm = opened()
+    usages = [
+        llm.create_chat_completion([{"role": "user", "content": "Hello there"}], max_tokens=4)["usage"]
+        for _ in range(2)
+    ]
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [
+        0,
+        usages[0]["prompt_tokens"],
+    ]
