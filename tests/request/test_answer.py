@@ -296,7 +296,6 @@ def test_a_stream_that_ends_early_gives_its_place_back(side_by_side: Llama, how:
         assert "abab".startswith(joined.text[:4])
     del stream
     assert Joined(list(llm.create_completion(PROMPT, stream=True, **options))).text == "ab" * 20
-    assert llm.requests.gate.seated == []
 
 
 def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Callable[..., Any]) -> None:
@@ -349,3 +348,35 @@ def test_others_that_are_answered_meanwhile_say_their_own(side_by_side: Llama) -
             stack.callback(thread.join, 60)
     assert got == {said: said for said in got}
     assert len(got) == 2
+
+
+def test_each_thread_is_spelt_its_own_answer(side_by_side: Llama) -> None:
+    """Both grow by turns, as upstream spells them: all of it each time."""
+    llm, turn = side_by_side, threading.Barrier(2, timeout=120)
+    spelt: dict[str, list[bytes]] = {}
+
+    def grow(said: str) -> None:
+        tokens = llm.tokenize(said.encode(), add_bos=False)
+        for n in range(1, len(tokens) + 1):
+            spelt.setdefault(said, []).append(llm.detokenize(tokens[:n]))
+            turn.wait()
+
+    saids = ["abc" * 20, "abd" * 20]
+    threads = [threading.Thread(target=grow, args=(said,)) for said in saids]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for said in saids:
+        tokens = llm.tokenize(said.encode(), add_bos=False)
+        assert spelt[said] == [llm._model.detokenize(tokens[:n]) for n in range(1, len(tokens) + 1)]
+
+
+def test_long_answer_is_spelt_as_upstream_spells_it(open_model: Callable[..., Any]) -> None:
+    """With BOS in it, with tokens that were changed in place, and with others than before."""
+    ours, theirs = open_model(), open_model(cls=llama_cpp.Llama)
+    bos, tokens = ours.token_bos(), [*range(100, 150)]
+    changed = [*tokens[:3], 77, *tokens[4:]]
+    for grown in (tokens, [*tokens, bos, 60], changed, [bos, *tokens], [bos, *tokens, 12], tokens[:30], [60]):
+        assert ours.detokenize(grown) == theirs.detokenize(grown)
+        assert ours.detokenize(tuple(grown)) == theirs.detokenize(grown)

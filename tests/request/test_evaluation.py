@@ -7,6 +7,7 @@ from itertools import chain
 import llama_cpp
 import numpy as np
 import pytest
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama
 from llamahybrid.errors import ContextOverflow, DecodeError
@@ -51,24 +52,6 @@ def test_low_level_calls_do_what_upstreams_do(open_model):
         llm.eval(OTHER)
     assert ours.sample(temp=0.0) == stock.sample(temp=0.0)
     assert ours.eval_tokens == stock.eval_tokens
-
-
-def test_an_interrupt_between_batches_keeps_those_that_are_done(open_model, fresh, monkeypatch):
-    llm = open_model(n_batch=32)
-    mirror = llm.requests.evaluation.mirror
-    long = (PROMPT * 3)[:200]
-
-    def interrupted(ids, start=0):
-        mirror(ids, start)
-        if llm.n_tokens == 96:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(llm.requests.evaluation, "mirror", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        take(llm, long)
-    monkeypatch.undo()
-    assert take(llm, long) == fresh(long, n_batch=32)
-    assert llm.last_request.cached == 96
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -147,24 +130,21 @@ def test_upstreams_reset_of_the_counters_is_no_change_of_memory(open_model, capf
 )
 def test_what_is_no_sequence_of_integers_is_refused(open_model, tokens):
     llm = open_model("llama")
-    with pytest.raises(TypeError):
-        llm.evaluation.checked(tokens)
-    with pytest.raises(TypeError):
-        llm.eval(tokens)
-    with pytest.raises(TypeError):
-        next(llm.generate(tokens))
+    for ask in (llm.eval, lambda tokens: next(llm.generate(tokens))):
+        with pytest.raises(TypeError):
+            ask(tokens)
 
 
 @pytest.mark.parametrize(
     "tokens",
-    [[5, 6], (5, 6), np.array([5, 6], np.uint8), array("i", [5, 6]), deque([5, 6]), [np.int32(5), 6]],
+    [(5, 6), np.array([5, 6], np.uint8), array("i", [5, 6]), deque([5, 6]), [np.int32(5), 6]],
     ids=repr,
 )
 def test_integers_of_any_kind_are_tokens(open_model, tokens):
-    evaluation = open_model("llama").evaluation
-    assert evaluation.checked(tokens).tolist() == [5, 6]
-    assert evaluation.checked([True]).tolist() == [1], "an integer, to upstream"
-    assert evaluation.checked([]).dtype == np.int32
+    llm = open_model("llama")
+    llm.eval(tokens)
+    assert llm.input_ids[: llm.n_tokens].tolist() == [5, 6]
+    assert take(llm, tokens) == take(llm, [5, 6])
 
 
 @pytest.mark.parametrize("cls", [Llama, llama_cpp.Llama])
@@ -179,3 +159,54 @@ def test_a_prompt_may_come_from_an_iterator(open_model, fresh, cls):
 def test_without_tokens_there_is_nothing_to_sample_as_upstream_says(open_model, n_parallel):
     with pytest.raises(AssertionError):
         open_model("llama", n_parallel=n_parallel).sample()
+
+
+# -- rows of logits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "qwen35", "llama", pytest.param("jamba", marks=pytest.mark.full)])
+def test_logprobs_of_a_restored_prefix_are_those_of_a_fresh_context(open_model, arch):
+    ours, stock = open_model(arch, logits_all=True), open_model(arch, llama_cpp.Llama, logits_all=True)
+    asked = dict(max_tokens=4, temperature=0.0, logprobs=2, seed=1, echo=True)
+    ours.create_completion("Once upon a time there was a king", **asked)
+    ours.create_completion("Never before", **asked)
+    mine, reference = (
+        llm.create_completion("Once upon a time there was a king and", **asked)["choices"][0]
+        for llm in (ours, stock)
+    )
+    assert mine["text"] == reference["text"]
+    mine, reference = mine["logprobs"], reference["logprobs"]
+    assert mine["tokens"] == reference["tokens"]
+    assert np.allclose(mine["token_logprobs"][1:], reference["token_logprobs"][1:], atol=1e-3, rtol=0)
+
+
+def test_rows_of_one_request_are_not_another_ones(open_model):
+    llm = open_model(n_batch=64, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4, max_ngram_size=2))
+    first = [*PROMPT[:10], *((11 * i + 5) % 200 for i in range(60))]
+    second = [*PROMPT[:40], *((13 * i + 9) % 200 for i in range(30))]
+    asked = {"max_tokens": 3, "temperature": 0.0}
+    for prompt, rows in ((second, {}), (first, {"logprobs": 1}), (second, {})):
+        llm.create_completion(prompt, **asked, **rows)
+    stock = open_model(cls=llama_cpp.Llama, n_batch=64, logits_all=True)
+    ours, want = (
+        each.create_completion(second, logprobs=1, **asked)["choices"][0]["logprobs"] for each in (llm, stock)
+    )
+    assert np.allclose(ours["token_logprobs"], want["token_logprobs"], atol=1e-3)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
+def test_logprobs_of_a_prompt_are_those_of_its_own_tokens(open_model, arch):
+    """Prompts of one length in the same place, one after the other."""
+    llm, stock = open_model(arch, logits_all=True), open_model(arch, llama_cpp.Llama, logits_all=True)
+    asked = {"max_tokens": 2, "temperature": 0.0, "logprobs": 1, "echo": True}
+    for text in ("the tea is hot, I think", "the ink is dry, I think", "the tea was hot, I think", "the tea"):
+        ours, want = (
+            each.create_completion(text, **asked)["choices"][0]["logprobs"]["token_logprobs"]
+            for each in (llm, stock)
+        )
+        assert np.allclose(ours[1:], want[1:], atol=1e-3)
+
+
+def test_long_prompt_with_a_draft_has_room_for_its_scores(open_model):
+    llm = open_model(n_ctx=1024, n_batch=256, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2))
+    assert len(take(llm, (PROMPT * 9)[:700], 4)) == 4

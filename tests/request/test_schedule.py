@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -21,7 +19,6 @@ from llamahybrid.prompt_cache.placement import FINAL_TOKENS, prefill_cuts
 from llamahybrid.request.schedule import (
     NEVER,
     Action,
-    Actions,
     Schedule,
     batch_borders,
     before_tip_goes,
@@ -74,39 +71,20 @@ def test_a_tip_that_goes_is_stored_unless_it_is_already(unstored: int, first: li
     assert list(before_tip_goes(unstored)) == [*first, Action.PAGE_OUT]
 
 
-def begun(tip: int, left: int, **more: object) -> list[Action]:
-    return list(schedule(planned(100 + left, 100, **more)).begin(tip))
-
-
-def test_the_tip_that_a_turn_extends_is_stored() -> None:
-    assert begun(100, MIN_SPACING) == [Action.CHECKPOINT]
-
-
-def test_a_tip_that_a_few_tokens_are_added_to_is_not() -> None:
-    assert begun(100, MIN_SPACING - 1) == []
-
-
-def test_a_tip_that_is_stored_is_not_stored_again() -> None:
-    assert begun(100, MIN_SPACING, stored=True) == []
-
-
-def test_a_restore_point_before_the_tip_is_not_the_tip() -> None:
-    assert begun(101, MIN_SPACING) == []
-
-
-def test_an_empty_sequence_has_no_tip() -> None:
-    assert list(schedule(planned(200, 0)).begin(0)) == []
-
-
-def test_how_many_are_decoded_together_is_asked_each_time() -> None:
-    cheap = Costs(token_seconds=0.1, prefill_seconds=0.01, snapshot_seconds=0.016, snapshot_bytes=1 << 20)
-    together = [1]
-    made = Schedule(planned(192), SLOW, lambda: cheap, together=lambda: together[0])
-    list(made.prompt_done(192, logits=True))
-    assert made.next_due == 208
-    together[0] = 8
-    list(made.before_token(208))
-    assert made.next_due == 256
+@pytest.mark.parametrize(
+    ("tip", "left", "more", "told"),
+    [
+        (100, MIN_SPACING, {}, [Action.CHECKPOINT]),
+        (100, MIN_SPACING - 1, {}, []),
+        (100, MIN_SPACING, {"stored": True}, []),
+        (101, MIN_SPACING, {}, []),
+    ],
+    ids=["extended", "a few tokens are added", "stored already", "not the tip"],
+)
+def test_the_tip_that_a_turn_extends_is_stored(
+    tip: int, left: int, more: dict[str, bool], told: list[Action]
+) -> None:
+    assert list(schedule(planned(100 + left, 100, **more)).begin(tip)) == told
 
 
 # -- the prompt ------------------------------------------------------------------------------------
@@ -120,10 +98,8 @@ def test_a_cut_is_staged_and_other_batch_ends_are_not() -> None:
 def test_what_was_staged_comes_before_the_prompts_end() -> None:
     told = list(schedule(planned()).prompt_done(200, logits=True))
     assert told == [Action.ADMIT_STAGED, Action.CHECKPOINT_WITH_LOGITS]
-
-
-def test_the_end_of_a_prompt_without_logits_is_not_stored() -> None:
     assert list(schedule(planned()).prompt_done(200, logits=False)) == [Action.ADMIT_STAGED]
+    assert list(schedule(planned(200, 200)).prompt_done(200, logits=True)) == [Action.ADMIT_STAGED]
 
 
 def test_memory_that_needs_no_checkpoints_keeps_the_prompts_logits_alone() -> None:
@@ -133,10 +109,6 @@ def test_memory_that_needs_no_checkpoints_keeps_the_prompts_logits_alone() -> No
     assert list(Schedule(planned(), SLOW, lambda: SLOW, wanted=False).prompt_done(200, logits=False)) == []
     repeated = Schedule(planned(200, 200), SLOW, lambda: SLOW, wanted=False)
     assert list(repeated.prompt_done(200, logits=True)) == []
-
-
-def test_a_repeated_prompt_is_not_stored_again() -> None:
-    assert list(schedule(planned(200, 200)).prompt_done(200, logits=True)) == [Action.ADMIT_STAGED]
 
 
 OUTLINE = Outline(total=4000, cached=0, matched=0)
@@ -176,17 +148,6 @@ def test_a_cut_that_was_not_planned_keeps_its_distance_from_the_last_one() -> No
     made = schedule(planned(1573, cuts=(1535,), outline=QUESTION), lambda: CHEAP)
     assert made.recut(1536)
     assert made.cuts[:2] == (1535, 1560)
-
-
-def test_the_size_of_a_snapshot_changes_no_cuts() -> None:
-    made = schedule(planned(4000, outline=OUTLINE), lambda: replace(SLOW, snapshot_bytes=9))
-    assert not made.recut(1024)
-
-
-def test_a_prompt_without_an_outline_is_not_cut_anew() -> None:
-    made = schedule(planned(4000), lambda: CHEAP)
-    assert not made.recut(1024)
-    assert made.cuts == ()
 
 
 @pytest.mark.parametrize(
@@ -287,12 +248,6 @@ def test_a_checkpoint_that_was_refused_is_none() -> None:
     assert list(made.end(270)) == STORE_END
 
 
-def test_a_checkpoint_inside_the_prompt_is_not_one_of_the_answer() -> None:
-    made = done(planned(), keeps_chats=False)
-    made.stored(100)
-    assert list(made.end(200 + FINAL_TOKENS - 1)) == END
-
-
 def test_a_prompt_that_was_cancelled_keeps_what_was_staged() -> None:
     assert list(schedule(planned()).end(120)) == END
 
@@ -318,21 +273,7 @@ def test_memory_that_needs_none_gets_none_but_is_remembered(make: Callable[[], S
     assert list(made.end(400)) == END
 
 
-def test_memory_that_needs_none_gets_none_where_it_is_extended() -> None:
-    assert list(schedule(planned(300, 100), wanted=False).begin(100)) == []
-
-
 # -- who drives it ---------------------------------------------------------------------------------
-
-
-def test_each_action_is_done_before_the_next_is_chosen() -> None:
-    """A rule goes on from what its action came to, so an answer is no list."""
-    made = done(planned())
-    actions: Actions = made.before_token(256)
-    assert next(actions) is Action.CHECKPOINT_IF_FINITE
-    assert made.next_due == 256
-    assert next(actions, None) is None
-    assert made.next_due == 320
 
 
 def test_the_laboratory_stores_what_the_rules_say() -> None:
@@ -399,10 +340,3 @@ def _on_numbers(cache: PromptCache, asks: list[Ask]) -> None:
     player = Player(cache, replace(LARGE, snapshot=1 << 16, token=8))
     for ask in asks:
         player.ask(ask)
-
-
-def test_the_rules_need_neither_a_library_nor_a_context() -> None:
-    script = "import llamahybrid.request.schedule, sys; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    rooms = ("llama_cpp", "llamahybrid.memory", "llamahybrid.capi")
-    assert [name for name in run.stdout.split() if name.startswith(rooms)] == []
