@@ -13,6 +13,7 @@ from tests.lab.draws import SHAPES, Draw, named, ratio, warm
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
 from tests.lab.server_rules import Sizes
 
+pytestmark = [pytest.mark.full]
 LARGE = Scale(Sizes(1536 << 10, 4 << 10), Costs(18.6e-3, 4.4e-3, 1e-3, 1e-3), vocabulary=256, divisor=8)
 """About 100M parameters on one core of a CPU."""
 SEEDS = range(20_000, 20_250)

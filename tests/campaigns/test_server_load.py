@@ -17,6 +17,7 @@ from tests.lab.server_load import SETTING, Footprint, Plan, campaign, judge
 TinyModel = Callable[..., Path]
 
 
+@pytest.mark.full
 def test_conversations_crowds_hangups_and_a_kill(tiny_model: TinyModel, tmp_path: Path) -> None:
     plan = Plan(clients=4, turns=4, connections=40, hangups=30, kills=1, judge_every=4)
     load = campaign(tiny_model("qwen35"), tmp_path, plan, 1)

@@ -7,8 +7,8 @@ more requests than slots and contexts that run out of cells; requests are cancel
 collector, and refused; some have salts, and none knows more of its prompt than was asked under its own. What
 every sampler saw is held against a fresh stock context, within the tolerance of
 its setting: batches of several sequences of a bare llama_decode loop differ from batches of one by 3.2e-4 of
-the range at most (``tests.lab.merged_batches``), other cuts of a prompt by more with flash attention (and see
-`ROUNDED`). At the end nothing may be left: no slot taken, nobody in line, no thread, and no state that serves
+the range at most (measured once), other cuts of a prompt by more with flash attention (and see
+`ROUNDED`). At the end nothing may be left: no slot taken, no thread, and no state that serves
 a `Llama` of one slot. A history that takes a minute prints every thread's stack and ends the process.
 """
 
@@ -32,10 +32,12 @@ from rich.table import Table
 
 from llamahybrid import tiny
 from llamahybrid.capi.gguf import Gguf
+from llamahybrid.errors import Busy
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch, Verdict
 from tests.lab.fuzz import generative
+from tests.lab.inside import MergedBatches, keep_rows_on_request, set_patience, set_wait
 from tests.lab.integrity import check_integrity
 from tests.lab.parallel_talk import Common, Talk, advance, drain
 from tests.lab.quiet import silence
@@ -133,14 +135,14 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
         before = threading.active_count()
         with closing(Reference(model, setting)) as reference:
             llm = setting.open(Llama, model, **more)
-            llm.requests.logprobs_on_request = True
+            keep_rows_on_request(llm)
+            merged = MergedBatches(llm)
             try:
                 common = _played(llm, plan, rng, reference, seed)
                 for said in common.said:
                     said.judge(reference, setting, outcome.verdict)
-                _nothing_is_left(llm, common)
+                _nothing_is_left(llm, plan, common)
             finally:
-                batcher = llm.slots.batcher
                 llm.close()
             check_integrity(cache)
             _serves_nobody_alone(model, setting, cache, common)
@@ -148,16 +150,15 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
         _all_threads_ended(before)
     outcome.histories += 1
     outcome.count += common.count
-    if batcher is not None:
-        outcome.count["steps"] += batcher.cells.steps
-        outcome.count["rows"] += batcher.rows
+    outcome.count["steps"] += merged.batches
+    outcome.count["rows"] += merged.rows
 
 
 def _played(llm: Any, plan: Plan, rng: random.Random, reference: Reference, seed: int) -> Common:
-    llm.requests.gate.seats.patience = plan.patience
+    set_patience(llm, plan.patience)
     shared = reference.vocabulary.text(plan.longest // 2, seed)
     longest = min(plan.longest, reference.n_ctx - 40)
-    common = Common(llm, reference.vocabulary, llm.n_ctx(), shared, longest, plan.salts)
+    common = Common(llm, reference.vocabulary, llm.n_ctx(), shared, longest, plan.salts, plan.wait is True)
     salts = [plan.salts[i % len(plan.salts)] for i in range(plan.talks)]
     talks = [Talk(common, f"{seed} {i}", OPERATIONS, salts[i]).play() for i in range(plan.talks)]
     errors: list[BaseException] = []
@@ -179,30 +180,31 @@ def _played(llm: Any, plan: Plan, rng: random.Random, reference: Reference, seed
     return common
 
 
-def _nothing_is_left(llm: Any, common: Common) -> None:
-    """All streams are given up: nobody is in or waits, and each memory is what it is said to be."""
+def _nothing_is_left(llm: Any, plan: Plan, common: Common) -> None:
+    """All streams are given up: every slot can be had at once, and the cache's books are right."""
     common.left.clear()
     gc.collect()
     llm.reset()  # whoever comes next ends what a finaliser left word of
-    gate, batcher = llm.requests.gate, llm.slots.batcher
-    left = {
-        "seated": gate.seated,
-        "abandoned": len(gate._ends._abandoned),
-        "in line": len(gate._line),
-        "frames": gate._frames._frames,
-        "arriving": gate._lock._wanting,
-    }
-    if batcher is not None:
-        left |= {"jobs": batcher._jobs, "answering": batcher._answering, "prompts": list(batcher._prompts)}
-        left |= {"bells": batcher._bells, "short": bool(batcher.cells._short)}
-        left |= {"pieces": list(batcher._pieces._waiting), "paused": batcher.cells.pausing}
-    if any(left.values()):
-        raise Mismatch(f"left behind: { {name: what for name, what in left.items() if what} }")
-    for number, slot in enumerate(llm.slots.all):
-        live = slot.evaluation.runner.live
-        fault = None if live.state.is_invalid else live.fault()
-        if fault or slot.evaluation.active is not None:
-            raise Mismatch(f"slot {number}: {fault or 'a request is open'}")
+    set_patience(llm, STUCK_SECONDS)
+    set_wait(llm, False)
+    prompts = [[*said.prompt][:8] for said in common.said[: plan.n_parallel]]
+    held, left = [], []
+
+    def begin(prompt: list[int]) -> None:
+        held.append(llm.generate(prompt, temp=0.0))
+        try:
+            next(held[-1])
+        except Busy:
+            left.append(prompt)
+
+    for prompt in prompts:
+        thread = threading.Thread(target=begin, args=(prompt,))
+        thread.start()
+        thread.join()
+    if left:
+        raise Mismatch(f"left behind: {len(left)} of {len(prompts)} slots are not free")
+    for stream in held:
+        stream.close()
     check_integrity(llm.prompt_cache)
 
 

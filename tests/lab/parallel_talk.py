@@ -100,6 +100,8 @@ class Common:
     """Text that prompts may begin with."""
     longest: int
     salts: tuple[str, ...] = ("",)
+    waits: bool = True
+    """Nobody is refused."""
     cancels: int = 0
     """How often all that ran was cancelled."""
     said: list[Said] = field(default_factory=list)
@@ -227,7 +229,7 @@ class Talk:
         except KeyboardInterrupt:
             common.count["interrupts"] += 1
         except Busy:
-            if said.answer or llm.requests.gate.wait is True:
+            if said.answer or common.waits:
                 raise
             common.count["refused"] += 1
         finally:

@@ -35,6 +35,7 @@ from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.differential import Mismatch
+from tests.lab.inside import set_patience
 from tests.lab.integrity import check_integrity
 from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
@@ -80,7 +81,7 @@ class Campaign:
         Raises:
             Mismatch: a stream said what a fresh context does not.
         """
-        self.llm.requests.gate.seats.patience = self.rng.choice((0.0, 0.01, 0.05))
+        set_patience(self.llm, self.rng.choice((0.0, 0.01, 0.05)))
         begun: list[Stream] = []
         for _ in range(DEEDS):
             deed = self.rng.choices(

@@ -1,0 +1,180 @@
+"""Campaigns on requests in small: a counted number of histories, and that each sees what it is there to see.
+
+The other architectures, and many more histories, are `make test-all` and `make fuzz`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamahybrid.prompt_cache import PromptCache
+from tests.lab import cancel_fuzz, parallel_fuzz, signal_fuzz, stream_fuzz, thread_fuzz
+from tests.lab.differential import Mismatch
+from tests.lab.parallel_fuzz import Outcome
+from tests.lab.parallel_talk import Said
+from tests.lab.reference import Reference
+
+TinyModel = Callable[..., Path]
+
+
+def more(*archs: str) -> list[Any]:
+    """qwen35, and others in `make test-all`."""
+    return ["qwen35", *(pytest.param(arch, marks=pytest.mark.full) for arch in archs)]
+
+
+def soon() -> float:
+    """Far later than a few histories take anywhere."""
+    return time.monotonic() + 500
+
+
+# -- several conversations at once -------------------------------------------------------------------
+
+
+def play(model: Path, count: int, seed: int = 3) -> Outcome:
+    outcome = Outcome()
+    parallel_fuzz.run(model, seed, count, soon(), outcome)
+    return outcome
+
+
+@pytest.mark.patched
+@pytest.mark.parametrize("arch", more("mamba", "gemma3", "llama", "deepseek4"))
+def test_every_conversation_hears_what_a_fresh_context_says(tiny_model: TinyModel, arch: str) -> None:
+    outcome = play(tiny_model(arch, window=16), 3)
+    assert outcome.histories == 3
+    assert outcome.verdict.requests > 10
+    assert outcome.count["rows"] > outcome.count["steps"] > 0
+
+
+def mix_up_rows(patch: pytest.MonkeyPatch) -> None:
+    def watch(self: Said, ids: Any, scores: Any) -> Any:
+        self.seen.append(np.roll(np.array(scores, dtype=np.float32), 1))
+        return scores
+
+    patch.setattr(Said, "watch", watch)
+
+
+def mix_up_ids(patch: pytest.MonkeyPatch) -> None:
+    watch = Said.watch
+    patch.setattr(Said, "watch", lambda self, ids, scores: watch(self, ids[:-1], scores))
+
+
+def take_all_salts_for_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("llamahybrid.llama.digest", lambda salt: bytes(16))
+
+
+def leave_a_stream_behind(patch: pytest.MonkeyPatch) -> None:
+    set_wait, kept = parallel_fuzz.set_wait, list[Any]()
+
+    def first(llm: Any, wait: bool | float) -> None:
+        kept.append(llm.generate([5, 6, 7]))
+        thread = threading.Thread(target=next, args=kept)
+        thread.start()
+        thread.join()
+        set_wait(llm, wait)
+
+    patch.setattr(parallel_fuzz, "set_wait", first)
+
+
+@pytest.mark.parametrize(
+    ("plant", "told", "count"),
+    [
+        (mix_up_rows, "of the range apart", 1),
+        (mix_up_ids, "upstream's ids", 1),
+        (take_all_salts_for_one, "were ever asked", 20),
+        (leave_a_stream_behind, "left behind", 1),
+    ],
+)
+def test_fault_of_several_conversations_is_noticed(
+    tiny_model: TinyModel,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    told: str,
+    count: int,
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Mismatch, match=told):
+        play(tiny_model("llama", window=16), count)
+
+
+# -- streams, threads --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", more(*(arch for arch in stream_fuzz.ARCHITECTURES if arch != "qwen35")))
+def test_every_stream_on_changing_threads_says_what_a_fresh_context_says(
+    tiny_model: TinyModel, arch: str
+) -> None:
+    deeds = stream_fuzz.run(tiny_model(arch, window=16), 3, 2, soon())
+    assert deeds["rounds"] == 2
+    assert deeds["advance"] > 0
+
+
+def test_mixed_up_stream_is_noticed(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = stream_fuzz.Campaign._take
+
+    def mixed_up(self: stream_fuzz.Campaign, stream: stream_fuzz.Stream, n: int) -> None:
+        take(self, stream, n)
+        stream.said[:] = [(token + 7) % 200 for token in stream.said]
+
+    monkeypatch.setattr(stream_fuzz.Campaign, "_take", mixed_up)
+    with pytest.raises(Mismatch):
+        stream_fuzz.run(tiny_model("qwen35", window=16), 1, 1, soon())
+
+
+@pytest.mark.parametrize("arch", more("mamba", "gemma3"))
+def test_every_answer_of_threads_that_share_a_cache_is_a_cold_one(tiny_model: TinyModel, arch: str) -> None:
+    outcome = thread_fuzz.Outcome()
+    thread_fuzz.stress(tiny_model(arch, window=16), 5, outcome)
+    assert outcome.requests == 48
+    assert outcome.cached > 0
+
+
+def test_answer_that_is_no_cold_one_is_noticed(tiny_model: TinyModel) -> None:
+    reference = Reference(tiny_model("qwen35"), thread_fuzz.SETTING)
+    try:
+        prompt = list(range(10, 60))
+        best = int(reference.logits(prompt)[-1].argmax())
+        assert thread_fuzz.shortfall(reference, prompt, [best]) == 0.0
+        with pytest.raises(Mismatch):
+            thread_fuzz.shortfall(reference, prompt, [(best + 7) % 200])
+    finally:
+        reference.close()
+
+
+def test_error_in_a_thread_is_the_rounds(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(cache: PromptCache) -> None:
+        raise AssertionError("miscounted")
+
+    monkeypatch.setattr(thread_fuzz, "check_integrity", broken)
+    with pytest.raises(AssertionError, match="miscounted"):
+        thread_fuzz.stress(tiny_model("qwen35", window=16), 1, thread_fuzz.Outcome())
+
+
+# -- cancels and interrupts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", cancel_fuzz.SETTINGS[:1], ids=lambda setting: setting.name)
+def test_requests_cancelled_at_random_moments(tiny_model: TinyModel, setting: Any) -> None:
+    outcome = cancel_fuzz.run(tiny_model("qwen35"), setting, seed=1, count=40, until=soon())
+    assert sum(outcome.ends.values()) == 40
+    assert outcome.threads == 0
+
+
+@pytest.mark.xdist_group("serial")
+@pytest.mark.parametrize("arch", more(*(arch for arch in signal_fuzz.ARCHITECTURES if arch != "qwen35")))
+def test_timer_signals_at_any_moment(arch: str) -> None:
+    """In a process of its own: the test runner has a timer, too."""
+    campaign = [sys.executable, "-m", "tests.lab.signal_fuzz", "--seconds", "500", "--seed", "7"]
+    done = subprocess.run(
+        [*campaign, "--count", "30", "--arch", arch], capture_output=True, text=True, timeout=550
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "30 rounds" in done.stdout
