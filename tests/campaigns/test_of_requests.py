@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import PromptCache
-from tests.lab import cancel_fuzz, parallel_fuzz, signal_fuzz, stream_fuzz, thread_fuzz
+from tests.lab import parallel_fuzz, signal_fuzz, stream_fuzz, thread_fuzz
 from tests.lab.differential import Mismatch
 from tests.lab.parallel_fuzz import Outcome
 from tests.lab.parallel_talk import Said
@@ -149,23 +148,7 @@ def test_answer_that_is_no_cold_one_is_noticed(tiny_model: TinyModel) -> None:
         reference.close()
 
 
-def test_error_in_a_thread_is_the_rounds(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(cache: PromptCache) -> None:
-        raise AssertionError("miscounted")
-
-    monkeypatch.setattr(thread_fuzz, "check_integrity", broken)
-    with pytest.raises(AssertionError, match="miscounted"):
-        thread_fuzz.stress(tiny_model("qwen35", window=16), 1, thread_fuzz.Outcome())
-
-
-# -- cancels and interrupts --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("setting", cancel_fuzz.SETTINGS[:1], ids=lambda setting: setting.name)
-def test_requests_cancelled_at_random_moments(tiny_model: TinyModel, setting: Any) -> None:
-    outcome = cancel_fuzz.run(tiny_model("qwen35"), setting, seed=1, count=40, until=soon())
-    assert sum(outcome.ends.values()) == 40
-    assert outcome.threads == 0
+# -- interrupts --------------------------------------------------------------------------
 
 
 @pytest.mark.xdist_group("serial")

@@ -211,22 +211,6 @@ def test_stop_words_and_criteria_end_each_for_itself(several, alone):
         assert made["choices"][0]["finish_reason"] == "stop"
 
 
-def test_processors_see_their_own_tokens(several, alone):
-    llm = several(n_parallel=3)
-    seen = {}
-
-    def prefer(ids, scores):
-        seen.setdefault(tuple(ids[: len(PROMPT)].tolist()), []).append(len(ids))
-        scores[65 + len(ids) % 26] += 5
-        return scores
-
-    processors = llama_cpp.LogitsProcessorList([prefer])
-    asked = {"logits_processor": processors}
-    made = llm.create_completion(PROMPT, n=3, seed=40, **ASKED, **asked)
-    assert made["choices"] == alone("qwen35", PROMPT, **asked)[0]
-    assert len(processors) == 1
-
-
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_processors_and_a_bias_count_together(several, n, stream):
@@ -262,13 +246,6 @@ def test_logprobs(several, alone, n_parallel):
         assert ours["token_logprobs"][1:] == pytest.approx(theirs["token_logprobs"][1:], abs=1e-3)
 
 
-def test_without_a_prompt_cache_they_are_upstreams(several, alone):
-    llm = several(prompt_cache=False)
-    assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT, n=2)[0]
-    texts, _ = gathered(llm.create_completion(PROMPT, n=2, seed=40, stream=True, **ASKED))
-    assert texts == [text(c) for c in alone("qwen35", PROMPT, n=2)[0]]
-
-
 # -- who they are ----------------------------------------------------------------------------------
 
 
@@ -296,24 +273,6 @@ def test_they_are_decoded_together(several):
     assert len(batches.sizes) < sum(batches.sizes)
 
 
-def test_others_are_answered_beside_them(several, alone):
-    llm, wrong = several(n_parallel=2), []
-    theirs = text(alone("qwen35", WORDS[200:260], n=1)[0][0])
-
-    def other():
-        for _ in range(4):
-            said = llm.create_completion(WORDS[200:260], seed=40, **ASKED)["choices"][0]["text"]
-            if said != theirs:
-                wrong.append(said)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    made = [llm.create_completion(PROMPT, n=3, seed=40, **ASKED)["choices"] for _ in range(3)]
-    thread.join(60)
-    assert made == [alone("qwen35", PROMPT)[0]] * 3
-    assert wrong == []
-
-
 def test_who_does_not_wait_is_refused_as_a_whole_and_answered_as_a_whole(several, alone, patient):
     llm = several(n_parallel=2, wait=False)
     running = llm.create_completion(WORDS[200:260], stream=True, seed=40, **ASKED)
@@ -338,23 +297,6 @@ def test_inside_another_request_they_are_part_of_it(several, alone):
 
     llm.chat_handler = handler
     llm.create_chat_completion(MESSAGES)
-    assert made[0]["choices"] == alone("qwen35", PROMPT, n=2)[0]
-
-
-def test_inside_a_step_of_another_request_too(several, alone):
-    llm, made = several(n_parallel=2), []
-
-    def ask(ids, _):
-        made.append(made or llm.create_completion(PROMPT, n=2, seed=40, **ASKED))
-        return True
-
-    criteria = llama_cpp.StoppingCriteriaList([ask])
-    thread = threading.Thread(
-        target=lambda: llm.create_completion(WORDS[200:260], stopping_criteria=criteria), daemon=True
-    )
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
     assert made[0]["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 

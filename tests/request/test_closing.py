@@ -10,8 +10,8 @@ import llama_cpp
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.errors import Busy, ModelClosed, RequestCancelled
-from tests.request.asking import DEADLINE, WORDS, begin, in_thread, take, until
+from llamahybrid.errors import ModelClosed, RequestCancelled
+from tests.request.asking import DEADLINE, WORDS, begin, take
 
 CHAT = [{"role": "user", "content": "x"}]
 
@@ -133,36 +133,6 @@ def test_threads_read_a_model_while_it_is_closed(opened):
     for thread in threads:
         thread.join(DEADLINE)
     assert ends == [True] * 4
-
-
-def test_callback_that_close_waits_for_reads_on(opened, patient):
-    llm = opened("llama", wait=False)
-    inside, read = threading.Event(), []
-
-    def is_closed():
-        try:
-            take(llm, [5, 6], 1)
-        except Busy:
-            return False
-        except ModelClosed:
-            return True
-        raise AssertionError("another one's request ran in the middle of this one's step")
-
-    def criterion(ids, _):
-        inside.set()
-        until(lambda: in_thread(is_closed))
-        read.append(llm.detokenize(ids.tolist()))
-        return True
-
-    def answer():
-        llm.create_completion([5, 6], stopping_criteria=llama_cpp.StoppingCriteriaList([criterion]))
-
-    answering = threading.Thread(target=answer)
-    answering.start()
-    assert inside.wait(DEADLINE)
-    llm.close()
-    answering.join(DEADLINE)
-    assert read
 
 
 @pytest.mark.parametrize("where", ["callback", "finaliser"])

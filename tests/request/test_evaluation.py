@@ -97,14 +97,6 @@ def test_an_empty_prompt_is_refused(open_model):
 # -- what others did -------------------------------------------------------------------------------
 
 
-def test_memory_cleared_by_others_is_noticed(open_model, fresh, caplog):
-    llm = open_model()
-    take(llm, PROMPT)
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
-    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
-    assert "behind our back" in caplog.text
-
-
 def test_memory_cleared_by_others_is_noticed_by_a_plain_eval(open_model, fresh):
     llm = open_model()
     llm.eval(PROMPT)

@@ -11,7 +11,6 @@ import pytest
 from llama_cpp import LogitsProcessorList
 
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.request import handle as module
 from tests.request.asking import WORDS, finish
 
 PROMPT = WORDS[:60]
@@ -160,29 +159,3 @@ def test_handle_cancels_streams_of_its_salt(llm: Any) -> None:
     list(itertools.islice(stream, 3))
     handle.cancel()
     assert finish(stream) == "cancelled"
-
-
-class Interrupting:
-    """Stands for the context variable: an interrupt comes right after it was set."""
-
-    def __init__(self, real: Any) -> None:
-        self.get = real.get
-        self.reset = real.reset
-        self._real = real
-        self._struck = False
-
-    def set(self, value: Any) -> Any:
-        token = self._real.set(value)
-        if not self._struck:
-            self._struck = True
-            raise KeyboardInterrupt
-        return token
-
-
-def test_interrupt_leaves_no_salt_behind(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else what is asked next is of that salt."""
-    monkeypatch.setattr(module, "_handle", Interrupting(module._handle))
-    with pytest.raises(KeyboardInterrupt):
-        llm.request("a").__enter__()
-    llm.create_completion(PROMPT, max_tokens=1)
-    assert salts_that_know(llm) == {""}

@@ -254,18 +254,6 @@ def test_each_thread_has_its_own_last_request(opened):
     assert each(one, [30, 50, 70]) == [30, 50, 70]
 
 
-def test_upstreams_attributes_are_those_of_the_threads_own_request(opened):
-    llm = opened()
-
-    def one(n):
-        stream, (first, second) = begin(llm, WORDS[:n], 2)
-        seen = llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()
-        stream.close()
-        return seen == (n + 1, [*WORDS[:n], first]) and second >= 0
-
-    assert each(one, [30, 50, 70]) == [True] * 3
-
-
 # -- streams that are given up ---------------------------------------------------------------------
 
 
@@ -334,14 +322,6 @@ def test_prompt_that_is_too_long_hurts_nobody_else(opened, stock):
     with pytest.raises(ContextOverflow):
         take(llm, WORDS * 3)
     assert [*said, *islice(other, 5)] == stock()(WORDS[:100], 6)
-
-
-@pytest.mark.parametrize("arch", ["qwen35", pytest.param("llama", marks=pytest.mark.full)])
-def test_without_paging_each_slot_keeps_what_is_live(opened, stock, arch):
-    llm, right = opened(arch, paging=False), stock(arch)
-    prompts = [WORDS[i : i + 80] for i in (0, 100, 200, 20)]
-    for _ in range(2):
-        assert [take(llm, prompt) for prompt in prompts] == [right(prompt) for prompt in prompts]
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -18,7 +17,6 @@ from llamahybrid import Llama, PromptCache
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.memory import paging
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
-from llamahybrid.request import checkpoints
 from tests.lab.integrity import check_integrity
 from tests.request.asking import take
 
@@ -167,19 +165,6 @@ def test_a_regenerated_answer_decodes_nothing_of_its_prompt(models: Models) -> N
     assert asked(llm, models, ONE).left == 0
 
 
-def test_answers_are_regenerated_in_each_slot(llama: Models) -> None:
-    llm = llama.open(n_parallel=2)
-    held = llm.generate(ONE, temp=0.0)
-    assert next(held) == llama.stock(ONE)[0]
-    for left in (len(OTHER), 0):
-        assert take(llm, OTHER) == llama.stock(OTHER)
-        assert llm.last_request.left == left
-    assert list(itertools.islice(held, 7)) == llama.stock(ONE)[1:]
-    held.close()
-    assert take(llm, ONE) == llama.stock(ONE)
-    assert llm.last_request.left == 0
-
-
 def test_logits_of_a_prompts_end_serve_that_prompt_alone(llama: Models) -> None:
     llm = llama.open()
     asked(llm, llama, ONE)
@@ -223,17 +208,6 @@ def test_of_stored_attention_only_what_agrees_with_a_prompt_is_taken(models: Mod
     assert (report.cached, report.source) == (121, "live")
 
 
-def test_a_few_tokens_more_than_are_live_are_not_worth_their_attention(llama: Models) -> None:
-    llm = llama.open()
-    asked(llm, llama, ONE)
-    asked(llm, llama, ONE[:100])
-    live = llm.n_tokens - 7
-    assert live == 100
-    assert asked(llm, llama, [*ONE[:107], 3]).source == "live"
-    asked(llm, llama, ONE[:100])
-    assert asked(llm, llama, [*ONE[:108], 3]).source == "ram"
-
-
 # -- after a restart -------------------------------------------------------------------------------
 
 
@@ -263,19 +237,6 @@ def test_another_process_finds_what_part_of_a_chat_it_shares(
     again = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
     report = asked(again, models, prompt)
     assert (report.cached, report.source) == (cached, "disk")
-
-
-def test_of_a_long_chat_only_what_is_shared_is_read(
-    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "SEGMENT_TOKENS", 32)
-    first = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
-    asked(first, models, ONE)
-    first.close()
-    again = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
-    assert asked(again, models, TWO).cached == len(SYSTEM)
-    read = [(s.start, s.end) for s in segments_of(again) if s.end <= len(SYSTEM)]
-    assert read == [(0, 32), (32, 64), (64, 80)]
 
 
 # -- what is not sound -----------------------------------------------------------------------------
@@ -372,39 +333,6 @@ def test_without_a_second_sequence_nothing_is_stored(models: Models) -> None:
 
 
 # -- several at once -------------------------------------------------------------------------------
-
-
-def test_more_chats_than_slots_in_threads(models: Models) -> None:
-    llm = models.open(n_parallel=3)
-    chats = [ONE, TWO, OTHER, [*OTHER[:40], *ONE], [*OTHER[:60], *TWO]]
-    want = {i: models.stock(chat) for i, chat in enumerate(chats)}
-    for turn in range(3):
-
-        def one(i: int, chat: list[int]) -> tuple[list[int], Any]:
-            return take(llm, chat), llm.last_request
-
-        with ThreadPoolExecutor(len(chats)) as pool:
-            said = list(pool.map(one, range(len(chats)), chats))
-        assert [answer for answer, _ in said] == list(want.values())
-        if turn:
-            left = [report.left for _, report in said]
-            assert left == [r.total - r.matched for _, r in said]
-        for i, (answer, _) in enumerate(said):
-            chats[i] = [*chats[i], *answer, turn, i, 9, 10]
-            want[i] = models.stock(chats[i])
-    check_integrity(llm.prompt_cache)
-
-
-def test_what_another_slot_holds_is_found(llama: Models) -> None:
-    """Every request shares more with what is answered just now than with anything that is stored."""
-    llm = llama.open(n_parallel=3)
-    held = []
-    for i in range(3):
-        held.append(llm.generate([*ONE, 10 + i, 20 + i], temp=0.0))
-        assert next(held[-1]) == llama.stock([*ONE, 10 + i, 20 + i], 1)[0]
-        assert llm.last_request.cached == (len(ONE) if i else 0)
-    for i, stream in enumerate(held):
-        assert list(itertools.islice(stream, 7)) == llama.stock([*ONE, 10 + i, 20 + i])[1:]
 
 
 def test_what_stayed_live_in_one_slot_is_found_from_another(llama: Models) -> None:

@@ -14,7 +14,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llamahybrid import PromptCache
 from llamahybrid.errors import DecodeError, LlamaHybridError, RequestSuperseded
 from tests.lab.draft_fuzz import EveryDraft
-from tests.request.asking import ARCHS, DEADLINE, WORDS, begin, in_thread, take
+from tests.request.asking import ARCHS, DEADLINE, begin, in_thread, take
 
 every_arch = pytest.mark.parametrize("arch", ARCHS)
 ORDER = [0, 1, 0, 0, 2, 1, 1, 2, 0, 2, 2, 1, 0]
@@ -375,11 +375,3 @@ def test_warmed_prompt_changes_nothing_that_is_said(opened):
     assert said[0] == said[1]
     llm.create_chat_completion(messages, max_tokens=1)
     assert llm.last_request.left == 0
-
-
-def test_users_criteria_are_asked_and_stay_the_users(opened):
-    asked = []
-    criteria = llama_cpp.StoppingCriteriaList([lambda ids, _: bool(asked.append(len(ids)))])
-    opened().create_completion(WORDS[:60], max_tokens=4, stopping_criteria=criteria)
-    assert len(asked) >= 3
-    assert len(criteria) == 1
