@@ -10,6 +10,7 @@ import pytest
 from tests.lab.footprint import in_a_process, made
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("serial")
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory as Linux tells it")
 def test_the_budget_is_what_is_resident(tmp_path: Path) -> None:

@@ -184,10 +184,11 @@ def test_prompt_that_another_one_begins_with_is_decoded_once(opened):
     llm, over, begun = opened(), threading.Event(), threading.Event()
 
     def answer():  # between whose tokens the others' prompts are decoded piece by piece
-        for _ in llm.generate(WORDS[300:350], temp=0.0):
-            begun.set()
-            if over.is_set():
-                return
+        while not over.is_set():
+            for _ in islice(llm.generate(WORDS[300:350], temp=0.0), 500):
+                begun.set()
+                if over.is_set():
+                    return
 
     def one(i):
         take(llm, [*WORDS[:300], 10 + i, 20 + i], 2)

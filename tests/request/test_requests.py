@@ -286,10 +286,9 @@ def test_chat_handler_has_the_model_to_itself(opened, impatient):
         return llama.create_completion(seen[0], max_tokens=4, temperature=0.0)
 
     def other():
-        stream = llm.generate(words(2), temp=0.0)
         while not over.is_set():
             came.set()
-            next(stream)
+            take(llm, words(2))
 
     llm.chat_handler = handler
     thread = threading.Thread(target=other)
