@@ -26,6 +26,14 @@ BATCH = 32
 needs_shim = pytest.mark.skipif(not shim.available, reason="the shim tells what a decode came to")
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """Ctrl-C raises KeyboardInterrupt, in a shell's background jobs too, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def ctrl_c(*_):
     signal.raise_signal(signal.SIGINT)
 
