@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
+import llamahybrid
 from llamahybrid import PromptCache
 from llamahybrid.capi import shim
 from llamahybrid.capi.calls import NativeContext
-from tests.request.asking import ARCHS, DEADLINE, WORDS, Batches, begin, take
+from tests.request.asking import ARCHS, DEADLINE, WORDS, Batches, begin, in_thread, take
 
 pytestmark = [
     pytest.mark.xdist_group("serial"),
@@ -166,3 +170,47 @@ def test_interrupts_of_one_thread_leave_others_alone(opened, stock, arch):
             over.set()
         assert [other.result(DEADLINE) for other in others] == [[], []]
     assert hits > 3
+
+
+PACKAGE = str(Path(llamahybrid.__file__).parent)
+
+
+def at_line(number, work):
+    """Run `work()` with Ctrl-C before line `number` of the package's that this thread runs; lines it ran."""
+    count = [0]
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            count[0] += 1
+            if count[0] == number:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return count[0]
+
+
+@pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_interrupt_at_any_line_leaves_the_model_usable(opened, stock, impatient, slots, step):
+    llm, right = opened(n_parallel=slots), stock()
+
+    def ask():
+        with contextlib.closing(llm.generate(FIRST, temp=0.0)) as stream:
+            list(islice(stream, 2))
+
+    ask()
+    lines = at_line(0, ask)
+    assert lines > 300
+    for number in range(1, lines, step):
+        at_line(number, ask)
+        assert in_thread(take, llm, SECOND, 2) == right(SECOND, 2), number
+        assert take(llm, FIRST, 2) == right(FIRST, 2), number

@@ -168,8 +168,8 @@ def test_rows_of_logits_are_the_threads_own(opened, fresh, arch):
         stock.eval(prompt)
         stock.eval([9])
         assert ids == list(stock.eval_tokens)
-        np.testing.assert_allclose(scores, stock.scores[: stock.n_tokens], atol=1e-3)
-        np.testing.assert_allclose(logits, np.array(stock.eval_logits), atol=1e-3)
+        np.testing.assert_allclose(scores, stock.scores[: stock.n_tokens], atol=5e-3)
+        np.testing.assert_allclose(logits, np.array(stock.eval_logits), atol=5e-3)
 
 
 # -- completions -----------------------------------------------------------------------------------

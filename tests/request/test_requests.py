@@ -223,12 +223,24 @@ def test_collected_stream_keeps_its_progress(opened, arch):
     assert seen[0].generated == 1
 
 
-def test_dropped_stream_is_ended_at_once(opened):
-    llm, seen = opened(), []
+@pytest.mark.parametrize("how", ["closed", "dropped", "collected"])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_stream_that_is_given_up_is_ended_at_once_and_keeps_nobody_out(opened, patient, how, slots):
+    llm, seen = opened(n_parallel=slots, wait=False), []
     llm.on_request = seen.append
-    for _ in llm.generate(words(1), temp=0.0):
-        break
-    assert [report.generated for report in seen] == [1]
+
+    def give_up(seed):
+        stream, _ = begin(llm, words(seed))
+        if how == "closed":
+            stream.close()
+        elif how == "collected":
+            abandon(llm, seed)
+
+    for seed in range(slots):
+        in_thread(give_up, seed)
+    gc.collect()
+    assert len(take(llm, words(9))) == 8
+    assert {report.generated for report in seen[:slots]} == {1}
 
 
 # -- callbacks and handlers ------------------------------------------------------------------------
