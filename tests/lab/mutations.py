@@ -1,0 +1,264 @@
+"""Plants faults in the product, one at a time, and says which test shows each: the judge of the suite.
+
+    python -m tests.lab.mutations [--only NAME] [--list] [--hints-only | --all-tests] [--workers N]
+
+Each worker has a copy of the tree (what git tracks, and the compiled shim) in a temporary folder. A fault of
+`tests.lab.planted_faults` is applied there and the tests run that are named beside it; where they are green,
+all that `make test` runs on that engine. A red test is run once more without the fault: one that is red all
+the same shows nothing and is left out. Exit status 1 where no test shows a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tests.lab.planted_faults import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKS = {"stock": "not full", "patched": "patched and not full"}
+FOUND = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
+CRASHED = re.compile(r'^  File ".*?/(tests/\S+)", line \d+ in (test_\w+)', re.MULTILINE)
+
+Outcome = Literal["red", "GREEN", "timeout"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of pytest."""
+
+    red: bool
+    test: str = ""
+    """The first test that was red."""
+    late: bool = False
+    """It did not end in time."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the suite said of one fault."""
+
+    name: str
+    outcome: Outcome
+    test: str
+    hinted: bool
+    """The tests named beside the fault showed it."""
+    seconds: float
+
+
+@dataclass
+class Healthy:
+    """Tests that are red without any fault, which several workers learn of."""
+
+    red: set[str] = field(default_factory=set)
+    green: set[str] = field(default_factory=set)
+
+
+class Copy:
+    """A copy of a tree, in which one fault after the other is planted."""
+
+    def __init__(self, tree: Path, folder: Path, lib: str, healthy: Healthy, limit: float) -> None:
+        """`lib`: the patched libllama; `limit`: seconds for one run of pytest."""
+        self._folder = folder
+        self._lib = lib
+        self._healthy = healthy
+        self._limit = limit
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=tree, check=True, capture_output=True, text=True
+        )
+        shims = (str(path.relative_to(tree)) for path in tree.glob("llamahybrid/_shim.*"))
+        for name in (*filter(None, listed.stdout.split("\0")), *shims):
+            if (tree / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(tree / name, folder / name)
+        subprocess.run("git init -q && git add -A", cwd=folder, shell=True, check=True)  # some tests ask git
+
+    def judge(self, fault: Fault, hints: bool = True, rest: bool = True) -> Result:
+        """Plant a fault and run the tests beside it (`hints`), then the `rest`; the copy is sound again."""
+        began = time.monotonic()
+        path = self._folder / fault.file
+        sound = path.read_text(encoding="utf-8")
+        run, hinted = Run(False), True
+        wanted: list[list[str]] = [[each] for each in self._there(fault.tests.split()) if hints]
+        for tests in [*wanted, *([[]] if rest else [])]:
+            run, hinted = self._shown(fault, path, sound, tests), bool(tests)
+            if run.red or run.late:
+                break
+        late = run.late and not fault.hangs
+        outcome: Outcome = "timeout" if late else "red" if run.red or run.late else "GREEN"
+        return Result(fault.name, outcome, run.test, hinted, round(time.monotonic() - began, 1))
+
+    def _there(self, tests: Sequence[str]) -> list[str]:
+        return [test for test in tests if (self._folder / test.partition("::")[0]).exists()]
+
+    def _shown(self, fault: Fault, path: Path, sound: str, tests: Sequence[str]) -> Run:
+        """The first test that is red with the fault and green without it."""
+        while True:
+            path.write_text(planted(fault, sound), encoding="utf-8")
+            try:
+                run = self._pytest(fault, tests)
+            finally:
+                path.write_text(sound, encoding="utf-8")
+            if not run.red or not run.test or run.test in self._healthy.green:
+                return run
+            if not self._pytest(fault, [run.test]).red:
+                self._healthy.green.add(run.test)
+                return run
+            if run.test in self._healthy.red:
+                raise RuntimeError(f"{run.test} is red without a fault and cannot be left out")
+            print(f"(red without a fault, and left out: {run.test})", flush=True)
+            self._healthy.red.add(run.test)
+
+    def _pytest(self, fault: Fault, tests: Sequence[str]) -> Run:
+        left_out = [word for test in sorted(self._healthy.red) for word in ("--deselect", test)]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "--tb=no"]
+        command += ["-m", MARKS[fault.engine], "--timeout", str(int(self._limit / 4)), *left_out, *tests]
+        if not tests:
+            command += ["-n", "2", "--dist", "loadgroup"]
+        engine = self._lib if fault.engine == "patched" else "stock"
+        variables = {"PYTHONPATH": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        variables["LLAMAHYBRID_ENGINE"] = engine
+        if fault.engine == "patched":
+            variables["LLAMAHYBRID_TEST_LIB"] = engine
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(self._limit)
+            except subprocess.TimeoutExpired:
+                return Run(False, "the run did not end", late=True)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            output.seek(0)
+            said = output.read()
+        if code in (0, 5):  # 5: none of these tests is for this engine
+            return Run(False)
+        if code < 0 or code > 5:
+            crashed = CRASHED.search(said)
+            return Run(True, "::".join(crashed.groups()) if crashed else f"the process died ({code})")
+        found = FOUND.search(said)
+        if found is None:
+            raise RuntimeError(f"pytest ended with {code}:\n{said[-2000:]}")
+        late = "Timeout (>" in said or "Failed: Timeout" in said
+        return Run(not late or fault.hangs, found.group(1), late)
+
+
+def planted(fault: Fault, sound: str) -> str:
+    """A file's text with a fault in it. Raises ValueError unless what goes is there once."""
+    text = sound
+    for old, new in fault.edits:
+        if (count := text.count(old)) != 1:
+            raise ValueError(f"{fault.name!r}: {count} times in {fault.file}: {old!r}")
+        text = text.replace(old, new)
+    if text == sound:
+        raise ValueError(f"{fault.name!r} changes nothing")
+    return text
+
+
+def judge_all(
+    tree: Path, faults: Sequence[Fault], lib: str, workers: int, limit: float, hints: bool, rest: bool
+) -> list[Result]:
+    """The results of faults in their order, each told as it comes."""
+    for fault in faults:
+        planted(fault, (tree / fault.file).read_text(encoding="utf-8"))
+    todo: queue.SimpleQueue[Fault] = queue.SimpleQueue()
+    for fault in faults:
+        todo.put(fault)
+    results: dict[str, Result] = {}
+    errors: list[BaseException] = []
+    healthy = Healthy()
+
+    def work(folder: Path) -> None:
+        try:
+            copy = Copy(tree, folder, lib, healthy, limit)
+            while not errors:
+                fault = todo.get_nowait()
+                result = results[fault.name] = copy.judge(fault, hints, rest)
+                line = (
+                    f"{result.outcome:8} {result.seconds:6.1f} s  {result.name}: {result.test or 'no test'}"
+                )
+                print(line, flush=True)
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            errors.append(error)
+
+    with tempfile.TemporaryDirectory(prefix="llamahybrid-faults-") as scratch:
+        folders = [Path(scratch, str(number)) for number in range(workers)]
+        threads = [threading.Thread(target=work, args=(folder,), daemon=True) for folder in folders]
+        for folder, thread in zip(folders, threads, strict=True):
+            folder.mkdir()
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return [results[fault.name] for fault in faults]
+
+
+def _patched_lib(tree: Path) -> str:
+    """The patched libllama of this tree, which is built if need be."""
+    command = [sys.executable, "-m", "llamahybrid", "engine", "build"]
+    env = {**os.environ, "PYTHONPATH": str(tree), "LLAMAHYBRID_ENGINE": "stock"}
+    return subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.mutations", description=__doc__)
+    parser.add_argument("--only", action="append", help="faults whose name or file has this; repeatable")
+    parser.add_argument("--list", action="store_true", help="name the faults, and run nothing")
+    parser.add_argument("--hints-only", action="store_true", help="run the tests beside a fault alone")
+    parser.add_argument("--all-tests", action="store_true", help="run the whole suite at once")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to judge (default: this one)")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for one run of pytest")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    given = parser.parse_args()
+    faults = [f for f in FAULTS if not given.only or any(o in f.name or o in f.file for o in given.only)]
+    if given.list:
+        for fault in faults:
+            print(f"{fault.name}\n    {fault.file} ({fault.engine}): {fault.tests}")
+        return 0
+    tree = given.tree.resolve()
+    lib = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
+    if not lib and any(fault.engine == "patched" for fault in faults):
+        lib = _patched_lib(tree)
+    hints, rest = not given.all_tests, not given.hints_only
+    results = judge_all(tree, faults, lib, given.workers, given.limit, hints, rest)
+    print(f"\n{'':8} {'seconds':>8}  fault: the first red test (* not beside it)")
+    for each in results:
+        star = "" if each.hinted else " *"
+        print(f"{each.outcome:8} {each.seconds:8.1f}  {each.name}: {each.test or 'none'}{star}")
+    shown = sum(each.outcome == "red" for each in results)
+    print(f"{shown} of {len(results)} faults are shown by a test")
+    if given.json:
+        given.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
+    return 0 if shown == len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
