@@ -3,7 +3,7 @@
     python -m tests.lab.mutations [--only NAME] [--list] [--hints-only | --all-tests] [--workers N]
 
 Each worker has a copy of the tree (what git tracks, and the compiled shim) in a temporary folder. A fault of
-`tests.lab.planted_faults` is applied there and the tests run that are named beside it; where they are green,
+`planted_faults.txt` is applied there and the tests run that are named beside it; where they are green,
 all that `make test` runs on that engine. A red test is run once more without the fault: one that is red all
 the same shows nothing and is left out. Exit status 1 where no test shows a fault.
 """
@@ -22,12 +22,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
-
-from tests.lab.planted_faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = {"stock": "not full", "patched": "patched and not full"}
@@ -35,6 +34,47 @@ FOUND = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 CRASHED = re.compile(r'^  File ".*?/(tests/\S+)", line \d+ in (test_\w+)', re.MULTILINE)
 
 Outcome = Literal["red", "GREEN", "timeout"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Edits of one file, and where to look first for a test that shows them."""
+
+    name: str
+    """The fault in plain words."""
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    """(text that goes, text that comes), applied in order."""
+    tests: tuple[str, ...]
+    engine: str = "stock"
+    hangs: bool = False
+    """The product may wait for ever: a test that does not end shows it, too."""
+
+
+def faults_in(text: str) -> Iterator[Fault]:
+    """The faults of a text of the form of `planted_faults.txt`."""
+    kind, fault = Fault("", "", (), ()), None
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for sign, group in groupby(lines, lambda line: line[:2] if line[:2] in ("- ", "+ ") else line):
+        said = "\n".join(line[2:] for line in group)
+        if sign == "- " and fault is not None:
+            fault = replace(fault, edits=(*fault.edits, (said, "")))
+        elif sign == "+ " and fault is not None:
+            fault = replace(fault, edits=(*fault.edits[:-1], (fault.edits[-1][0], said)))
+        else:
+            if fault is not None:
+                yield fault
+            fault = None
+            if sign.startswith("["):
+                file, _, rest = sign[1:].partition("] ")
+                words = rest.split()
+                tests = tuple(word for word in words if "/" in word)
+                engine = "patched" if "patched" in words else "stock"
+                kind = Fault("", f"llamahybrid/{file}", (), tests, engine, "hangs" in words)
+            else:
+                fault = replace(kind, name=sign)
+    if fault is not None:
+        yield fault
 
 
 @dataclass(frozen=True)
@@ -93,7 +133,7 @@ class Copy:
         path = self._folder / fault.file
         sound = path.read_text(encoding="utf-8")
         run, hinted = Run(False), True
-        wanted: list[list[str]] = [[each] for each in self._there(fault.tests.split()) if hints]
+        wanted: list[list[str]] = [[each] for each in self._there(fault.tests) if hints]
         for tests in [*wanted, *([[]] if rest else [])]:
             run, hinted = self._shown(fault, path, sound, tests), bool(tests)
             if run.red or run.late:
@@ -238,10 +278,11 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one run of pytest")
     parser.add_argument("--json", type=Path, help="write the results here")
     given = parser.parse_args()
-    faults = [f for f in FAULTS if not given.only or any(o in f.name or o in f.file for o in given.only)]
+    every = faults_in((ROOT / "tests/lab/planted_faults.txt").read_text(encoding="utf-8"))
+    faults = [f for f in every if not given.only or any(o in f.name or o in f.file for o in given.only)]
     if given.list:
         for fault in faults:
-            print(f"{fault.name}\n    {fault.file} ({fault.engine}): {fault.tests}")
+            print(f"{fault.name}\n    {fault.file} ({fault.engine}): {' '.join(fault.tests)}")
         return 0
     tree = given.tree.resolve()
     lib = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
