@@ -17,10 +17,12 @@ def test_without_keys_everybody_is_let_in() -> None:
 
 
 def test_with_keys_only_they_open() -> None:
-    keys = ApiKeys(["one", "two"])
-    assert keys.admit("one")
-    assert keys.admit("two")
-    for wrong in (None, "", "on", "one ", "One", "onetwo", "\ud800", "é"):
+    long = "sk-0123456789abcdef0123456789abcdef"
+    keys = ApiKeys(["one", "two", long])
+    for right in ("one", "two", long):
+        assert keys.admit(right)
+    near = (long[:-1], f"{long}0", f"{long[:-1]}e")
+    for wrong in (None, "", "on", "one ", "One", "onetwo", *near, "\ud800", "é"):
         assert not keys.admit(wrong)
 
 
