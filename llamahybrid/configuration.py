@@ -51,6 +51,8 @@ class Configuration:
     """Where it is kept on disk, too; False: nowhere."""
     parallel: int | None = None
     """Requests that may run at once on each `Llama`."""
+    stock_logprobs: bool | None = None
+    """Log-probabilities with `echo` are those of llama-cpp-python."""
 
 
 class _Keep:
@@ -72,6 +74,7 @@ def configure(
     ram: int | str | _Keep | None = KEEP,
     disk: int | str | os.PathLike[str] | bool | _Keep | None = KEEP,
     parallel: int | str | _Keep | None = KEEP,
+    stock_logprobs: bool | _Keep | None = KEEP,
 ) -> Configuration:
     """Set what every `Llama` opened from now on gets where its program gave nothing; what is in effect now.
 
@@ -82,9 +85,12 @@ def configure(
     `parallel`: requests that may run at once on a `Llama` (its `n_parallel`). Where a model or its arguments
     do not allow for several there is one, and where a program gives a draft model, which several would not
     ask; a warning says so.
+    `stock_logprobs`: whether log-probabilities with `echo` are in llama-cpp-python's order of rows, see
+    `Llama`.
 
     An argument that is left out stays as it was; None takes back what was configured, so that the environment
-    counts again: `LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK` and `LLAMAHYBRID_PARALLEL` take the same words.
+    counts again: `LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK` and `LLAMAHYBRID_PARALLEL` take the same words,
+    `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off".
 
     Raises ConfigurationError, with nothing changed, where a value means nothing.
     """
@@ -97,6 +103,9 @@ def configure(
     if not isinstance(parallel, _Keep):
         said = f"configure(parallel={parallel!r})"
         changes["parallel"] = None if parallel is None else _number(parallel, said)
+    if not isinstance(stock_logprobs, _Keep):
+        said = f"configure(stock_logprobs={stock_logprobs!r})"
+        changes["stock_logprobs"] = None if stock_logprobs is None else _switch(stock_logprobs, said)
     with _lock:
         wanted = replace(_configured, **changes)
         found = _over_environment(wanted)
@@ -120,7 +129,7 @@ def shared_cache() -> PromptCache | bool | None:
         ConfigurationError: see `current`.
     """
     global _shared
-    wanted = replace(current(), parallel=None)
+    wanted = replace(current(), parallel=None, stock_logprobs=None)
     if wanted.ram == 0:
         return False
     if wanted.ram is None and not isinstance(wanted.disk, Disk):
@@ -212,6 +221,8 @@ def _over_environment(configured: Configuration) -> Configuration:
         found = replace(found, disk=_disk(text, f"LLAMAHYBRID_DISK={text}"))
     if found.parallel is None and (text := _environment("PARALLEL")):
         found = replace(found, parallel=_number(text, f"LLAMAHYBRID_PARALLEL={text}"))
+    if found.stock_logprobs is None and (text := _environment("STOCK_LOGPROBS")):
+        found = replace(found, stock_logprobs=_switch(text, f"LLAMAHYBRID_STOCK_LOGPROBS={text}"))
     return found
 
 
@@ -296,6 +307,13 @@ def _number(value: object, said: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
         raise ConfigurationError(f"{said}: give how many requests may run at once on a model, 1 or more")
     return int(text)
+
+
+def _switch(value: object, said: str) -> bool:
+    word = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).strip().lower()
+    if word not in (*_ON, *_OFF, "0", "1"):
+        raise ConfigurationError(f'{said}: give "on" or "off"')
+    return word in (*_ON, "1")
 
 
 def _forked() -> None:

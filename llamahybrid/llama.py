@@ -7,8 +7,9 @@ model, everything is upstream's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,11 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
+from llamahybrid.capi.samplers import Samplers, WithSamplers
 from llamahybrid.capi.sampling import sampled, sampler_for
 from llamahybrid.configuration import cache_for, current, patience
 from llamahybrid.devices.offload import Offload
+from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
@@ -28,8 +31,10 @@ from llamahybrid.request.answer_text import AnswerText
 from llamahybrid.request.answers import answer_count, answers
 from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
 from llamahybrid.request.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
+from llamahybrid.request.chat_template import chat_with
 from llamahybrid.request.completion import arguments, completion, decode_ahead, generation, keeps_rows
 from llamahybrid.request.evaluation import Evaluation
+from llamahybrid.request.extras import NO_EXTRAS, current_extras
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.request.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.request.report import RequestReport
@@ -71,6 +76,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     answer; `DeviceLost` ends the request that finds one gone.
     `explain`: `last_request.reason` also spells the token that a prompt parts from, which may be another
     user's where a cache is shared.
+    `stock_logprobs`: with `echo` and `logprobs` upstream scores each token of a prompt without BOS by the row
+    of the token itself, and leaves out the last one; True has that, too. False: each token, BOS and the
+    answer's last one included, is scored by the row before it, as lm-evaluation-harness reads them. None:
+    what `configure` or the environment says, else False.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
     A generator that nobody advances for a second makes room; it goes on, with the same text, when it is.
 
@@ -92,6 +101,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         cache_salt: str | None = "",
         explain: bool = False,
         rpc_servers: str | Sequence[str] | None = None,
+        stock_logprobs: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self._cache_salt, wait = text_of(cache_salt), patience(wait)
@@ -107,7 +117,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._made_with = {
             **{"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel, "wait": wait},
             **{"draft_planes": draft_planes, "explain": explain, "rpc_servers": rpc_servers},
+            "stock_logprobs": stock_logprobs,
         }
+        self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
         self._parallel = n_parallel
         self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)
         self._draft_model: LlamaDraftModel | None = None
@@ -226,9 +238,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @as_of(llama_cpp.Llama.generate)
     def generate(
-        self, tokens: Sequence[int], *args: Any, **kwargs: Any
+        self, tokens: Sequence[int], *args: Any, samplers: Samplers | None = None, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generate token ids from a prompt; parameters and results as `llama_cpp.Llama.generate`.
+
+        `samplers`: further ones, DRY and XTC say.
 
         Another request may take its place between two tokens (see `wait`); it goes on when it is advanced.
         Raises ContextOverflow when the prompt does not fit, DecodeError when the library fails,
@@ -240,14 +254,21 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = _GENERATE(tokens, *args, **kwargs)
         tokens, reset = options.pop("tokens"), options.pop("reset", True)
+        if samplers is not None:
+            tokens = list(tokens)
+            processors = options.get("logits_processor")
+            options["logits_processor"] = WithSamplers(processors, samplers.after(tokens))
         start = partial(super().generate, reset=False, **options)
         ticket = self.requests.ticket()
         return self.requests.drive(ticket, partial(generation, self.requests, tokens, reset, start))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
+        extras = current_extras()
         if self.evaluation is None:
             self.requests.refuse_salt()
+            if replace(extras, index=0) != NO_EXTRAS:
+                raise LlamaHybridError("a model without a prompt cache has upstream's arguments alone")
             options = _COMPLETE(*args, **kwargs)
             options["grammar"] = json_schema.followed(options.get("grammar"))
             return super()._create_completion(**options)  # type: ignore[no-any-return]
@@ -255,7 +276,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         options["grammar"] = json_schema.followed(options.get("grammar"))
         ticket = self.requests.ticket(completing=True, rows=keeps_rows(self, options))
         ticket.rests_on = self.slots.rests_on(ticket.salt)
-        return completion(self.requests, ticket, partial(answer, self), options)
+        return completion(self.requests, ticket, partial(answer, self, extras=extras), options)
 
     @as_of(llama_cpp.Llama.create_completion)
     @takes_salt
@@ -282,22 +303,31 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @as_of(llama_cpp.Llama.create_chat_completion)
     @takes_salt
-    def create_chat_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
+    def create_chat_completion(
+        self,
+        *args: Any,
+        n: int | None = 1,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
 
-        A chat handler that decodes by itself has the model to itself: its answers come one by one.
+        `chat_template_kwargs`: variables of the model's chat template, `{"enable_thinking": False}` say.
+        Raises ValueError for those that it does not read. A chat handler that decodes by itself has the model
+        to itself: its answers come one by one.
         """
+        create = partial(self._chat, chat_template_kwargs or {})
         if (count := answer_count(n)) == 1:
-            made = self._chat(*args, **kwargs)
+            made = create(*args, **kwargs)
             return self.requests.stream(made) if isinstance(made, Iterator) else made
-        return answers(self, self._chat, _CHAT(*args, **kwargs), count)
+        return answers(self, create, _CHAT(*args, **kwargs), count)
 
-    def _chat(self, *args: Any, **kwargs: Any) -> Any:
+    def _chat(self, template: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         with json_schema.asked(_CHAT(*args, **kwargs)):
-            return self._answered(*args, **kwargs)
+            return self._answered(template, *args, **kwargs)
 
-    def _answered(self, *args: Any, **kwargs: Any) -> Any:
-        create = super().create_chat_completion
+    def _answered(self, template: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        create = partial(chat_with, self, template) if template else super().create_chat_completion
         if self.evaluation is None or self.chat_handler is None or self._gate.nested():
             return create(*args, **kwargs)
         rows = keeps_rows(self, kwargs)

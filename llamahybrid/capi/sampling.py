@@ -18,6 +18,7 @@ import numpy as np
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
 
+from llamahybrid.capi.samplers import WithSamplers, insert
 from llamahybrid.errors import LlamaHybridError
 
 if TYPE_CHECKING:
@@ -198,17 +199,22 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     """
     llm._calls.require_open()
     constraint: Constrains | None = None
+    given, more = kwargs.get("logits_processor"), None
+    if isinstance(given, WithSamplers):
+        more, given = given.samplers, given.processors
     if (grammar := kwargs.get("grammar")) is not None:
         if hasattr(grammar, "constraint"):  # a JSON schema: followed by a processor instead of rules
             constraint = grammar.constraint(llm)
-            kwargs["logits_processor"] = [*(kwargs.get("logits_processor") or ()), constraint]
+            given = [*(given or ()), constraint]
             kwargs["grammar"] = grammar = None
         else:
             llm._calls.run(require_grammar, llm._model.vocab, grammar)
-    processors = None
-    if (given := kwargs.get("logits_processor")) is not None:
+    kwargs["logits_processor"] = processors = None
+    if given is not None:
         kwargs["logits_processor"] = processors = Processors(given)
     sampler = make(*args, **kwargs)
+    if more is not None:
+        insert(llm, sampler, more, kwargs)
     checked: CheckedSampler
     if grammar is None and llm._parallel == 1:
         checked = CheckedSampler.checking(sampler)

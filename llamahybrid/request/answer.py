@@ -2,7 +2,8 @@
 
 Upstream's own stream (`Llama._create_completion`) loses characters of several tokens, all that follows a byte
 which is no UTF-8, and what might have begun a stop string. What comes before the first token is upstream's,
-and so is a whole answer, but for one that fills the context inside a character: upstream goes on.
+and so is a whole answer, but for one that fills the context inside a character (upstream goes on), one that
+ends on a token of the request's own, and log-probabilities and the echo of a prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import llama_cpp
-import numpy as np
+
+from llamahybrid.request.extras import NO_EXTRAS, Extras
+from llamahybrid.request.logprobs import (
+    AnswerLogprobs,
+    EchoedPrompt,
+    logprobs_of_answer,
+    logprobs_with_prompt,
+)
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
@@ -33,12 +41,36 @@ _LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
 Chunk = dict[str, Any]
 
 
-def answer(llm: Llama, options: Mapping[str, Any]) -> Generator[Any, Any, None]:
+def answer(llm: Llama, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
     """Upstream's completion with these arguments of its, or the chunks of it. Raises what upstream raises."""
     asked = {**_DEFAULTS, **options}
     if asked["logit_bias"] is not None and isinstance(asked["logits_processor"], list):
         asked["logits_processor"] = _Processors(asked["logits_processor"])
-    return _stream(llm, asked) if asked["stream"] else _whole(llm, asked)
+    if extras.truncate is not None:
+        asked["prompt"] = _tokens(llm, asked["prompt"])[-extras.truncate :]
+    return _stream(llm, asked, extras) if asked["stream"] else _whole(llm, asked, extras)
+
+
+def _tokens(llm: Llama, prompt: str | Sequence[int]) -> list[int]:
+    """The tokens of a prompt, as upstream has them (llama.py, _create_completion)."""
+    if not isinstance(prompt, str):
+        return list(prompt)
+    begin = llm._model.add_bos_token() and llm.token_bos() != -1
+    tokens: list[int] = llm.tokenize(prompt.encode("utf-8"), add_bos=begin, special=True)
+    return tokens
+
+
+def _generate(
+    llm: Llama, prompt: list[int], extras: Extras, options: dict[str, Any]
+) -> Iterator[tuple[int, bool]]:
+    """The tokens of an answer; with each, whether the answer ends before it."""
+    if extras.samplers is not None:
+        options = {**options, "samplers": extras.samplers}
+    for token in llm.generate(prompt, **options):
+        ends = token in extras.stop_token_ids or llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)
+        if extras.on_token is not None and not ends:
+            extras.on_token(extras.index, token)
+        yield token, ends
 
 
 class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
@@ -113,34 +145,88 @@ class _Stand:
 
 
 class _Bounded(_Stand):
-    """Generates no more than there is room for, where upstream does not look: inside a character."""
+    """Generates no more than there is room for, where upstream does not look: inside a character.
 
-    def __init__(self, llm: Llama, options: Mapping[str, Any]) -> None:
+    An answer ends on the request's own stop tokens, too.
+    """
+
+    def __init__(self, llm: Llama, options: Mapping[str, Any], extras: Extras) -> None:
         super().__init__(llm)
         self._options = options
+        self._extras = extras
+        self.prompt: list[int] = []
+        self.said: list[int] = []
+        """The tokens of the answer so far."""
+        self.end: int | None = None
+        """The token that the answer ended on, which is no part of it."""
         self.ended: bytes | None = None
         """The text of an answer that was ended here."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """See `Llama.generate`."""
         llm, said = self.stands_for, _begun(self.stands_for, self._options)
+        self.prompt, self.said = tokens, said
         room = Bounds(llm, self._options, tokens).room
-        for count, token in enumerate(llm.generate(tokens, **options), 1):
-            said.append(token)
+        generated = _generate(llm, tokens, self._extras, options)
+        for count, (token, ends) in enumerate(generated, 1):
+            if ends:
+                self.end = token
+                if token in self._extras.stop_token_ids:
+                    self.ended = llm.detokenize(said, prev_tokens=tokens)
+                    return
+            else:
+                said.append(token)
             yield token
             if count > room:
                 self.ended = llm.detokenize(said, prev_tokens=tokens)
                 return
 
+    def finish(self, choice: Chunk) -> None:
+        """Put the end of an answer that was ended here into its choice."""
+        if self.ended is None:
+            return
+        choice["text"] = self.ended.decode("utf-8", errors="ignore")
+        if self.end in self._extras.stop_token_ids:
+            choice["finish_reason"] = "stop"
 
-def _whole(llm: Llama, options: Mapping[str, Any]) -> Generator[Any, Any, None]:
-    bounded = _Bounded(llm, options)
-    for made in llama_cpp.Llama._create_completion(bounded, **options):
-        if bounded.ended is not None:
-            (choice,) = made["choices"]
-            said = bounded.ended.decode("utf-8", errors="ignore")
-            choice["text"] = options["prompt"] + said if options["echo"] else said
+
+def _whole(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[Any, Any, None]:
+    bounded = _Bounded(llm, options, extras)
+    if llm.stock_logprobs:
+        for made in llama_cpp.Llama._create_completion(bounded, **options):
+            bounded.finish(made["choices"][0])
+            if bounded.ended is not None and options["echo"]:
+                made["choices"][0]["text"] = options["prompt"] + made["choices"][0]["text"]
+            yield made
+        return
+    if options["logprobs"] is not None and not llm._logits_all:  # as upstream
+        raise ValueError("logprobs is not supported for models created with logits_all=False")
+    plain = {**options, "echo": False, "logprobs": None}
+    for made in llama_cpp.Llama._create_completion(bounded, **plain):
+        bounded.finish(made["choices"][0])
+        _tell(llm, options, extras, bounded, made)
         yield made
+
+
+def _tell(llm: Llama, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
+    """Put the prompt and the log-probabilities that were asked for into a completion."""
+    (choice,), best, said = made["choices"], options["logprobs"], list(bounded.said)
+    if not options["echo"]:
+        if best is not None:
+            before = len(options["prompt"])
+            choice["logprobs"] = logprobs_of_answer(llm, best, before, bounded.prompt, said)
+        return
+    prompt = EchoedPrompt(llm, options["prompt"], bounded.prompt)
+    if extras.prompt_only:
+        said, choice["text"], choice["finish_reason"] = [], "", "length"
+    elif best is not None and bounded.end is not None:  # lm-eval takes the last score for the answer's
+        said.append(bounded.end)
+    if best is not None:
+        choice["logprobs"] = logprobs_with_prompt(llm, best, prompt, said)
+    if best is not None or extras.prompt_only:
+        n = len(bounded.prompt)
+        made["usage"].update(completion_tokens=len(said), total_tokens=n + len(said))
+    choice["text"] = prompt.text + choice["text"]
 
 
 # -- streamed --------------------------------------------------------------------------------------------
@@ -170,7 +256,7 @@ def _asked(llm: Llama, options: Mapping[str, Any]) -> _Asked:
     raise AssertionError("upstream's completion generates")
 
 
-def _stream(llm: Llama, options: Mapping[str, Any]) -> Generator[Chunk, Any, None]:
+def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[Chunk, Any, None]:
     named = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
     named["model"] = llm.model_path if options["model"] is None else options["model"]
 
@@ -182,9 +268,9 @@ def _stream(llm: Llama, options: Mapping[str, Any]) -> Generator[Chunk, Any, Non
     prompt, bounds = asked.tokens, Bounds(llm, options, asked.tokens)
     said, text, sent = _begun(llm, options), b"", 0
     decoder, finish_reason, end = _Decoder(errors="ignore"), "length", None
-    odds = _Odds(llm, options, prompt)
-    for count, token in enumerate(llm.generate(prompt, **asked.options), 1):
-        if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
+    odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
+    for count, (token, ends) in enumerate(_generate(llm, prompt, extras, asked.options), 1):
+        if ends:
             finish_reason = "stop"
             break
         odds.add(token, said, text)
@@ -220,40 +306,3 @@ def _stream(llm: Llama, options: Mapping[str, Any]) -> Generator[Chunk, Any, Non
 def _begun(llm: Llama, options: Mapping[str, Any]) -> list[int]:
     """What upstream has an answer begin with."""
     return [] if len(options["prompt"]) else [llm.token_bos()]
-
-
-class _Odds:
-    """The log-probabilities of tokens, told with the text that they are of."""
-
-    def __init__(self, llm: Llama, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
-        self._llm = llm
-        self._best: int | None = options["logprobs"]
-        self._before = len(options["prompt"])
-        self._row = len(prompt) - 1
-        self._told: Chunk | None = None
-
-    def add(self, token: int, said: list[int], text: bytes) -> None:
-        """The next token of an answer, and what was said before it."""
-        if self._best is None:
-            return
-        row, self._row = self._llm._scores[self._row], self._row + 1
-        if token == self._llm.token_bos():  # as upstream
-            return
-        odds = llama_cpp.Llama.logits_to_logprobs(row)
-        order = np.lexsort((np.arange(len(odds)), odds))[::-1]
-        top = {self._spell(int(each), said): float(odds[each]) for each in order[: self._best]}
-        spelt = self._spell(token, said)
-        top[spelt] = float(odds[token])
-        offset = self._before + len(text.decode("utf-8", errors="ignore"))
-        told = {"tokens": spelt, "text_offset": offset, "token_logprobs": top[spelt], "top_logprobs": top}
-        self._told = self._told or {name: [] for name in told}
-        for name, value in told.items():
-            self._told[name].append(value)
-
-    def take(self) -> Chunk | None:
-        """Those that were not told yet."""
-        told, self._told = self._told, None
-        return told
-
-    def _spell(self, token: int, before: list[int]) -> str:
-        return self._llm.detokenize([token], prev_tokens=before).decode("utf-8", errors="ignore")

@@ -13,7 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from weakref import finalize
 
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.request.completion import keeps_rows
+from llamahybrid.request.extras import asking, current_extras
 from llamahybrid.request.finalisers import in_finaliser
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.handle import RequestHandle, belonging_to
@@ -70,7 +71,13 @@ def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], 
     Raises LlamaHybridError where content that was decoded natively, and is so once, would have several.
     """
     handle = Siblings(llm.requests.gate, llm.requests.handle(), llm.requests.salt())
-    parts = _parts(llm, create, dict(options), count, handle)
+    extras = current_extras()
+
+    def one(index: int, own: dict[str, Any]) -> Any:
+        with asking(replace(extras, index=index)):
+            return create(**own)
+
+    parts = _parts(llm, one, dict(options), count, handle)
     if "prompt" in options and llm.slots.rests_on(handle.salt) is not None:
         raise LlamaHybridError("an image is answered once; n of create_chat_completion decodes it for each")
     return _as_one_stream(parts) if options.get("stream") else merged(dict(parts))
@@ -135,7 +142,11 @@ def _as_one_stream(parts: Generator[Part, None, None]) -> Iterator[Any]:
 
 
 def _parts(
-    llm: Llama, create: Callable[..., Any], options: dict[str, Any], count: int, handle: Siblings
+    llm: Llama,
+    create: Callable[[int, dict[str, Any]], Any],
+    options: dict[str, Any],
+    count: int,
+    handle: Siblings,
 ) -> Generator[Part, None, None]:
     requests, stream = llm.requests, bool(options.get("stream"))
     seed = options.get("seed")
@@ -145,8 +156,7 @@ def _parts(
     each = seeds(seed, count)
 
     def make(index: int) -> Any:
-        own = dict(options, seed=each[index])
-        return create(**own)
+        return create(index, dict(options, seed=each[index]))
 
     if not requests.gate.nested() and _go_on_from_each_other(llm, options):
         parts = _side_by_side(llm, make, count, handle, stream)

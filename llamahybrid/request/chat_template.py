@@ -1,0 +1,77 @@
+"""Variables of a chat template that one request sets: `chat_template_kwargs`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import llama_cpp
+from jinja2 import meta
+from llama_cpp import llama_chat_format
+
+if TYPE_CHECKING:
+    from llamahybrid.llama import Llama
+
+_CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion).parameters
+_DEFAULTS = {name: each.default for name, each in _CHAT.items() if each.default is not each.empty}
+_OURS = ("eos_token", "bos_token", "raise_exception", "add_generation_prompt", "strftime_now")
+"""Set by llama-cpp-python (llama_chat_format.py, Jinja2ChatFormatter)."""
+
+
+def template_of(llm: Llama) -> str | None:
+    """The Jinja template that formats the chats of a model; None: something else does."""
+    kind, _, name = (llm.chat_format or "").partition(".")
+    if llm.chat_handler is not None or kind != "chat_template":
+        return None
+    key = "tokenizer.chat_template" + ("" if name == "default" else f".{name}")
+    text: str | None = llm.metadata.get(key)
+    return text
+
+
+@lru_cache(maxsize=64)
+def variables(template: str) -> frozenset[str] | None:
+    """The names that a template reads from outside; None where they cannot be told."""
+    extensions = [
+        llama_chat_format.Jinja2ChatFormatter.IgnoreGenerationTags,
+        "jinja2.ext.loopcontrols",
+    ]
+    try:
+        return frozenset(
+            meta.find_undeclared_variables(jinja2.Environment(extensions=extensions).parse(template))
+        )
+    except jinja2.TemplateError:
+        return None
+
+
+def unread(llm: Llama, names: Collection[str]) -> list[str]:
+    """Those of the names that the chat template of a model does not read."""
+    template = template_of(llm)
+    read = frozenset[str]() if template is None else variables(template)
+    return [] if read is None else [name for name in names if name not in read]
+
+
+def require_template_kwargs(llm: Llama, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for variables that would have no effect, or are not a request's to set."""
+    if (taken := [name for name in given if name in _OURS or name in _CHAT]) != []:
+        raise ValueError(f"chat_template_kwargs cannot set {taken[0]!r}")
+    if given and template_of(llm) is None:
+        raise ValueError(f"chat_template_kwargs: the chat format {llm.chat_format!r} is no template")
+    if (idle := unread(llm, given)) != []:
+        raise ValueError(f"chat_template_kwargs: the chat template does not read {idle[0]!r}")
+
+
+def chat_with(llm: Llama, given: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """`llama_cpp.Llama.create_chat_completion`, with these variables in the template.
+
+    Raises ValueError as `require_template_kwargs`.
+    """
+    require_template_kwargs(llm, given)
+    asked = inspect.signature(llama_cpp.Llama.create_chat_completion).bind(llm, *args, **kwargs).arguments
+    handler = llm._chat_handlers.get(llm.chat_format)  # as upstream chooses it where there is a template
+    handler = handler or llama_chat_format.get_chat_completion_handler(llm.chat_format)
+    options = {**_DEFAULTS, **asked}
+    del options["self"]
+    return handler(llama=llm, **options, **given)
