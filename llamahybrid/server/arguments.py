@@ -9,11 +9,13 @@ from weakref import WeakKeyDictionary
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from llama_cpp.llama_chat_format import _grammar_for_response_format
 
 from llamahybrid.llama import Llama
 from llamahybrid.request import json_schema
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad
+from llamahybrid.server.options import SamplingOptions, TemplateOptions
 
 Logits = npt.NDArray[np.single]
 
@@ -28,13 +30,14 @@ functionary_chat_handler and functionary_v1_v2_chat_handler: "TODO: support stre
 
 _ends: WeakKeyDictionary[Llama, list[int]] = WeakKeyDictionary()
 
-_OURS = {"best_of", "logit_bias_type", "user", "min_tokens", *CacheOptions.model_fields}
-"""What says something of a request that is no argument."""
+_OURS = {"best_of", "logit_bias_type", "user", "min_tokens", "add_special_tokens", *CacheOptions.model_fields}
+_OURS |= {*SamplingOptions.model_fields, *TemplateOptions.model_fields} - {"typical_p"}
+"""Fields of a request that are no arguments."""
 
 
 def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias: str) -> dict[str, Any]:
     """The arguments. Raises Refusal for those that make no sense to this model."""
-    options: dict[str, Any] = body.model_dump(exclude=_OURS)
+    options: dict[str, Any] = body.model_dump(include=set(type(body).model_fields) - _OURS)
     options["model"] = alias
     options["stop"] = [stop for stop in _listed(body.stop) if stop]  # an empty one says nothing
     for name in ("presence_penalty", "frequency_penalty"):  # null to OpenAI, a number to upstream
@@ -43,6 +46,15 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         options["prompt"] = prompt = body.text_or_tokens()
         if not isinstance(prompt, str) and any(not 0 <= token < llm.n_vocab() for token in prompt):
             raise bad(f"token ids lie in [0, {llm.n_vocab()})", "prompt")
+        if isinstance(prompt, str) and not body.add_special_tokens:
+            options["prompt"] = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True)
+        if body.echo and body.max_tokens == 0:  # the prompt's scores alone, as vLLM's
+            options["max_tokens"] = 1
+        form: Any = options.pop("response_format") or {}
+        if form.get("type") == "json_object":
+            if form.get("schema") is not None:
+                require_grammar(form["schema"], "response_format")
+            options["grammar"] = _grammar_for_response_format(form, verbose=False)
     else:
         if body.logprobs and body.top_logprobs is None:  # upstream gives none then
             options["top_logprobs"] = 0
@@ -54,9 +66,21 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         options["logit_bias"] = biases(llm, body)
     if body.grammar is not None:
         options["grammar"] = llama_cpp.LlamaGrammar.from_string(body.grammar, verbose=False)
-    if body.min_tokens > 0:
-        options["logits_processor"] = llama_cpp.LogitsProcessorList([AtLeast(body.min_tokens, ends_of(llm))])
+    if processors := processors_of(llm, body):
+        options["logits_processor"] = llama_cpp.LogitsProcessorList(processors)
     return options
+
+
+def processors_of(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> list[Any]:
+    """What forbids tokens."""
+    made = list[Any]()
+    if body.allowed_token_ids is not None:
+        made.append(Only(body.allowed_token_ids))
+    least = llm.n_ctx() if body.ignore_eos else 0
+    if least or body.min_tokens > 0:
+        ends = ends_of(llm) if body.min_tokens <= 0 else [*ends_of(llm), *body.stop_token_ids]
+        made.append(AtLeast(max(least, body.min_tokens), ends))
+    return made
 
 
 def _listed(stop: str | list[str] | None) -> list[str]:
@@ -131,6 +155,19 @@ def ends_of(llm: Llama) -> list[int]:
         found = [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]
         _ends[llm] = found
     return found
+
+
+class Only:
+    """Forbids all tokens but some."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = np.array(tokens, dtype=np.intp)
+
+    def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+        """`scores`, shape (n_vocab,), with what may come next."""
+        allowed: Logits = scores + np.single(NEVER)
+        allowed[self._tokens] = scores[self._tokens]
+        return allowed
 
 
 class AtLeast:

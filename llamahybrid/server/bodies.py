@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import llama_cpp
 from llama_cpp import llama_types as chat
 from llama_cpp.server import types as upstream
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.server.errors import Refusal, bad
+from llamahybrid.server.options import First, SamplingOptions, TemplateOptions
+from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
+from llamahybrid.server.translation import translated
 
-_CONFIG = ConfigDict(allow_inf_nan=False)
-
-
-class First(FailFast):
-    """Of a list, the first item that is wrong is told of. pydantic's own has no hash, as unions need one."""
-
-    __hash__ = object.__hash__
+_CONFIG = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see request_fields.fault
 
 
 # Without it each is: a megabyte of such items took 15 s and 2 GB, and nothing else was served meanwhile.
@@ -50,7 +47,11 @@ MOST_STOPS = 1000
 class StreamOptions(BaseModel):
     """What a stream tells besides its text."""
 
+    model_config = ConfigDict(extra="forbid")
+
     include_usage: bool = False
+    include_obfuscation: bool = Field(default=False, description="Without effect: nothing is padded.")
+    continuous_usage_stats: Literal[False] = Field(default=False, description="Not supported.")
 
 
 class CacheOptions(BaseModel):
@@ -122,15 +123,23 @@ class Body(Protocol):
         """Why this cannot be answered, if it cannot."""
 
 
-class CompletionRequest(upstream.CreateCompletionRequest, CacheOptions):  # type: ignore[misc]
+class CompletionRequest(upstream.CreateCompletionRequest, SamplingOptions, CacheOptions):  # type: ignore[misc]
     """`/v1/completions`."""
 
     model_config = _CONFIG
+    route: ClassVar = Route.COMPLETIONS
 
     prompt: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
         default="", description="The prompt, as text or as token ids; one of them."
     )
     stop: str | Texts | None = upstream.stop_field
+    response_format: llama_cpp.ChatCompletionRequestResponseFormat | None = None
+    add_special_tokens: bool = Field(default=True, description="A prompt of text begins with a BOS.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translated(cls, said: Any) -> Any:
+        return translated(said, chat=False) if isinstance(said, dict) else said
 
     def text_or_tokens(self) -> str | list[int]:
         """The prompt. Raises Refusal for several."""
@@ -149,15 +158,24 @@ class CompletionRequest(upstream.CreateCompletionRequest, CacheOptions):  # type
             return bad("best_of is not supported; ask for n answers", "best_of")
         if self.echo and self.stream:
             return bad("echo comes with a whole answer, not with a stream", "echo")
-        if self.echo and not isinstance(self.text_or_tokens(), str):
-            return bad("echo needs a prompt of text", "echo")
+        form: Any = self.response_format or {}
+        if (why := excess(form)) is not None:
+            return bad(why, "response_format")
+        if self.grammar is not None and form.get("type") == "json_object":
+            return bad("an answer follows a grammar or a response_format, not both", "grammar")
         return _grammar_refused(self.grammar) or count_refused(self.n, max_n)
 
 
-class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):  # type: ignore[misc]
+class ChatCompletionRequest(
+    upstream.CreateChatCompletionRequest,  # type: ignore[misc]
+    SamplingOptions,
+    TemplateOptions,
+    CacheOptions,
+):
     """`/v1/chat/completions`."""
 
     model_config = _CONFIG
+    route: ClassVar = Route.CHAT
 
     messages: Messages = Field(default=[], description="The messages to answer.")
     stop: str | Texts | None = upstream.stop_field
@@ -167,22 +185,14 @@ class ChatCompletionRequest(upstream.CreateChatCompletionRequest, CacheOptions):
     @model_validator(mode="before")
     @classmethod
     def _newer_names(cls, said: Any) -> Any:
-        """What OpenAI calls otherwise by now: `max_completion_tokens`, and JSON schemas."""
+        """Messages and tools as upstream knows them, and other names of fields."""
         if not isinstance(said, dict):
             return said
-        said = dict(said)
+        said = translated(said, chat=True)
         for name, newer in (("messages", _message), ("tools", _tool), ("functions", _function)):
             few = isinstance(said.get(name), list) and (name == "messages" or len(said[name]) <= MOST_TOOLS)
             if few:
                 said[name] = [newer(each) if isinstance(each, dict) else each for each in said[name]]
-        if said.get("max_tokens") is None and said.get("max_completion_tokens") is not None:
-            said["max_tokens"] = said["max_completion_tokens"]
-        form = said.get("response_format")
-        if isinstance(form, dict) and form.get("type") == "json_schema":
-            inner = form.get("json_schema")
-            if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
-                raise ValueError("response_format.json_schema.schema is missing")
-            said["response_format"] = {"type": "json_object", "schema": inner["schema"]}
         return said
 
     def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
@@ -234,6 +244,14 @@ def _function(said: dict[str, Any]) -> dict[str, Any]:
 
 class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
     """`/v1/embeddings`."""
+
+    model_config = _CONFIG
+    route: ClassVar = Route.EMBEDDINGS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, said: Any) -> Any:
+        return {name: v for name, v in said.items() if v is not None} if isinstance(said, dict) else said
 
     input: str | Texts = Field(description="What to embed.")
     encoding_format: Literal["float", "base64"] = "float"

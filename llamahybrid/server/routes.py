@@ -28,7 +28,7 @@ from llamahybrid.server.bodies import (
     EmbeddingRequest,
 )
 from llamahybrid.server.errors import bad, later
-from llamahybrid.server.service import Service
+from llamahybrid.server.service import Service, require_known
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -102,6 +102,7 @@ async def create_embedding(request: Request, body: EmbeddingRequest, service: In
             raise bad("this model was not opened for embeddings (embedding: true)", "model")
         return llm.create_embedding(input=texts)
 
+    require_known(body, service.settings.ignore_unknown_fields)
     body.require_understood()
     made = await service.use_slot(request, body.model, work, texts.give_up)
     if body.encoding_format == "base64":

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE, CacheStats
+from llamahybrid.request.extras import asking
 from llamahybrid.request.salt import digest
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Account, Answer
@@ -29,6 +30,8 @@ from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load, max_prompt, observed, prompting
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
+from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
+from llamahybrid.server.request_fields import fault
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
@@ -134,6 +137,7 @@ class Service:
         `prepare`: what makes the answer, and its arguments; None: by llama_cpp.server's API.
         """
         arrived = time.perf_counter()
+        require_known(body, self.settings.ignore_unknown_fields)
         body.require_understood(body.stream)
         refused = await self._refused(request, body)
         if refused is not None:
@@ -145,11 +149,11 @@ class Service:
             raise bad("this server takes no requests without a cache_salt", "cache_salt")
         llm, place = await self._enter(request, alias, body.n or 1)
         try:
-            create, options = (prepare or _native)(llm, body, alias)
+            create, options = (prepare or self._native)(llm, body, alias)
             limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
             job = Job(limited, options, partial(llm.request, named), lambda last: None, self._outbox)
             include = body.stream_options is not None and body.stream_options.include_usage
-            account = Account(partial(_told, llm), include)
+            account = Account(partial(_told, llm, frozenset(getattr(body, "stop_token_ids", ()))), include)
             job.over = partial(self._over, job, account, arrived, place, salt_tag(digest(named)))
             self.jobs[job] = None
             job.start(self._threads)
@@ -157,6 +161,10 @@ class Service:
             self.admission.leave(place)
             raise
         return form(job, account, self._ping_seconds)
+
+    def _native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
+        ignore = self.settings.ignore_unknown_fields
+        return partial(_complete, llm, body, alias, ignore), {"stream": body.stream}
 
     async def _refused(self, request: Request, body: Body) -> Refusal | None:
         """`Body.refused`; of a large one in a thread, as its schemas may take a second to look at."""
@@ -253,14 +261,25 @@ class Service:
         return Gauges(admission.running, admission.waiting, admission.slots, busy, tiers, errors)
 
 
-def _native(llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
-    return partial(_complete, llm, body, alias), {"stream": body.stream}
+def require_known(body: Any, ignore_unknown: bool) -> None:
+    """Raise Refusal for a field that is neither obeyed nor without effect."""
+    if (route := getattr(body, "route", None)) is not None:
+        refused = fault(route, body.model_extra or {}, ignore_unknown)
+        if refused is not None:
+            raise refused
 
 
-def _complete(llm: Llama, body: Any, alias: str, stream: bool) -> Any:
+def _complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
     """In the request's thread: tokenizing names, and schemas, may take seconds."""
-    create = llm.create_completion if isinstance(body, CompletionRequest) else llm.create_chat_completion
-    return create(**{**arguments(llm, body, alias), "stream": stream})
+    told = AnswerTokens() if body.return_tokens else None
+    options = {**arguments(llm, body, alias), "stream": stream}
+    create = llm.create_completion
+    if not isinstance(body, CompletionRequest):
+        create = llm.create_chat_completion
+        options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
+    with asking(extras_of(llm, body, told)):
+        made = create(**options)
+    return made if told is None else told.into(made)
 
 
 def _limited(
@@ -276,9 +295,9 @@ def _limited(
     return create(**options)
 
 
-def _told(llm: Llama, done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
+def _told(llm: Llama, stops: frozenset[int], done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
     def ends(token: int) -> bool:
-        return bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
+        return token in stops or bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
 
     return usage(done.reports, ends), timings(done.reports)
 

@@ -103,6 +103,11 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     cors_origins: list[str] = Field(
         default=[], description="Origins whose pages may use this server from a browser; * for all."
     )
+    ignore_unknown_fields: bool = Field(
+        default=False,
+        description="Whether fields that no published request has, and variables that a chat template does "
+        "not read, are passed over. Otherwise they get 400.",
+    )
     max_body_bytes: int = Field(default=32 << 20, ge=1, description="Larger request bodies get 413.")
     max_prompt_tokens: Optional[int] = Field(
         default=None, ge=1, description="Longer prompts get 413. None: as many as the context takes."

@@ -1,0 +1,153 @@
+"""Options of a request beyond upstream's: samplers, stop tokens, the prompt, and what is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, FailFast, Field
+
+from llamahybrid.capi.samplers import Samplers
+from llamahybrid.llama import Llama
+from llamahybrid.request.chat_template import require_template_kwargs, unread
+from llamahybrid.request.extras import Extras
+from llamahybrid.server.errors import bad
+
+MOST_TOKENS = 200_000
+"""Token ids that one field may list."""
+
+
+class First(FailFast):
+    """Of a list, the first item that is wrong is told of. pydantic's own has no hash, as unions need one."""
+
+    __hash__ = object.__hash__
+
+
+Ids: TypeAlias = Annotated[list[int], First()]
+Text: TypeAlias = Annotated[str, Field(max_length=1000)]
+
+
+class SamplingOptions(BaseModel):
+    """Options of completions and chats, as llama-server and vLLM name them."""
+
+    typical_p: float = Field(default=1.0, ge=0, le=1, description="Locally typical sampling; 1: off.")
+    repeat_last_n: int | None = Field(
+        default=None, ge=-1, description="Tokens of the answer that penalties count; -1: all; None: 64."
+    )
+    repetition_penalty: float = Field(
+        default=1.0, gt=0, description="vLLM's penalty of all tokens of the prompt and the answer; 1: off."
+    )
+    dry_multiplier: float = Field(default=0.0, ge=0, description="Strength of the DRY sampler; 0: off.")
+    dry_base: float = Field(default=1.75, ge=0)
+    dry_allowed_length: int = Field(default=2, ge=0, le=1 << 30)
+    dry_penalty_last_n: int = Field(default=-1, ge=-1, le=1 << 30)
+    dry_sequence_breakers: list[Text] = Field(default=["\n", ":", '"', "*"], max_length=100)
+    xtc_probability: float = Field(default=0.0, ge=0, le=1, description="Of the XTC sampler; 0: off.")
+    xtc_threshold: float = Field(default=0.1, ge=0, le=1)
+    top_n_sigma: float = Field(default=-1.0, description="Of the top-n-sigma sampler; 0 or less: off.")
+    dynatemp_range: float = Field(default=0.0, ge=0, description="Of the dynamic temperature; 0: off.")
+    dynatemp_exponent: float = 1.0
+    ignore_eos: bool = Field(default=False, description="The answer does not end before max_tokens.")
+    stop_token_ids: Ids = Field(default=[], max_length=MOST_TOKENS, description="Tokens that end an answer.")
+    allowed_token_ids: Ids | None = Field(
+        default=None, min_length=1, max_length=MOST_TOKENS, description="The only tokens of an answer."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        default=None, ge=-1, description="Only the last tokens of the prompt; -1: as many as fit."
+    )
+    return_tokens: bool = Field(default=False, description="Each choice has its token ids: tokens.")
+
+
+class TemplateOptions(BaseModel):
+    """Options of chats that the model's chat template reads."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description='Variables of the chat template: {"enable_thinking": false}.'
+    )
+    enable_thinking: bool | None = Field(default=None, description="The same, of chat_template_kwargs.")
+    reasoning_effort: Text | None = Field(default=None, description="The same; none: no thinking.")
+    documents: list[dict[str, Any]] | None = Field(default=None, max_length=1000)
+
+
+_OPTIONS = tuple(name for name in SamplingOptions.model_fields if name in Samplers.__dataclass_fields__)
+
+
+def extras_of(llm: Llama, body: Any, told: AnswerTokens | None = None) -> Extras:
+    """The extras of a request. Raises Refusal for token ids there are not, and samplers without effect.
+
+    `told` collects the tokens of its answers.
+    """
+    samplers = Samplers(
+        **{name: getattr(body, name) for name in _OPTIONS if name != "dry_sequence_breakers"},
+        dry_sequence_breakers=tuple(body.dry_sequence_breakers),
+    )
+    samplers.require_together(body.temperature, body.mirostat_mode)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if any(not 0 <= token < llm.n_vocab() for token in getattr(body, name) or ()):
+            raise bad(f"token ids lie in [0, {llm.n_vocab()})", name)
+    truncate = body.truncate_prompt_tokens
+    if truncate == 0:
+        raise bad("truncate_prompt_tokens leaves nothing of the prompt", "truncate_prompt_tokens")
+    if truncate == -1:
+        truncate = max(1, llm.n_ctx() - 1)
+    return Extras(
+        samplers=None if samplers == Samplers() else samplers,
+        stop_token_ids=frozenset(body.stop_token_ids),
+        truncate=truncate,
+        prompt_only=bool(getattr(body, "echo", False)) and body.max_tokens == 0,
+        on_token=None if told is None else told.add,
+    )
+
+
+def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = False) -> dict[str, Any]:
+    """The variables of the chat template that a request sets.
+
+    Raises Refusal for one that the template does not read; with `ignore_unread` it is left out.
+    """
+    given = dict(body.chat_template_kwargs or {})
+    for name in ("enable_thinking", "reasoning_effort", "documents"):
+        value = getattr(body, name)
+        if value is None:
+            continue
+        if name == "reasoning_effort" and unread(llm, [name]):
+            if given.get("enable_thinking") is not None:
+                continue
+            name, value = "enable_thinking", value != "none"
+        if given.setdefault(name, value) != value:
+            raise bad(f"{name} and chat_template_kwargs say different things", name)
+    if ignore_unread:
+        for name in unread(llm, list(given)):
+            del given[name]
+    try:
+        require_template_kwargs(llm, given)
+    except ValueError as error:
+        named = next((name for name in TemplateOptions.model_fields if getattr(body, name) is not None), None)
+        raise bad(str(error), named) from None
+    return given
+
+
+class AnswerTokens:
+    """The token ids of a request's answers, put into the choices of its completion or its chunks."""
+
+    def __init__(self) -> None:
+        self._new: dict[int, list[int]] = {}
+
+    def add(self, answer: int, token: int) -> None:
+        """A token of the answer of that index."""
+        self._new.setdefault(answer, []).append(token)
+
+    def into(self, made: Any) -> Any:
+        """The completion, or the stream of chunks, with `tokens` in each choice."""
+        return self._filled(made) if isinstance(made, dict) else self._stream(made)
+
+    def _filled(self, made: dict[str, Any]) -> dict[str, Any]:
+        for choice in made["choices"]:
+            choice["tokens"] = self._new.pop(choice["index"], [])
+        return made
+
+    def _stream(self, chunks: Iterator[Any]) -> Generator[Any, None, None]:
+        assert isinstance(chunks, Generator), "streams are generators"
+        with closing(chunks):
+            for chunk in chunks:
+                yield self._filled(chunk)

@@ -1,0 +1,185 @@
+"""Every field of the requests that OpenAI, llama-server and vLLM publish, and whether it is obeyed here.
+
+Sources: OpenAI's API reference; llama.cpp's tools/server/README.md and server-task.cpp; vLLM's
+entrypoints/openai/{completion,chat_completion}/protocol.py and its pooling requests, and the guided_* fields
+that older vLLM takes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from llamahybrid.server.errors import Refusal, bad
+
+
+class Effect(Enum):
+    """What a field does on a route."""
+
+    OBEYED = "obeyed"
+    REFUSED = "refused"
+    """400, unless the value asks for what happens anyway."""
+    NONE = "without effect on the answer"
+    UNKNOWN = "unknown"
+    """No published request of this route has it."""
+
+
+class Route(Enum):
+    """The requests that have a table."""
+
+    COMPLETIONS = "/v1/completions"
+    CHAT = "/v1/chat/completions"
+    EMBEDDINGS = "/v1/embeddings"
+
+
+_EFFECTS: Final = {"o": Effect.OBEYED, "r": Effect.REFUSED, "n": Effect.NONE, "-": Effect.UNKNOWN}
+
+
+@dataclass(frozen=True)
+class RequestField:
+    """One field."""
+
+    name: str
+    effects: Mapping[Route, Effect]
+    neutral: tuple[Any, ...] = ()
+    """Values of a refused field that ask for what happens anyway."""
+
+    def refuses(self, route: Route, value: Any) -> bool:
+        """This value of it gets 400."""
+        same = any(type(value) is type(each) and value == each for each in self.neutral)
+        return self.effects[route] is Effect.REFUSED and not same
+
+
+def _fields(effects: str, names: str, *neutral: Any) -> list[RequestField]:
+    """Fields, by their names, with one letter for each route."""
+    each = dict(zip(Route, (_EFFECTS[letter] for letter in effects), strict=True))
+    return [RequestField(name, each, neutral) for name in names.split()]
+
+
+_ALL = [
+    # completions, chat completions, embeddings
+    *_fields("ooo", "model"),
+    *_fields("o--", "prompt echo suffix best_of"),
+    *_fields("-o-", "messages tools tool_choice functions function_call top_logprobs max_completion_tokens"),
+    *_fields("oo-", "frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream"),
+    *_fields("oo-", "stream_options temperature top_p response_format"),
+    *_fields("--o", "input encoding_format"),
+    *_fields("nnn", "user metadata store service_tier safety_identifier request_id"),
+    *_fields("nn-", "prompt_cache_key prompt_cache_retention session_id stream_interval"),
+    # OpenAI
+    *_fields("-o-", "reasoning_effort"),
+    *_fields("-r-", "audio prediction verbosity web_search_options moderation"),
+    *_fields("-r-", "modalities", ["text"]),
+    *_fields("-r-", "parallel_tool_calls", True),
+    *_fields("--r", "dimensions"),
+    # llama-server
+    *_fields("oo-", "top_k min_p typical_p repeat_penalty repeat_last_n top_n_sigma seed ignore_eos grammar"),
+    *_fields(
+        "oo-", "dynatemp_range dynatemp_exponent mirostat mirostat_tau mirostat_eta json_schema n_predict"
+    ),
+    *_fields("oo-", "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers"),
+    *_fields("oo-", "xtc_probability xtc_threshold n_probs return_tokens n_cmpl cache_prompt id_slot"),
+    *_fields("-o-", "enable_thinking"),
+    *_fields("nn-", "n_keep timings_per_token sse_ping_interval backend_sampling preserved_tokens"),
+    *_fields("rr-", "min_keep n_cache_reuse n_indent n_discard", 0),
+    *_fields("rr-", "t_max_predict_ms t_max_prompt_ms", -1, 0),
+    *_fields("rr-", "lora response_fields", []),
+    *_fields("rr-", "post_sampling_probs return_progress verbose", False),
+    *_fields("rr-", "samplers system_prompt image_data adaptive_target adaptive_decay"),
+    *_fields("rr-", "grammar_lazy", False),
+    *_fields("rr-", "grammar_triggers", []),
+    *_fields("rr-", "speculative.n_max speculative.n_min speculative.p_min speculative.type"),
+    *_fields("rr-", "speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_m_hits"),
+    *_fields("rr-", "tfs_z", 1, 1.0),
+    *_fields("rr-", "penalize_nl", False),
+    *_fields("rr-", "penalty_prompt"),
+    *_fields("-r-", "chat_format generation_prompt"),
+    *_fields("-r-", "reasoning_format", "none"),
+    *_fields("-r-", "reasoning_in_content", True),
+    *_fields("-r-", "thinking_forced_open parse_tool_calls", False),
+    *_fields("-r-", "thinking_budget thinking_budget_tokens reasoning_budget reasoning_budget_tokens", -1),
+    *_fields("-r-", "reasoning_budget_message reasoning_control"),
+    *_fields("--r", "content embd_normalize"),
+    # vLLM
+    *_fields("oo-", "repetition_penalty stop_token_ids min_tokens truncate_prompt_tokens allowed_token_ids"),
+    *_fields("oo-", "guided_json guided_regex guided_choice guided_grammar structured_outputs cache_salt"),
+    *_fields("-o-", "chat_template_kwargs documents"),
+    *_fields("o--", "add_special_tokens"),
+    *_fields("-r-", "add_special_tokens echo continue_final_message", False),
+    *_fields("-r-", "add_generation_prompt include_reasoning", True),
+    *_fields("-r-", "chat_template media_io_kwargs mm_processor_kwargs"),
+    *_fields("-r-", "return_prompt_text", False),
+    *_fields("r--", "prompt_embeds"),
+    *_fields("rr-", "use_beam_search include_stop_str_in_output watermarking", False),
+    *_fields("rr-", "skip_special_tokens spaces_between_special_tokens", True),
+    *_fields("rr-", "length_penalty", 1, 1.0),
+    *_fields("rr-", "truncation_side", "left"),
+    *_fields("rr-", "bad_words logits_processors", []),
+    *_fields("rr-", "prompt_logprobs logprob_token_ids structural_tag repetition_detection"),
+    *_fields("rr-", "thinking_token_budget", -1),
+    *_fields("rr-", "return_tokens_as_token_ids return_token_ids return_token_offsets", False),
+    *_fields("nn-", "guided_decoding_backend return_mm_kwargs routed_experts_prompt_start"),
+    *_fields("rr-", "guided_whitespace_pattern vllm_xargs kv_transfer_params ec_transfer_params"),
+    *_fields("rrr", "priority", 0),
+    *_fields("--r", "truncate_prompt_tokens", -1),
+    *_fields("--r", "add_special_tokens normalize use_activation", True),
+    *_fields("--r", "embed_dtype", "float32"),
+    *_fields("--r", "endianness", "native"),
+    *_fields("--r", "additional_data messages mm_processor_kwargs"),
+    # llama_cpp.server
+    *_fields("oo-", "logit_bias_type mirostat_mode"),
+]
+
+
+def _merged(fields: Iterable[RequestField]) -> dict[str, RequestField]:
+    """One entry a name; a field may be listed for each route by itself."""
+    table = dict[str, RequestField]()
+    for field in fields:
+        known = table.get(field.name)
+        if known is not None:
+            ours = {r: e for r, e in field.effects.items() if e is not Effect.UNKNOWN}
+            field = RequestField(field.name, {**known.effects, **ours}, (*known.neutral, *field.neutral))
+        table[field.name] = field
+    return table
+
+
+FIELDS: Final[Mapping[str, RequestField]] = _merged(_ALL)
+
+
+def effect(route: Route, name: str) -> Effect:
+    """What a field does on a route."""
+    return FIELDS[name].effects[route] if name in FIELDS else Effect.UNKNOWN
+
+
+def known(route: Route) -> list[str]:
+    """The names of a route's fields."""
+    return [name for name, field in FIELDS.items() if field.effects[route] is not Effect.UNKNOWN]
+
+
+def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) -> Refusal | None:
+    """A refusal of the first field that is neither obeyed nor without effect; None: there is none.
+
+    `ignore_unknown`: fields that no published request has do nothing.
+    """
+    for name, value in given.items():
+        if value is None:  # not given
+            continue
+        found = effect(route, name)
+        if found is Effect.UNKNOWN and not ignore_unknown:
+            return bad(f"{route.value} has no field {name!r}{_hint(route, name)}", name)
+        if found is Effect.REFUSED and FIELDS[name].refuses(route, value):
+            return bad(f"{name} is not supported on {route.value}{_only(FIELDS[name])}", name)
+    return None
+
+
+def _hint(route: Route, name: str) -> str:
+    near = difflib.get_close_matches(name, known(route), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _only(field: RequestField) -> str:
+    values = list(dict.fromkeys(map(repr, field.neutral)))
+    return f"; leave it out, or give {' or '.join(values)}" if values else "; leave it out"
