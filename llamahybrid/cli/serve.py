@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 def settings(arguments: Sequence[str]) -> tuple[ServerSettings, list[ModelSettings]]:
     """What was asked for. Raises ValueError, OSError; SystemExit for options that there are not."""
     named = parser()
-    given = named.parse_args([_underscored(each) for each in arguments])
+    given = named.parse_args(_switched([_underscored(each) for each in arguments]))
     config = os.environ.get("CONFIG_FILE", given.config_file)
     if config:
         if given.path or given.model:
@@ -57,6 +57,14 @@ def server(arguments: Sequence[str]) -> Server:
     made, service = server_of(app), app.state.service
     service.models.open(service.models.default)
     return made
+
+
+def _switched(arguments: list[str]) -> list[str]:
+    """The arguments, with the value of a switch that was given none."""
+    switch, words = "--ignore_unknown_fields", ("0", "1", "true", "false", "yes", "no", "on", "off")
+    following = [each.lower() in words for each in [*arguments[1:], ""]]
+    each = zip(arguments, following, strict=True)
+    return [f"{name}=true" if name == switch and not valued else name for name, valued in each]
 
 
 def _underscored(argument: str) -> str:

@@ -68,10 +68,12 @@ _ALL = [
     *_fields("oo-", "stream_options temperature top_p response_format"),
     *_fields("--o", "input encoding_format"),
     *_fields("nnn", "user metadata store service_tier safety_identifier request_id"),
-    *_fields("nn-", "prompt_cache_key prompt_cache_retention session_id stream_interval"),
+    *_fields("nn-", "prompt_cache_key prompt_cache_options prompt_cache_retention session_id stream_interval"),
     # OpenAI
     *_fields("-o-", "reasoning_effort"),
-    *_fields("-r-", "audio prediction verbosity web_search_options moderation"),
+    *_fields("-n-", "prediction"),
+    *_fields("-r-", "audio web_search_options moderation"),
+    *_fields("-r-", "verbosity", "medium"),
     *_fields("-r-", "modalities", ["text"]),
     *_fields("-r-", "parallel_tool_calls", True),
     *_fields("--r", "dimensions"),
@@ -83,10 +85,10 @@ _ALL = [
     *_fields("oo-", "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers"),
     *_fields("oo-", "xtc_probability xtc_threshold n_probs return_tokens n_cmpl cache_prompt id_slot"),
     *_fields("-o-", "enable_thinking"),
-    *_fields("nn-", "n_keep timings_per_token sse_ping_interval backend_sampling preserved_tokens"),
+    *_fields("nn-", "n_keep timings_per_token sse_ping_interval backend_sampling"),
     *_fields("rr-", "min_keep n_cache_reuse n_indent n_discard", 0),
     *_fields("rr-", "t_max_predict_ms t_max_prompt_ms", -1, 0),
-    *_fields("rr-", "lora response_fields", []),
+    *_fields("rr-", "lora response_fields preserved_tokens", []),
     *_fields("rr-", "post_sampling_probs return_progress verbose", False),
     *_fields("rr-", "samplers system_prompt image_data adaptive_target adaptive_decay"),
     *_fields("rr-", "grammar_lazy", False),
@@ -129,7 +131,8 @@ _ALL = [
     *_fields("--r", "embed_dtype", "float32"),
     *_fields("--r", "endianness", "native"),
     *_fields("--r", "additional_data messages mm_processor_kwargs"),
-    # llama_cpp.server
+    # llama_cpp.server, and Copilot's clients of its route
+    *_fields("n--", "nwo extra feature_flags"),
     *_fields("oo-", "logit_bias_type mirostat_mode"),
 ]
 

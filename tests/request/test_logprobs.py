@@ -1,0 +1,65 @@
+"""Log-probabilities of a prompt and its answer (`echo`), and stock's order of rows on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+import llamahybrid
+from llamahybrid import Llama
+
+OPTIONS: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "verbose": False, "logits_all": True}
+ASKED: dict[str, Any] = {"max_tokens": 5, "temperature": 0.0, "logprobs": 2, "echo": True}
+PROMPT = "Once upon a time there was"
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3", pytest.param("mamba", marks=pytest.mark.full)])
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_each_token_is_scored_by_the_row_before_it(
+    tiny_model: Callable[..., Path], arch: str, n_parallel: int
+) -> None:
+    model = str(tiny_model(arch))
+    with closing(Llama(model, n_parallel=n_parallel, **OPTIONS)) as llm:
+        llm(PROMPT + " a king", max_tokens=3)  # something to reuse
+        (choice,) = llm(PROMPT, **ASKED)["choices"]
+        assert llm(llm.tokenize(PROMPT.encode()), **ASKED)["choices"] == [choice]
+    with closing(llama_cpp.Llama(model, **OPTIONS)) as stock:
+        tokens = stock.tokenize(choice["text"].encode())
+        stock.eval(tokens)
+        odds = llama_cpp.Llama.logits_to_logprobs(np.array(stock.scores[: len(tokens)]))
+    right = [float(odds[n - 1][token]) for n, token in enumerate(tokens)][1:]
+    told = choice["logprobs"]
+    assert told["token_logprobs"][0] is None
+    assert told["token_logprobs"][1:] == pytest.approx(right, abs=1e-3)
+    assert "".join(told["tokens"]) == choice["text"]
+    for name, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        assert choice["text"][offset : offset + len(name)] == name
+
+
+@pytest.mark.parametrize("way", ["argument", "configure", "environment"])
+def test_stocks_order_of_rows_where_it_is_asked_for(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    model, more = str(tiny_model("qwen35")), {}
+    if way == "argument":
+        more = {"stock_logprobs": True}
+    elif way == "environment":
+        monkeypatch.setenv("LLAMAHYBRID_STOCK_LOGPROBS", "on")
+    else:
+        llamahybrid.configure(stock_logprobs=True)
+    try:
+        with closing(Llama(model, **OPTIONS, **more)) as llm:
+            (ours,) = llm(PROMPT, **ASKED)["choices"]
+    finally:
+        llamahybrid.configure(stock_logprobs=None)
+    with closing(llama_cpp.Llama(model, **OPTIONS)) as stock:
+        (theirs,) = stock(PROMPT, **ASKED)["choices"]
+    assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
+    numbers, expected = (each["logprobs"]["token_logprobs"][1:] for each in (ours, theirs))
+    assert numbers == pytest.approx(expected, abs=1e-3)
