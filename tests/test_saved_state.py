@@ -78,7 +78,7 @@ def test_a_state_that_does_not_fit_is_a_miss_and_stays(open_model, tmp_path, one
 def test_rows_of_scores_are_taken_for_what_they_are(open_model, one, other, n):
     cache = llama_cpp.LlamaRAMCache()
     prompt = "Once upon a time " * n
-    a, b = open_model(n_batch=64, **one), open_model(n_batch=128, **other)
+    a, b = (open_model(n_batch=n, stock_logprobs=True, **more) for n, more in ((64, one), (128, other)))
     a.set_cache(cache)
     b.set_cache(cache)
     text(a, prompt)

@@ -195,19 +195,6 @@ def test_logprobs_of_a_chat(client: openai.OpenAI, stock: Stock, stream: bool) -
     assert [p for _, p in said] == pytest.approx([each["logprob"] for each in right], abs=1e-2)
 
 
-def test_logprobs_of_a_completion_with_its_prompt(client: openai.OpenAI, stock: Stock) -> None:
-    prompt = "Once upon a time there was a king"
-    for _ in range(2):  # the second time all of it is known
-        got = client.completions.create(model="any", prompt=prompt, logprobs=2, echo=True, **GREEDY)
-    right = stock().create_completion(prompt, logprobs=2, echo=True, **PLAIN)["choices"][0]
-    said = got.choices[0].logprobs
-    assert got.choices[0].text == right["text"]
-    assert said
-    assert said.tokens == right["logprobs"]["tokens"]
-    assert said.token_logprobs
-    assert said.token_logprobs[1:] == pytest.approx(right["logprobs"]["token_logprobs"][1:], abs=1e-2)
-
-
 def test_logprobs_of_the_tokens_alone(client: openai.OpenAI) -> None:
     got = client.completions.create(model="any", prompt="Once upon", logprobs=0, **GREEDY)
     assert got.choices[0].logprobs
