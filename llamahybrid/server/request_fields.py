@@ -68,7 +68,8 @@ _ALL = [
     *_fields("oo-", "stream_options temperature top_p response_format"),
     *_fields("--o", "input encoding_format"),
     *_fields("nnn", "user metadata store service_tier safety_identifier request_id"),
-    *_fields("nn-", "prompt_cache_key prompt_cache_options prompt_cache_retention session_id stream_interval"),
+    *_fields("nn-", "prompt_cache_key prompt_cache_options prompt_cache_retention"),
+    *_fields("nn-", "session_id stream_interval"),
     # OpenAI
     *_fields("-o-", "reasoning_effort"),
     *_fields("-n-", "prediction"),

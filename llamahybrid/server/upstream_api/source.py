@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from llamahybrid.engine.sdist import PIN, read
 from llamahybrid.errors import EngineError
-from llamahybrid.server.bodies import CacheOptions, First, Texts, count_refused
+from llamahybrid.server.bodies import CacheOptions, Texts, count_refused
 from llamahybrid.server.errors import Refusal, bad
+from llamahybrid.server.options import First
 from llamahybrid.server.schemas import excess
 from llamahybrid.upstream import Look, mentions, takes
 
