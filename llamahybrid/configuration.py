@@ -1,8 +1,9 @@
 """What a program that cannot be edited is told about its cache: by `configure`, or by the environment.
 
 `LLAMAHYBRID_RAM` and `LLAMAHYBRID_DISK` are sizes ("2GiB", "0": none), the disk's also a folder;
-`LLAMAHYBRID_PARALLEL` is a number of requests, `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off".
-A constructor's argument goes before what `install` was given, that before `configure`, that before the environment, that before what is built in.
+`LLAMAHYBRID_PARALLEL` is a number of requests, `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off". A constructor's
+argument goes before what `install` was given, that before `configure`, that before the environment, that
+before what is built in.
 """
 
 from __future__ import annotations

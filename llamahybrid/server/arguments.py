@@ -54,7 +54,13 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         if form.get("type") == "json_object":
             if form.get("schema") is not None:
                 require_grammar(form["schema"], "response_format")
-            options["grammar"] = _grammar_for_response_format(form, verbose=False)
+            schema = json_schema.schema_of({"response_format": form})
+            followed = schema is not None and json_schema.available()
+            options["grammar"] = (
+                json_schema.SchemaGrammar(schema)
+                if followed
+                else _grammar_for_response_format(form, verbose=False)
+            )
     else:
         if body.logprobs and body.top_logprobs is None:  # upstream gives none then
             options["top_logprobs"] = 0
