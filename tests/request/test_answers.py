@@ -232,7 +232,7 @@ def test_processors_and_a_bias_count_together(several, n, stream):
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_logprobs(several, alone, n_parallel):
-    llm = several(n_parallel=n_parallel, logits_all=True)
+    llm = several(n_parallel=n_parallel, logits_all=True, stock_logprobs=True)
     count = DecodeCounter(llm)
     made = llm.create_completion("a few words", n=2, seed=40, logprobs=2, echo=True, **ASKED)
     prompt = made["usage"]["prompt_tokens"]

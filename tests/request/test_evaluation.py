@@ -158,7 +158,8 @@ def test_without_tokens_there_is_nothing_to_sample_as_upstream_says(open_model, 
 
 @pytest.mark.parametrize("arch", ["gemma3", "qwen35", "llama", pytest.param("jamba", marks=pytest.mark.full)])
 def test_logprobs_of_a_restored_prefix_are_those_of_a_fresh_context(open_model, arch):
-    ours, stock = open_model(arch, logits_all=True), open_model(arch, llama_cpp.Llama, logits_all=True)
+    ours = open_model(arch, logits_all=True, stock_logprobs=True)
+    stock = open_model(arch, llama_cpp.Llama, logits_all=True)
     asked = dict(max_tokens=4, temperature=0.0, logprobs=2, seed=1, echo=True)
     ours.create_completion("Once upon a time there was a king", **asked)
     ours.create_completion("Never before", **asked)
@@ -189,7 +190,8 @@ def test_rows_of_one_request_are_not_another_ones(open_model):
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
 def test_logprobs_of_a_prompt_are_those_of_its_own_tokens(open_model, arch):
     """Prompts of one length in the same place, one after the other."""
-    llm, stock = open_model(arch, logits_all=True), open_model(arch, llama_cpp.Llama, logits_all=True)
+    llm = open_model(arch, logits_all=True, stock_logprobs=True)
+    stock = open_model(arch, llama_cpp.Llama, logits_all=True)
     asked = {"max_tokens": 2, "temperature": 0.0, "logprobs": 1, "echo": True}
     for text in ("the tea is hot, I think", "the ink is dry, I think", "the tea was hot, I think", "the tea"):
         ours, want = (

@@ -151,7 +151,7 @@ def test_generating_goes_on_behind_what_is_there(llm, fresh):
 
 
 def test_rows_of_logits_are_the_threads_own(opened, fresh, arch):
-    llm, stock = opened(arch, n_parallel=2, logits_all=True), fresh(logits_all=True)
+    llm, stock = opened(arch, n_parallel=2, logits_all=True, stock_logprobs=True), fresh(logits_all=True)
     prompts = [WORDS[20 * i : 20 * i + 40] for i in range(3)]
     step = threading.Barrier(3, timeout=DEADLINE)
 
