@@ -151,7 +151,7 @@ def test_generating_goes_on_behind_what_is_there(llm, fresh):
 
 
 def test_rows_of_logits_are_the_threads_own(opened, fresh, arch):
-    llm, stock = opened(arch, n_parallel=2, logits_all=True, stock_logprobs=True), fresh(logits_all=True)
+    llm, stock = opened(arch, n_parallel=2, logits_all=True), fresh(logits_all=True)
     prompts = [WORDS[20 * i : 20 * i + 40] for i in range(3)]
     step = threading.Barrier(3, timeout=DEADLINE)
 
@@ -187,7 +187,8 @@ def test_chats_in_threads(llm, fresh, stream):
 
 
 def test_logprobs_in_threads(opened, fresh, arch):
-    llm, stock = opened(arch, n_parallel=2, logits_all=True), fresh(logits_all=True)
+    llm = opened(arch, n_parallel=2, logits_all=True, stock_logprobs=True)
+    stock = fresh(logits_all=True)
     texts = ["some words", "other words", "no words"]
 
     def complete(one, text):
