@@ -37,6 +37,9 @@ def build(
             exists=True, file_okay=False, help="checkout of llama-cpp-python or llama.cpp, as it is"
         ),
     ] = None,
+    hardening: Annotated[
+        bool, typer.Option("--hardening", help="with the patches that llamahybrid itself does not need")
+    ] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="for NVIDIA GPUs; finds toolkit and cuBLAS")] = False,
     cuda_arch: Annotated[
         str | None,
@@ -48,6 +51,8 @@ def build(
     from llamahybrid.engine import cuda as nvidia
     from llamahybrid.engine.progress import display
 
+    if source is not None and hardening:
+        raise typer.BadParameter("--source is built as it is: no patches are applied")
     site = choice.Site.here()
     if cuda or cuda_arch:
         with errors_shown():
@@ -59,7 +64,7 @@ def build(
     with errors_shown():
         try:
             with display() as progress:
-                built = patched.make(progress, force=force, source=source)
+                built = patched.make(progress, force=force, source=source, hardening=hardening)
         except KeyboardInterrupt:
             typer.echo("interrupted: nothing was kept of the build; start it again any time", err=True)
             raise typer.Exit(130) from None
@@ -82,7 +87,11 @@ def list_() -> None:
         reasons = [choice.mismatch(built, site) for built in engines]
         best = next(iter(choice.fitting(site)), None)
     for built, reason in zip(engines, reasons, strict=True):
-        made = f"from {built.source}" if built.source else f"{len(built.patches)} patches"
+        made = (
+            f"from {built.source}"
+            if built.source
+            else f"{len(built.patches)} patches ({', '.join(built.sets)})"
+        )
         options = "".join(f", {name}={value}" for name, value in built.recipe.options)
         typer.echo(f"{'*' if built == best else ' '} {built.libraries}")
         typer.echo(f"    llama-cpp-python {built.version}, {made}{options}, {built.built}")

@@ -43,9 +43,10 @@ def show(carried: Sequence[Carried], name: str, base: str, folder: Path | None, 
 
 def tests(name: str) -> list[str]:
     """What is to be run for a patch: the hazards' ids, and the files of a checkout."""
+    from llamahybrid.engine import series
     from llamahybrid.hazards.catalogue import PROBES
 
-    number = name[:4]
+    number = series.number(name)
     home = Path(__file__).parents[2] / "tests"
     files = sorted(file.relative_to(home.parent).as_posix() for file in home.glob(f"*/test_{number}_*.py"))
     return [*(probe.id for probe in PROBES if number in probe.patches), *files]

@@ -89,7 +89,8 @@ def _unfit(engine: Engine, site: Site) -> str:
         return f"built from {engine.source}: choose it with LLAMAHYBRID_ENGINE={engine.libraries}"
     if engine.version != _release(site.version):
         return f"made for llama-cpp-python {engine.version}, installed is {site.version or 'none'}"
-    if dict(engine.patches) != series.patches(engine.version):
+    known = (series.patches(engine.version, chosen) for chosen in (series.REUSE, series.HARDENING))
+    if dict(engine.patches) not in known:
         return "the patches have changed since"
     if not engine.recipe.runs_here():
         return "built for another machine"

@@ -41,6 +41,11 @@ class Engine:
     """Name of each library to its bytes and sha256."""
 
     @property
+    def sets(self) -> tuple[str, ...]:
+        """The sets of patches that were applied."""
+        return tuple(dict.fromkeys(name.rpartition("/")[0] for name in self.patches))
+
+    @property
     def libraries(self) -> Path:
         """What `LLAMA_CPP_LIB_PATH` is to name."""
         return self.folder / "lib"

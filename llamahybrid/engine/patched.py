@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +23,9 @@ LLAMA_CPP = "vendor/llama.cpp"
 
 
 @storage.disk_errors()
-def make(progress: Progress, *, force: bool = False, source: Path | None = None) -> Engine:
+def make(
+    progress: Progress, *, force: bool = False, source: Path | None = None, hardening: bool = False
+) -> Engine:
     """The patched engine for this machine and the options in the environment, built if need be (minutes).
 
     Its folder appears in one rename: until then, and after an end of any kind, what was there before stays.
@@ -33,6 +36,7 @@ def make(progress: Progress, *, force: bool = False, source: Path | None = None)
         source: a checkout to build from instead, as it is: of llama-cpp-python (with ``vendor/llama.cpp``),
             or of llama.cpp, built by that release's llama-cpp-python. It may have changed, so it is always
             built.
+        hardening: apply the set `hardening` besides `reuse`.
 
     Raises:
         EngineError: the sdist cannot be had, a patch does not apply, `source` is no checkout, the disk says
@@ -40,7 +44,8 @@ def make(progress: Progress, *, force: bool = False, source: Path | None = None)
     """
     release = series.release(bindings.version())
     recipe = Recipe.here(series.pin(release))
-    patches = {} if source else series.patches(release)
+    chosen = series.HARDENING if hardening else series.REUSE
+    patches = {} if source else series.patches(release, chosen)
     origin = str(source.resolve()) if source else ""
     home = installed.home() / key(recipe, patches, origin)
     if source:
@@ -53,7 +58,7 @@ def make(progress: Progress, *, force: bool = False, source: Path | None = None)
             return engine
         started = time.monotonic()
         progress(0, 0, "Unpacking")
-        tree = _tree(scratch / "tree", source, release)
+        tree = _tree(scratch / "tree", source, release, chosen)
         version = version_of(tree)
         build.run(tree, scratch / "wheel", progress, home.parent / f"{home.name}.log", CMAKE_ARGS)
         new = scratch / "engine"
@@ -104,10 +109,10 @@ def kind(source: Path) -> str:
     )
 
 
-def _tree(dest: Path, source: Path | None, release: str) -> Path:
+def _tree(dest: Path, source: Path | None, release: str, chosen: Sequence[str]) -> Path:
     """A llama-cpp-python tree that the build may write into."""
     if source is None:
-        series.apply(sdist.unpack(dest, series.pin(release)) / LLAMA_CPP, release)
+        series.apply(sdist.unpack(dest, series.pin(release)) / LLAMA_CPP, release, chosen)
     elif kind(source) == LLAMA_CPP:
         _copy(source, dest)
     else:

@@ -152,6 +152,7 @@ def write(carried: list[Carried], target: Target, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     merged = [patch for patch in carried if patch.text]
     for patch in merged:
+        (folder / patch.name).parent.mkdir(exist_ok=True)
         (folder / patch.name).write_text(patch.text, encoding="utf-8", newline="")
     if target.pin:
         (folder / "pin").write_text(f"{target.pin.sha256}\n")

@@ -1,7 +1,8 @@
 """The patch series, one per release of llama-cpp-python, and applying it to the llama.cpp of its sdist.
 
 `patches/VERSION/` holds a release's patches, their order (`series`) and the sha256 of the sdist that they are
-made for (`pin`).
+made for (`pin`). The folder of a patch is its set: `reuse` is what this package needs, `server` changes
+llama-server alone, `hardening` mends faults of llama.cpp that this package does not run into.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from llamahybrid.engine.sdist import Pin
 from llamahybrid.errors import EngineError
 
 _PACKAGE = Path(__file__).parents[1]
+
+REUSE = ("reuse",)
+SERVER = ("reuse", "server")
+HARDENING = ("reuse", "hardening")
 
 
 def releases() -> tuple[str, ...]:
@@ -56,17 +62,36 @@ def pin(version: str) -> Pin:
     return Pin(version, (folder(version) / "pin").read_text().strip())
 
 
-def patches(version: str) -> dict[str, str]:
-    """A release's patches in the order of the series: file name to sha256."""
+def number(name: str) -> str:
+    """The number of a patch (`reuse/0001-recurrent-rollback-planes.patch`)."""
+    return Path(name).name[:4]
+
+
+def set_of(name: str) -> str:
+    """The set that a patch is in."""
+    return name.rpartition("/")[0]
+
+
+def sets(version: str) -> dict[str, str]:
+    """The set of each patch of a release, by the number of the patch."""
+    return {number(name): set_of(name) for name in patches(version)}
+
+
+def patches(version: str, chosen: Sequence[str] | None = None) -> dict[str, str]:
+    """A release's patches in the order of the series: file name to sha256.
+
+    `chosen`: the sets to take; None: all.
+    """
     home = folder(version)
     return {
         name: hashlib.sha256((home / name).read_bytes()).hexdigest()
         for name in (home / "series").read_text().split()
+        if chosen is None or set_of(name) in chosen
     }
 
 
-def apply(tree: Path, version: str) -> None:
-    """Apply a release's series to a llama.cpp source tree, in order.
+def apply(tree: Path, version: str, chosen: Sequence[str] | None = None) -> None:
+    """Apply a release's patches (of the sets `chosen`; None: all) to a llama.cpp source tree, in order.
 
     Raises:
         EngineError: a patch does not apply, or there is neither `patch` nor `git` to apply it with.
@@ -79,7 +104,7 @@ def apply(tree: Path, version: str) -> None:
     else:
         raise EngineError("applying the patches needs `patch` or `git`; install one of them and try again")
     before = _leftovers(tree)
-    for name in patches(version):
+    for name in patches(version, chosen):
         run = subprocess.run(
             [*command, str(home / name)], cwd=tree, env=environment(tree), capture_output=True, text=True
         )

@@ -81,7 +81,9 @@ def make(progress: Progress) -> Servers:
     Raises:
         EngineError: the sdist cannot be had, a patch does not apply, a tool is missing, or a build failed.
     """
-    home = sdist.cache_dir() / "servers" / key(Recipe.here(), series.patches(sdist.PIN.version))
+    home = (
+        sdist.cache_dir() / "servers" / key(Recipe.here(), series.patches(sdist.PIN.version, series.SERVER))
+    )
     if not home.is_dir():
         wheel, engine = build.wheel(progress), patched.make(progress)
         with storage.workshop(home, lambda: progress(0, 0, build.WAITING)) as scratch:
@@ -98,7 +100,7 @@ def _make(wheel: Path, libraries: Path, home: Path, scratch: Path, progress: Pro
     _build(tree, new / "stock", progress, home.parent / f"{home.name}.log")
     header = tree / "include" / "llama.h"
     before = header.stat()
-    series.apply(tree, sdist.PIN.version)
+    series.apply(tree, sdist.PIN.version, series.SERVER)
     # The patches only add functions to it: what is compiled already stays as good as it was.
     os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
     _build(tree, new / "patched", progress, home.parent / f"{home.name}.log")
