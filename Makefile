@@ -31,6 +31,8 @@ test-all: lint llama-server ## all architectures and campaigns, llama-server too
 	LLAMAHYBRID_ENGINE=stock $(PYTEST) -m ""
 	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
 		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(PYTEST) -m patched
+	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build --hardening) && \
+		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(PYTEST) -m "" tests/patches tests/hazards
 
 llama-server: venv ## llama-server of the pinned source, stock and patched
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build

@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any
 
 from llamahybrid.evaluate.bench import SAVED
-from llamahybrid.hazards.outcome import Verdict
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -117,41 +116,11 @@ def bench() -> str:
     return markdown(head, map(row, cells, befores))
 
 
-def cured(release: str) -> str:
-    """What the patches of an older release cure, by the hazards that hit its stock libllama."""
-    found = load(f"hazards-{release}.json")
-
-    def said(outcome: Mapping[str, Any]) -> str:
-        off = outcome["difference"]
-        # what two right runs differ by is no figure
-        figure = f", {off:.2g}" if off is not None and off > 1e-4 else ""
-        return f"{outcome['verdict']}{figure}"
-
-    def rows() -> Iterable[Sequence[str]]:
-        for probe in found["probes"]:
-            if Verdict(probe["stock"]["verdict"]).sound and Verdict(probe["patched"]["verdict"]).sound:
-                continue
-            has = [number for number in probe["patches"] if number in found["patches"]]
-            lacks = [number for number in probe["patches"] if number not in found["patches"]]
-            by = ", ".join([*has, *(f"({number})" for number in lacks)])
-            yield f"`{probe['id']}` ({probe['model']})", said(probe["stock"]), said(probe["patched"]), by
-
-    probes = found["probes"]
-    hit = {of: sum(not Verdict(each[of]["verdict"]).sound for each in probes) for of in ("stock", "patched")}
-    without = sum(Verdict(each["patched"]["verdict"]) is Verdict.NOT_APPLICABLE for each in probes)
-    summary = (
-        f"Of {len(probes)} hazards {hit['stock']} hit stock and {hit['patched']} the patched library; "
-        f"{without} are about functions that it lacks."
-    )
-    return f"{summary}\n\n" + markdown(("hazard", "stock", "patched", "patches"), rows())
-
-
 TABLES: Mapping[str, Callable[[], str]] = {
     "short-ratios": short_ratios,
     "ratios": ratios,
     "budgets": budgets,
     "bench": bench,
-    "hazards-0.3.35": lambda: cured("0.3.35"),
 }
 
 

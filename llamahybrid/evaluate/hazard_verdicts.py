@@ -8,7 +8,7 @@ from pathlib import Path
 from llamahybrid.evaluate.report import Verdict
 from llamahybrid.hazards.catalogue import PROBES
 from llamahybrid.hazards.outcome import Verdict as Found
-from llamahybrid.hazards.runner import library, run
+from llamahybrid.hazards.runner import expected, library, run
 
 
 @cache
@@ -18,8 +18,9 @@ def verdicts(path: str) -> tuple[Verdict, ...]:
     found = []
     for result in run(PROBES, under_test):
         verdict = result.outcome.verdict
-        unknown = verdict in (Found.NOT_APPLICABLE, Found.FAILED)
-        detail = f"{result.probe.title}: {verdict.value}"
+        lacking = expected(result, under_test.patches)
+        unknown = lacking or verdict in (Found.NOT_APPLICABLE, Found.FAILED)
+        detail = f"{result.probe.title}: {verdict.value}{'; cured by --hardening' * lacking}"
         outcome = "cannot tell" if unknown else "ok" if verdict.sound else "bad"
         found.append(Verdict(f"hazard:{result.probe.id}", outcome, detail))  # type: ignore[arg-type]
     return tuple(found)

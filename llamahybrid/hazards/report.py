@@ -17,7 +17,7 @@ from rich.table import Table
 from llamahybrid.files import printable, require_writable, without_home, write_json
 from llamahybrid.hazards.catalogue import PROBES, find
 from llamahybrid.hazards.outcome import Verdict
-from llamahybrid.hazards.runner import Library, Result, library, run, sound
+from llamahybrid.hazards.runner import Library, Result, cure, expected, library, run, sound
 
 _COLOURS = {
     Verdict.EXACT: "green",
@@ -79,17 +79,17 @@ def hazards(
             junit.write_text(as_junit(results, under_test), encoding="utf-8")
     except OSError as error:
         written = error
-    console.print(table(results, f"hazards of {under_test.path}"))
+    console.print(table(results, f"hazards of {under_test.path}", under_test.patches))
     console.print(summary(results))
     if written is not None:  # said last, but the run is not lost for it
         raise written
     if expect_stock:
         console.print("\n".join(surprises(results)) or "as known of stock llama-cpp-python 0.3.36")
         return not surprises(results)
-    return sound(results)
+    return sound(results, under_test.patches)
 
 
-def table(results: Sequence[Result], title: str) -> Table:
+def table(results: Sequence[Result], title: str, patches: frozenset[str] | None = None) -> Table:
     """One line a probe: what came of it on which model, how far off it was, and which patches mend it.
 
     Names and verdicts are whole at 80 columns; what happened is folded.
@@ -97,10 +97,13 @@ def table(results: Sequence[Result], title: str) -> Table:
     shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     shown.add_column("probe", no_wrap=True)
     shown.add_column("verdict", no_wrap=True)
+    shown.add_column("cure", no_wrap=True)
     shown.add_column("what happened", overflow="fold")
     for result in results:
         verdict = result.outcome.verdict
-        shown.add_row(result.probe.id, f"[{_COLOURS[verdict]}]{verdict.value}[/]", escape(_happened(result)))
+        colour = "yellow" if expected(result, patches) else _COLOURS[verdict]
+        said = f"[{colour}]{verdict.value}[/]"
+        shown.add_row(result.probe.id, said, cure(result.probe), escape(_happened(result)))
     return shown
 
 
@@ -133,7 +136,7 @@ def as_json(results: Sequence[Result], under_test: Library) -> dict[str, Any]:
     return {
         "library": under_test.path,
         "system": under_test.system,
-        "sound": sound(results),
+        "sound": sound(results, under_test.patches),
         "probes": [
             {
                 "id": result.probe.id,
@@ -142,6 +145,8 @@ def as_json(results: Sequence[Result], under_test: Library) -> dict[str, Any]:
                 "site": result.probe.site,
                 "sound_library": result.probe.sound,
                 "patches": list(result.probe.patches),
+                "cure": cure(result.probe),
+                "expected": expected(result, under_test.patches),
                 "model": result.model.name,
                 "seconds": round(result.seconds, 3),
                 **result.outcome.as_json(),
@@ -152,15 +157,19 @@ def as_json(results: Sequence[Result], under_test: Library) -> dict[str, Any]:
 
 
 def as_junit(results: Sequence[Result], under_test: Library) -> str:
-    """A JUnit document: a wrong or dying probe is a failure, one that could not be set up an error."""
-    verdicts = [result.outcome.verdict for result in results]
+    """A JUnit document: a wrong or dying probe is a failure, one that could not be set up an error.
+
+    One that is as on stock, since the engine was built without its cure, is skipped.
+    """
+    awaited = [result for result in results if expected(result, under_test.patches)]
+    verdicts = [result.outcome.verdict for result in results if result not in awaited]
     suite = ET.Element(
         "testsuite",
         name=_shown(f"hazards of {under_test.path}"),
         tests=str(len(results)),
         failures=str(sum(verdict in (Verdict.WRONG, Verdict.DIED) for verdict in verdicts)),
         errors=str(verdicts.count(Verdict.FAILED)),
-        skipped=str(verdicts.count(Verdict.NOT_APPLICABLE)),
+        skipped=str(verdicts.count(Verdict.NOT_APPLICABLE) + len(awaited)),
         time=f"{sum(result.seconds for result in results):.3f}",
     )
     for result in results:
@@ -172,11 +181,14 @@ def as_junit(results: Sequence[Result], under_test: Library) -> str:
             time=f"{result.seconds:.3f}",
         )
         properties = ET.SubElement(case, "properties")
+        ET.SubElement(properties, "property", name="cure", value=cure(result.probe))
         for number in result.probe.patches:
             ET.SubElement(properties, "property", name="patch", value=number)
         verdict, detail = result.outcome.verdict, _shown(result.outcome.detail)
         if verdict is Verdict.NOT_APPLICABLE:
             ET.SubElement(case, "skipped", message=detail)
+        elif result in awaited:
+            ET.SubElement(case, "skipped", message=f"cured by the set {cure(result.probe)}: {detail}")
         elif not verdict.sound:
             kind = "error" if verdict is Verdict.FAILED else "failure"
             said = ET.SubElement(case, kind, type=verdict.value, message=detail)

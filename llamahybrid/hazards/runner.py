@@ -16,7 +16,7 @@ from typing import Any
 
 from llamahybrid import tiny
 from llamahybrid.children import python
-from llamahybrid.engine import installed
+from llamahybrid.engine import installed, sdist, series
 from llamahybrid.errors import EngineError
 from llamahybrid.hazards.outcome import Outcome, Verdict
 from llamahybrid.hazards.probe import Model, Probe
@@ -35,10 +35,29 @@ class Result:
     seconds: float
 
 
-def sound(results: Sequence[Result]) -> bool:
-    """Nothing went wrong, and something was tried: where no situation could arise, nothing is known."""
+def sound(results: Sequence[Result], patches: frozenset[str] | None = None) -> bool:
+    """Nothing went wrong, and something was tried: where no situation could arise, nothing is known.
+
+    `patches`: those of the library (`Library.patches`); see `expected`.
+    """
     told = any(result.outcome.verdict is not Verdict.NOT_APPLICABLE for result in results)
-    return told and all(result.outcome.verdict.sound for result in results)
+    return told and all(result.outcome.verdict.sound or expected(result, patches) for result in results)
+
+
+def expected(result: Result, patches: frozenset[str] | None) -> bool:
+    """Whether an engine of ours was built without a patch that cures this, so that it does as stock does."""
+    return (
+        patches is not None
+        and not patches.issuperset(result.probe.patches)
+        and result.outcome.verdict is result.probe.known.get(result.model)
+    )
+
+
+def cure(probe: Probe) -> str:
+    """The set of patches that cures a hazard; `stock`: it needs none."""
+    known = series.sets(sdist.PIN.version)
+    found = {known[number] for number in probe.patches}
+    return next((name for name in ("hardening", "server", "reuse") if name in found), "stock")
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,8 @@ class Library:
     """What it says it was built with."""
     environment: Mapping[str, str]
     """Environment variables under which a process loads it."""
+    patches: frozenset[str] | None = None
+    """Numbers of the patches that `engine build` made it with; None: not made by it, or from a checkout."""
 
 
 def library(path: Path | None = None) -> Library:
@@ -78,7 +99,13 @@ def library(path: Path | None = None) -> Library:
         reason = _last_line(child.stderr) or f"exit status {child.returncode}"
         raise EngineError(f"the libllama at {path or 'its default place'} cannot be loaded: {reason}")
     about = json.loads(child.stdout.splitlines()[-1])
-    return Library(about["path"], about["system"], environment)
+    return Library(about["path"], about["system"], environment, _patches(Path(about["path"]).parent))
+
+
+def _patches(folder: Path) -> frozenset[str] | None:
+    """The numbers of the patches in an engine of ours."""
+    engine = installed.owner(folder)
+    return frozenset(map(series.number, engine.patches)) if engine and engine.patches else None
 
 
 def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Outcome:

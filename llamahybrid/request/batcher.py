@@ -188,7 +188,7 @@ class Batcher:
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
         jobs = self.cells.that_fit([j for j in jobs if not j.done])
-        jobs.sort(key=lambda job: job.live.native.seq)  # in one order, states need not change places (0034)
+        jobs.sort(key=lambda job: job.live.native.seq)
         self._shared.compute(partial(self._step, jobs), partial(self._ring, jobs))
 
     def _open_jobs(self) -> list[Job]:

@@ -1,8 +1,8 @@
 """What the engine of this run is known to do in each probe, on every model that the probe knows.
 
 Stock is compared by verdict; the patched build (`LLAMAHYBRID_TEST_LIB`, as in tests/patches) to the letter of
-its detail too: positions, return values and statuses. Where an older release's series lacks a patch that
-mends a probe, something else must come of it.
+its detail too: positions, return values and statuses. Where the library lacks a patch that mends a probe,
+something else must come of it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TypeAlias
 
 import pytest
 
-from llamahybrid.engine import sdist
 from llamahybrid.hazards.outcome import Verdict
 from llamahybrid.hazards.probe import Model, Probe
 from llamahybrid.hazards.runner import Result
-from tests.lab import release
+from tests.lab import patched_library
+from tests.lab.patched_library import marks
 
 Results: TypeAlias = Mapping[tuple[str, Model], Result]
-PATCHED = bool(release.PATCHED)
+PATCHED = bool(patched_library.PATCHED)
 
 
 def surprise(result: Result, patched: bool) -> str | None:
@@ -49,10 +49,7 @@ def known_of(probes: Iterable[Probe]) -> Callable[..., None]:
 
 
 def _marks(probe: Probe) -> Collection[pytest.MarkDecorator]:
-    """What the catalogue knows is of one release: of another's stock nothing, of its patched build a part."""
+    """On stock only the full suite runs it: what stock does is known, and no change of ours alters it."""
     if PATCHED:
-        mark = release.must_fail(probe.patches)
-        return [mark] if mark else []
-    elsewhere = sdist.PIN.version != release.INSTALLED
-    reason = f"what stock does is known of {sdist.PIN.version}, installed is {release.INSTALLED}"
-    return [pytest.mark.skipif(elsewhere, reason=reason)]
+        return [pytest.mark.patched, *marks(probe.patches)]
+    return [pytest.mark.patched, pytest.mark.full]

@@ -1,9 +1,9 @@
 """What the patches do that the hazard catalogue does not hold: it must fail on stock and pass on patched.
 
 Stock is the library that llama-cpp-python brought along; patched is the folder that `LLAMAHYBRID_TEST_LIB`
-names. One run is about one of them: stock without the variable, which proves that each test can fail. An
-older release's series lacks some patches: there the tests that need one of them must fail. A test needs the
-patch that its file is named after, its case's (`number`, or its probe's) and those of the mark `needs`.
+names. One run is about one of them. A test needs the patch that its file is named after, its case's
+(`number`, or its probe's) and those of the mark `needs`; on a library that lacks one it must fail, which only the full
+suite (`-m ""`) looks at.
 
 The catalogue (`llamahybrid.hazards`, tests/hazards) has what users meet, one situation a probe. Here is what
 it cannot show: functions that only the patches have (0014 to 0016), what an operation allocates (heap.py:
@@ -31,7 +31,7 @@ from llamahybrid.engine.bindings import stock
 from llamahybrid.hazards import runner
 from llamahybrid.hazards.catalogue import find
 from llamahybrid.hazards.outcome import Outcome
-from tests.lab.release import PATCHED, known_models, must_fail
+from tests.lab.patched_library import PATCHED, marks
 
 HERE = Path(__file__).parent
 
@@ -73,19 +73,7 @@ def more_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     @cache
     def make(arch: str) -> Path:
-        with known_models():
-            return more_models.make(arch, folder / f"{arch}.gguf")
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tiny_model: Callable[..., Path]) -> Callable[..., Path]:
-    """As everywhere; skipped where an older release does not know the architecture."""
-
-    def make(arch: str, **kw: Any) -> Path:
-        with known_models():
-            return tiny_model(arch, **kw)
+        return more_models.make(arch, folder / f"{arch}.gguf")
 
     return make
 
@@ -94,15 +82,18 @@ _UNDER_TEST = [pytest.param(PATCHED, id="patched" if PATCHED else "stock")]
 _FAIL_ON_STOCK = {"run", "catalogued", "libraries"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before items are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expect those tests to fail whose patches the library under test has not."""
     for item in items:
-        if item.path.parent == HERE and _FAIL_ON_STOCK & set(getattr(item, "fixturenames", ())):
+        if item.path.parent != HERE:
+            continue
+        item.add_marker("patched")
+        if _FAIL_ON_STOCK & set(getattr(item, "fixturenames", ())):
             numbers = _patches(item)
             if not numbers:
                 raise pytest.UsageError(f"{item.nodeid} names no patch, and is to fail without one")
-            mark = must_fail(numbers)
-            if mark is not None:
+            for mark in marks(numbers):
                 item.add_marker(mark)
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import sdist, series
-from tests.lab.release import RELEASE
+from llamahybrid.engine import sdist
 
 PROGRAMS = Path(__file__).parents[2] / "patches" / "tests"
 GGML = ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpu", "ggml-opt", "gguf")
@@ -40,7 +39,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], 
     compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
     if sys.platform == "win32" or not compiler[0]:
         pytest.skip("no C++ compiler that is called as on Unix")
-    pin = series.pin(RELEASE)
+    pin = sdist.PIN
     headers = {sdist.member(f"vendor/llama.cpp/{header}", pin).parent for header in HEADERS}
     out = tmp_path_factory.mktemp("programs")
 

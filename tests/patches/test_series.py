@@ -2,61 +2,47 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from llamahybrid.engine import sdist, series
-from llamahybrid.errors import UnknownArchitecture
 from llamahybrid.hazards.catalogue import PROBES
-from tests.lab.release import known_models, must_fail
+from tests.lab.patched_library import marks
 
 HERE = Path(__file__).parent
-PATCHES = HERE.parents[1] / "patches"
-NEWEST = PATCHES / sdist.PIN.version
-SERIES = (NEWEST / "series").read_text().split()
+HOME = HERE.parents[1] / "patches" / sdist.PIN.version
+SERIES = list(series.patches(sdist.PIN.version))
 
 
-@pytest.mark.parametrize("release", series.releases())
-def test_a_series_lists_every_patch_in_order(release):
-    folder = PATCHES / release
-    assert sorted(path.name for path in folder.glob("*.patch")) == (folder / "series").read_text().split()
+def test_the_series_lists_every_patch_set_by_set_in_order():
+    assert [name for name, _ in groupby(map(series.set_of, SERIES))] == ["reuse", "server", "hardening"]
+    for folder in ("reuse", "server", "hardening"):
+        there = sorted(path.relative_to(HOME).as_posix() for path in (HOME / folder).iterdir())
+        assert [name for name in SERIES if series.set_of(name) == folder] == there
 
 
-@pytest.mark.parametrize("release", series.releases())
-def test_an_older_release_has_a_part_of_the_patches_under_the_same_names(release):
-    assert set(series.patches(release)) <= set(SERIES)
+@pytest.mark.parametrize("chosen", [series.REUSE, series.SERVER, series.HARDENING, None])
+def test_every_choice_of_sets_applies_exactly(tmp_path, chosen):
+    tree = sdist.unpack(tmp_path / "tree") / "vendor/llama.cpp"
+    series.apply(tree, sdist.PIN.version, chosen)
 
 
 @pytest.mark.parametrize("name", SERIES)
 def test_a_patch_has_a_header_a_test_and_a_row(name):
-    header = (NEWEST / name).read_text().partition("\ndiff --git")[0]
+    header = (HOME / name).read_text().partition("\ndiff --git")[0]
     for field in ("Subject: ", "Description: ", "Origin: ", "Forwarded: ", "Last-Update: "):
         assert f"\n{field}" in header
-    number = name[:4]
+    number = series.number(name)
     probed = any(number in probe.patches and probe.stock is not probe.patched for probe in PROBES)
     assert probed or list(HERE.parent.glob(f"*/test_{number}_*.py"))
-    assert f"\n| {number} " in (PATCHES / "README.md").read_text()
+    assert f"\n| {number} " in (HOME.parent / "README.md").read_text()
 
 
-def test_a_test_must_fail_where_a_patch_that_it_needs_is_not_in_the_series():
-    """Not to be skipped: once the patch is carried back, its tests pass, and that is told."""
-    assert must_fail(["0009", "0028"], patched="lib", release=sdist.PIN.version) is None
-    assert must_fail(["0001", "0029"], patched="lib", release="0.3.35") is None
-    mark = must_fail(["0029", "0028", "0009"], patched="lib", release="0.3.35")
-    assert mark.kwargs["reason"] == "the patches for 0.3.35 have no 0009, 0028"
-    assert mark.kwargs["strict"]
-    assert must_fail(["0001"], patched="", release=sdist.PIN.version).kwargs["strict"]
-
-
-def test_an_unknown_model_is_skipped_on_another_release_alone():
-    def make(installed, text):
-        with known_models(installed):
-            raise UnknownArchitecture(text)
-
-    unknown = "error loading model: unknown model architecture: 'dots3note'"
-    with pytest.raises(pytest.skip.Exception, match=r"0\.3\.35: .*dots3note"):
-        make("0.3.35", unknown)
-    for installed, text in ((sdist.PIN.version, unknown), ("0.3.35", "a tensor is missing")):
-        with pytest.raises(UnknownArchitecture):
-            make(installed, text)
+def test_a_test_must_fail_where_the_library_lacks_a_patch_that_it_needs():
+    assert marks(["0009", "0028"], frozenset({"0009", "0028"})) == []
+    expected, full = marks(["0009", "0028"], frozenset({"0009"}))
+    assert expected.kwargs["strict"]
+    assert expected.kwargs["reason"] == "the library has no 0028"
+    assert full.name == "full"
