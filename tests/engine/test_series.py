@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -112,12 +111,13 @@ def test_an_installed_package_brings_its_own(tmp_path: Path, monkeypatch: pytest
     assert series.releases() == ("0.3.36",)
 
 
-@pytest.mark.parametrize("version", series.releases())
-def test_the_real_series_are_whole(version: str) -> None:
-    folder = series.folder(version)
-    assert list(series.patches(version)) == (folder / "series").read_text().split()
-    assert {path.name for path in folder.iterdir()} == {"series", "pin", *series.patches(version)}
-    assert re.fullmatch("[0-9a-f]{64}", series.pin(version).sha256)
+def test_an_engine_is_built_of_reuse_and_of_hardening_where_it_is_asked_for() -> None:
+    reuse, hardening = (
+        series.patches(sdist.PIN.version, chosen) for chosen in (series.REUSE, series.HARDENING)
+    )
+    assert {series.set_of(name) for name in reuse} == {"reuse"}
+    assert {series.set_of(name) for name in hardening} == {"reuse", "hardening"}
+    assert list(hardening)[: len(reuse)] == list(reuse)
 
 
 def test_the_release_that_everything_is_proven_on_has_patches() -> None:

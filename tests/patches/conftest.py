@@ -2,8 +2,8 @@
 
 Stock is the library that llama-cpp-python brought along; patched is the folder that `LLAMAHYBRID_TEST_LIB`
 names. One run is about one of them. A test needs the patch that its file is named after, its case's
-(`number`, or its probe's) and those of the mark `needs`; on a library that lacks one it must fail, which only the full
-suite (`-m ""`) looks at.
+(`number`, or its probe's) and those of the mark `needs`; on a library that lacks one it must fail, which
+only the full suite (`-m ""`) looks at.
 
 The catalogue (`llamahybrid.hazards`, tests/hazards) has what users meet, one situation a probe. Here is what
 it cannot show: functions that only the patches have (0014 to 0016), what an operation allocates (heap.py:
