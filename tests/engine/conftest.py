@@ -62,7 +62,7 @@ def built(cache: Path) -> Build:
         facts = {
             "version": bindings.version(),
             "recipe": Recipe.here(),
-            "patches": series.patches(sdist.PIN.version),
+            "patches": series.patches(sdist.PIN.version, series.REUSE),
             "source": "",
             "symbols": ("llama_n_rs_seq",),
             "built": "2026-01-01T00:00:00+00:00",

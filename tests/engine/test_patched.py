@@ -61,9 +61,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     """The cache is empty, the sdist is two files, the series patches one of them."""
     fake = Build()
     patches = tmp_path / "patches"
-    patches.mkdir()
-    (patches / "series").write_text("0001-b.patch\n")
-    (patches / "0001-b.patch").write_text(
+    (patches / "reuse").mkdir(parents=True)
+    (patches / "series").write_text("reuse/0001-b.patch\n")
+    (patches / "reuse" / "0001-b.patch").write_text(
         "--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1 +1 @@\n-a\n+b\n"
     )
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
@@ -158,7 +158,7 @@ def test_other_patches_and_options_make_another_engine(fake: Build, monkeypatch:
     old = make()
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=on")
     assert make().folder != old.folder
-    (series.folder("") / "0001-b.patch").write_text("")
+    (series.folder("") / "reuse" / "0001-b.patch").write_text("")
     assert "patches have changed" in choice.mismatch(old, Site.here())
 
 
@@ -173,7 +173,7 @@ def test_an_end_leaves_what_was_there(fake: Build, end: BaseException) -> None:
 
 
 def test_a_patch_that_does_not_apply_is_named(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    (series.folder("") / "0001-b.patch").write_text(
+    (series.folder("") / "reuse" / "0001-b.patch").write_text(
         "--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1 +1 @@\n-x\n+b\n"
     )
     with pytest.raises(EngineError, match=r"0001-b\.patch does not apply"):
@@ -290,7 +290,7 @@ def run(source, out, progress, log, cmake_args):
     out.mkdir()
     (out / "half.o").touch()
     os.kill(os.getpid(), signal.SIGKILL)
-sdist.unpack, build.run, series.apply = unpack, run, lambda tree, version: None
+sdist.unpack, build.run, series.apply = unpack, run, lambda tree, version, chosen: None
 series.folder = lambda version: Path(sys.argv[1])
 patched.make(lambda *step: None)
 """

@@ -45,10 +45,12 @@ class CMake:
 def cmake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CMake:
     """The cache is empty; the source is two files, the series patches both."""
     patches, engine, wheel = tmp_path / "patches", tmp_path / "engine", tmp_path / "x.whl"
-    patches.mkdir()
-    (patches / "series").write_text("0001-b.patch\n")
+    (patches / "reuse").mkdir(parents=True)
+    (patches / "series").write_text("reuse/0001-b.patch\n")
     change = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
-    (patches / "0001-b.patch").write_text(change.format("include/llama.h") + change.format("server.cpp"))
+    (patches / "reuse" / "0001-b.patch").write_text(
+        change.format("include/llama.h") + change.format("server.cpp")
+    )
     engine.mkdir()
     (engine / "libllama.so").write_text("patched")
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -105,7 +107,11 @@ def test_an_end_leaves_nothing_and_the_next_run_succeeds(cmake: CMake, end: Base
 
 
 def test_whoever_finishes_second_takes_what_is_there(cmake: CMake):
-    home = sdist.cache_dir() / "servers" / server.key(Recipe.here(), series.patches(sdist.PIN.version))
+    home = (
+        sdist.cache_dir()
+        / "servers"
+        / server.key(Recipe.here(), series.patches(sdist.PIN.version, series.SERVER))
+    )
     cmake.meanwhile = lambda: (home / "stock").mkdir(parents=True, exist_ok=True)
     assert make().stock.parents[1] == home
     assert not make().stock.exists(), "the second one took its place"
