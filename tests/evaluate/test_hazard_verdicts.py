@@ -12,7 +12,7 @@ from llamahybrid.evaluate.hazard_verdicts import verdicts
 from llamahybrid.hazards.catalogue import PROBES
 from llamahybrid.hazards.outcome import Outcome
 from llamahybrid.hazards.outcome import Verdict as Found
-from llamahybrid.hazards.runner import Result
+from llamahybrid.hazards.runner import Library, Result
 
 OUTCOMES = {
     Found.EXACT: "ok",
@@ -36,7 +36,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path | None]]:
             for probe, found in zip(PROBES, Found, strict=False)
         ]
 
-    monkeypatch.setattr(hazard_verdicts, "library", paths.append)
+    def library(path: Path | None) -> Library:
+        paths.append(path)
+        return Library("x", "", {})
+
+    monkeypatch.setattr(hazard_verdicts, "library", library)
     monkeypatch.setattr(hazard_verdicts, "run", run)
     verdicts.cache_clear()
     yield paths

@@ -130,3 +130,15 @@ def test_who_ends_a_run_does_not_wait_for_a_probe_that_hangs(
     assert len(folders) == 1, "no other was started"
     assert not folders[0].exists(), "what it left is gone"
     assert not runner._running
+
+
+def test_a_hazard_whose_patch_an_engine_was_built_without_is_expected() -> None:
+    probe = find("nan-in-attention")
+    result = runner.Result(probe, probe.model, Outcome(probe.stock), 0.0)
+    assert runner.cure(probe) == "hardening"
+    assert runner.sound([result], frozenset({"0001"}))
+    for patches in (None, frozenset(probe.patches)):
+        assert not runner.sound([result], patches)
+    if probe.stock is not Verdict.DIED:
+        died = runner.Result(probe, probe.model, Outcome(Verdict.DIED), 0.0)
+        assert not runner.sound([died], frozenset({"0001"})), "not as on stock"
