@@ -33,6 +33,7 @@ from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstr
 from llamahybrid.request.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.request.chat_template import chat_with
 from llamahybrid.request.completion import arguments, completion, decode_ahead, generation, keeps_rows
+from llamahybrid.request.embedding import embedded
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.extras import NO_EXTRAS, current_extras
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
@@ -151,7 +152,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     n_ctx = held(llama_cpp.Llama.n_ctx)
     pooling_type = held(llama_cpp.Llama.pooling_type)
-    embed = held(llama_cpp.Llama.embed)
 
     _spells_control = False
     """Control tokens are spelt in answers, too."""
@@ -332,6 +332,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return create(*args, **kwargs)
         rows = keeps_rows(self, kwargs)
         return self.requests.whole(lambda: create(*args, **kwargs), completing=True, rows=rows)
+
+    @held
+    @as_of(llama_cpp.Llama.embed)
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """As `llama_cpp.Llama.embed`; of several texts, each has the vectors that it has alone."""
+        return embedded(super().embed, llama_cpp.Llama.pooling_type(self), *args, **kwargs)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Decode tokens behind the `n_tokens` that are there, in native batches of at most `n_batch`.

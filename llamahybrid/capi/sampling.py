@@ -18,6 +18,7 @@ import numpy as np
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
 
+from llamahybrid.capi.gbnf import require_parsed
 from llamahybrid.capi.samplers import WithSamplers, insert
 from llamahybrid.errors import LlamaHybridError
 
@@ -49,11 +50,17 @@ def require_grammar(vocab: Any, grammar: Any) -> None:
     """
     if deep(grammar._grammar):
         raise ValueError(f"the grammar nests more than {MAX_DEPTH:,} deep, or has more rules than that")
+    require_parsed(grammar._grammar, partial(_count, vocab))
     text, root = grammar._grammar.encode("utf-8"), grammar._root.encode("utf-8")
     sampler = llama_cpp.llama_sampler_init_grammar(vocab, text, root)
     if not sampler:
-        raise ValueError("the grammar cannot be read; the library's message on stderr says where")
+        raise ValueError("the grammar cannot be used: a rule begins with itself")
     llama_cpp.llama_sampler_free(sampler)
+
+
+def _count(vocab: Any, text: bytes) -> int:
+    """Tokens of a text, control tokens read as such."""
+    return abs(llama_cpp.llama_tokenize(vocab, text, len(text), None, 0, False, True))
 
 
 class HasRow(Protocol):

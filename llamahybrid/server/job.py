@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -113,7 +114,7 @@ class Job:
     def start(self, threads: ThreadPoolExecutor) -> None:
         """Begin."""
         self.started = time.perf_counter()
-        threads.submit(self._work)
+        threads.submit(copy_context().run, self._work)  # what it sets is gone with it, not left in the thread
 
     async def item(self) -> Item:
         """The next item."""

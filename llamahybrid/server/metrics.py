@@ -100,6 +100,7 @@ class Metrics:
             self._sums["prompt_seconds"] += report.prefill_seconds
             self._sums["said"] += report.generated
             self._sums["said_seconds"] += said_seconds
+        for report in reports[:1]:  # the others go on from its prompt
             self._queries.inc(report.total)
             self._hits.inc(report.cached)
         if reports and reports[0].generated:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -149,6 +150,8 @@ class Service:
             raise bad("this server takes no requests without a cache_salt", "cache_salt")
         llm, place = await self._enter(request, alias, body.n or 1)
         try:
+            if llm.model_params.vocab_only:
+                raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
             create, options = (prepare or self._native)(llm, body, alias)
             limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
             job = Job(limited, options, partial(llm.request, named), lambda last: None, self._outbox)
@@ -200,7 +203,7 @@ class Service:
 
     def _run(self, work: Callable[[Llama], Result], llm: Llama, place: Place) -> asyncio.Future[Result]:
         """`work` in a thread, which leaves the place when it is done."""
-        made = asyncio.get_running_loop().run_in_executor(self._threads, work, llm)
+        made = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work, llm)
         made.add_done_callback(lambda _: self.admission.leave(place))
         return made
 
