@@ -15,6 +15,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.request import json_schema
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad
+from llamahybrid.server.messages import require_readable
 from llamahybrid.server.options import SamplingOptions, TemplateOptions
 
 Logits = npt.NDArray[np.single]
@@ -62,6 +63,7 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
                 else _grammar_for_response_format(form, verbose=False)
             )
     else:
+        require_readable(llm, body.messages)
         if body.logprobs and body.top_logprobs is None:  # upstream gives none then
             options["top_logprobs"] = 0
         if body.tool_choice == "required":  # no format of upstream's makes the model choose

@@ -10,6 +10,7 @@ from llama_cpp.server import types as upstream
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.server.errors import Refusal, bad
+from llamahybrid.server.messages import normalized, require_few, without_nulls
 from llamahybrid.server.options import First, SamplingOptions, TemplateOptions
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
@@ -32,9 +33,6 @@ Message: TypeAlias = Annotated[
 Messages: TypeAlias = Annotated[list[Message], First()]
 Tools: TypeAlias = Annotated[list[llama_cpp.ChatCompletionTool], First()]
 Functions: TypeAlias = Annotated[list[llama_cpp.ChatCompletionFunction], First()]
-
-MOST_PARTS = 1000
-"""Of one message: its contents, its calls of tools."""
 
 MOST_TOOLS = 1000
 """OpenAI takes 128. Of 12 MB of them the event loop looked at each before anybody else was served."""
@@ -80,7 +78,8 @@ class CacheOptions(BaseModel):
     def _bounded(cls, said: Any) -> Any:
         """Raise ValueError for more than is looked at one by one."""
         if isinstance(said, dict):
-            biases, messages, stop = said.get("logit_bias"), said.get("messages"), said.get("stop")
+            said = without_nulls(said)
+            biases, stop = said.get("logit_bias"), said.get("stop")
             if isinstance(biases, dict) and len(biases) > MOST_BIASES:
                 raise ValueError(f"logit_bias names more than {MOST_BIASES:,} tokens")
             if isinstance(stop, list) and len(stop) > MOST_STOPS:
@@ -88,10 +87,6 @@ class CacheOptions(BaseModel):
             for name in ("tools", "functions"):
                 if isinstance(said.get(name), list) and len(said[name]) > MOST_TOOLS:
                     raise ValueError(f"there are more than {MOST_TOOLS:,} {name}")
-            for message in messages if isinstance(messages, list) else ():
-                parts = message.values() if isinstance(message, dict) else ()
-                if any(isinstance(part, list) and len(part) > MOST_PARTS for part in parts):
-                    raise ValueError(f"a message has more than {MOST_PARTS:,} parts")
         return said
 
     def require_understood(self, stream: bool) -> None:
@@ -188,10 +183,11 @@ class ChatCompletionRequest(
         """Messages and tools as upstream knows them, and other names of fields."""
         if not isinstance(said, dict):
             return said
-        said = translated(said, chat=True)
-        for name, newer in (("messages", _message), ("tools", _tool), ("functions", _function)):
-            few = isinstance(said.get(name), list) and (name == "messages" or len(said[name]) <= MOST_TOOLS)
-            if few:
+        require_few(said.get("messages"))
+        said = translated(without_nulls(said), chat=True)
+        said["messages"] = normalized(said.get("messages") or [])
+        for name, newer in (("tools", _tool), ("functions", _function)):
+            if isinstance(said.get(name), list) and len(said[name]) <= MOST_TOOLS:
                 said[name] = [newer(each) if isinstance(each, dict) else each for each in said[name]]
         return said
 
@@ -220,16 +216,6 @@ class ChatCompletionRequest(
         return None
 
 
-def _message(said: dict[str, Any]) -> dict[str, Any]:
-    """A message as upstream knows it: a call of tools, sent back as it came, has no text."""
-    newer = dict(said)
-    if newer.get("role") == "assistant" and newer.get("content") is None:
-        newer.pop("content", None)
-    if newer.get("role") == "developer":
-        newer["role"] = "system"
-    return newer
-
-
 def _tool(said: dict[str, Any]) -> dict[str, Any]:
     function = said.get("function")
     return {**said, "function": _function(function)} if isinstance(function, dict) else said
@@ -237,9 +223,9 @@ def _tool(said: dict[str, Any]) -> dict[str, Any]:
 
 def _function(said: dict[str, Any]) -> dict[str, Any]:
     """A function as upstream knows it: one without parameters takes none."""
-    if said.get("parameters") is None:
-        return {**said, "parameters": {"type": "object", "properties": {}}}
-    return said
+    found = without_nulls(said)
+    found.setdefault("parameters", {"type": "object", "properties": {}})
+    return found
 
 
 class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
@@ -256,6 +242,11 @@ class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
     input: str | Texts = Field(description="What to embed.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, description="Not supported: the model's own.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _left_out(cls, said: Any) -> Any:
+        return without_nulls(said) if isinstance(said, dict) else said
 
     def require_understood(self) -> None:
         """Raise Refusal for what this server does not do."""
