@@ -1,15 +1,51 @@
-"""uvicorn's HTTP protocol, which waits for ever neither for a request's headers nor for a reader."""
+"""uvicorn's HTTP protocol, which waits for ever neither for a request's headers nor for a reader.
+
+A client that has shut down its sending side gets its answer, too (`nc -N`, some proxies).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from llamahybrid.server.errors import later
+
+BEGINNING = b"HTTP/1.1 "
+"""Of every answer, whatever its status."""
+
+LOOK_SECONDS = 0.1
+"""Between two looks at whether a client that sends nothing more has left."""
+
+
+class Begun:
+    """A transport that has sent the first bytes of an answer before there was one."""
+
+    def __init__(self, transport: Any, sent: int) -> None:
+        """`sent`: bytes of the answer's beginning; -1: all, and maybe more."""
+        self._transport = transport
+        self._sent = sent
+        self.due = 0
+        """Looks after which the next byte is sent."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def begin(self) -> None:
+        """Send another of those bytes, if one is left."""
+        if 0 <= self._sent < len(BEGINNING):
+            self._transport.write(BEGINNING[self._sent : self._sent + 1])
+            self._sent += 1
+
+    def write(self, data: bytes) -> None:
+        """Send all but what was sent."""
+        self._transport.write(data[max(0, self._sent) :])
+        self._sent = -1
 
 
 def protocol(
@@ -35,6 +71,8 @@ def protocol(
 
         _late: asyncio.TimerHandle | None = None
         _unread: asyncio.TimerHandle | None = None
+        _half_closed = False
+        """The client sends nothing more."""
         _left = 0
         """Bytes that waited to be taken when `_unread` was set."""
 
@@ -65,8 +103,38 @@ def protocol(
         def on_response_complete(self) -> None:
             """What is left of the answer would wait for ever: closing a connection sends it first."""
             super().on_response_complete()
+            if self._half_closed and (self.cycle.response_complete or self.cycle.more_body):
+                self.transport.close()
             if self._unread is None and self.transport.get_write_buffer_size():
                 self._wait_for_reader()
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """Keep the connection where an answer is due."""
+            super().eof_received()
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
+                return False
+            self._half_closed = True
+            begun = Begun(self.transport, -1 if cycle.response_started else 0)
+            cycle.transport = begun  # type: ignore[assignment]
+            self._look(begun, 0)
+            return True
+
+        def _look(self, begun: Begun, number: int) -> None:
+            """Close the connection of a client that has left altogether.
+
+            The last packet of either is the same. One that has left resets the connection when something is
+            sent, so now and then a byte of the answer's beginning is.
+            """
+            if self.transport.is_closing():
+                return
+            if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+                return
+            if number == begun.due:
+                begun.begin()
+                begun.due = max(1, 4 * number)
+            self.loop.call_later(LOOK_SECONDS, partial(self._look, begun, number + 1))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop()

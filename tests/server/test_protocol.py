@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from llamahybrid.server.protocol import protocol
+from llamahybrid.server.protocol import LOOK_SECONDS, protocol
 from tests.lab.serving import wait_until
 
 HEADERS, READING = 3.0, 6.0
@@ -199,6 +199,35 @@ def test_the_second_request_of_a_connection_is_not_waited_for_either(
     clock.let_pass(HEADERS)
     assert rest(connection) == b""
     assert refused == ["headers"]
+
+
+def test_a_client_that_sends_nothing_more_gets_its_answer(connection: socket.socket, clock: Clock) -> None:
+    connection.sendall(WHOLE)
+    assert asked.wait(60)
+    connection.shutdown(socket.SHUT_WR)
+    wait_until(lambda: clock.runs(LOOK_SECONDS))
+    for _ in range(20):
+        clock.let_pass(LOOK_SECONDS)
+    answers.set()
+    got = rest(connection)
+    assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert got.endswith(b"\r\n\r\nok")
+
+
+def test_a_client_that_has_left_is_noticed_before_there_is_an_answer(
+    connection: socket.socket, clock: Clock
+) -> None:
+    connection.sendall(WHOLE)
+    assert asked.wait(60)
+    connection.close()
+    wait_until(lambda: clock.runs(LOOK_SECONDS))
+
+    def noticed() -> bool:
+        clock.let_pass(LOOK_SECONDS)
+        return not connections
+
+    wait_until(noticed)
+    answers.set()
 
 
 def cut_off(clock: Clock, path: str) -> bool:

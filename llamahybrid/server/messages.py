@@ -1,0 +1,103 @@
+"""Messages as clients of OpenAI's API send them, in the form that upstream's types and templates take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.errors import bad
+
+MOST_PARTS = 1000
+"""Of one message: its contents, its calls of tools."""
+
+MOST_MESSAGES = 10_000
+"""Of one request, with their parts: validation and templates hold the interpreter for each of them."""
+
+_OPTIONS = ("stream_options", "image_url")
+"""Objects whose fields may be null, too."""
+
+_ROLES = {"developer": "system"}
+
+
+def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
+    """An object without the fields that are null, which to OpenAI's API are as good as left out.
+
+    Also in `stream_options` and `image_url`.
+    """
+    found = {name: value for name, value in body.items() if value is not None}
+    return {
+        name: without_nulls(value) if isinstance(value, dict) and name in _OPTIONS else value
+        for name, value in found.items()
+    }
+
+
+def require_few(messages: Any) -> None:
+    """Raise ValueError for more messages, or parts of them, than are looked at one by one."""
+    if not isinstance(messages, list):
+        return
+    count = len(messages)
+    if count <= MOST_MESSAGES:
+        for message in messages:
+            lists = (
+                [part for part in message.values() if isinstance(part, list)]
+                if isinstance(message, dict)
+                else []
+            )
+            if any(len(part) > MOST_PARTS for part in lists):
+                raise ValueError(f"a message has more than {MOST_PARTS:,} parts")
+            count += sum(map(len, lists))
+    if count > MOST_MESSAGES:
+        raise ValueError(f"there are more than {MOST_MESSAGES:,} messages and parts of messages")
+
+
+def normalized(messages: Any) -> Any:
+    """Messages by the names, and with the contents, that upstream knows.
+
+    Fields that are null are left out; contents of text parts alone become one text, a line for each part, as
+    llama-server and vLLM give them to templates. Anything else is left to validation.
+    """
+    if not isinstance(messages, list):
+        return messages
+    return [_normalized(message) if isinstance(message, dict) else message for message in messages]
+
+
+def _normalized(message: dict[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    made = {
+        name: value
+        for name, value in message.items()
+        if value is not None or (name == "content" and role != "assistant")
+    }
+    if isinstance(role, str):
+        made["role"] = _ROLES.get(role, role)
+    content = made.get("content")
+    if (texts := _texts(content)) is not None:
+        made["content"] = "\n".join(texts)
+    elif isinstance(content, list):
+        made["content"] = [without_nulls(part) if isinstance(part, dict) else part for part in content]
+    return made
+
+
+def _texts(content: Any) -> list[str] | None:
+    """The texts of parts; None where there are other parts, or none at all."""
+    if not isinstance(content, list):
+        return None
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(kind) if kind in ("text", "refusal") else None
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return texts
+
+
+def require_readable(llm: Llama, messages: list[Any]) -> None:
+    """Raise Refusal for parts that this model does not read: templates would leave them out."""
+    if llm.chat_handler is not None:
+        return
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if part["type"] != "text":
+                raise bad(f"this model reads text alone, no {part['type']}", "messages")
