@@ -44,6 +44,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.005)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
+    ended.append("/")
 
 
 async def large(path: str, send: Any) -> None:
@@ -228,6 +229,7 @@ def test_a_client_that_has_left_is_noticed_before_there_is_an_answer(
 
     wait_until(noticed)
     answers.set()
+    wait_until(lambda: ended == ["/"])
 
 
 def cut_off(clock: Clock, path: str) -> bool:
