@@ -18,9 +18,10 @@ def main() -> None:
 
         sys.exit(run(sys.argv[2:]))
     from llamahybrid.cli.main import app
-    from llamahybrid.cli.streams import print_anything
+    from llamahybrid.cli.streams import print_anything, require_descriptors
     from llamahybrid.errors import EngineError
 
+    require_descriptors()
     print_anything()
     try:
         app()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,9 @@ from llamahybrid.cli.compare import compare
 from llamahybrid.cli.engine import engine, errors_shown
 from llamahybrid.cli.record import record, replay
 from llamahybrid.cli.report import report
+
+MOST_TOKENS = 2**31 - 1
+"""Of a context: llama.cpp counts positions in 32 bits."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=(__doc__ or "").split(".")[0])
 
@@ -94,7 +98,7 @@ def tiny(
 def chat(
     model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
     system: Annotated[str, typer.Option(help="system prompt")] = "",
-    n_ctx: Annotated[int, typer.Option(min=64, help="context length")] = 8192,
+    n_ctx: Annotated[int, typer.Option(min=64, max=MOST_TOKENS, help="context length")] = 8192,
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
     keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
     keep: Annotated[bool, typer.Option(help="on disk, too: later starts go on from there")] = False,
@@ -116,6 +120,9 @@ def chat(
     from llamahybrid.llama import Llama
     from llamahybrid.prompt_cache import PromptCache
 
+    if sys.stdin is None:
+        typer.echo("error: standard input is closed, so there is nothing to answer", err=True)
+        raise typer.Exit(1)
     options: dict[str, Any] = {
         "n_gpu_layers": (-1 if rpc else 0) if n_gpu_layers is None else n_gpu_layers,
         "rpc_servers": rpc,
@@ -123,7 +130,7 @@ def chat(
         "n_threads_batch": threads,
         "draft_model": LlamaPromptLookupDecoding(num_pred_tokens=draft) if draft else None,
     }
-    with errors_shown(ValueError):
+    with errors_shown(ValueError, OSError):
         cache = PromptCache(disk_dir=default_folder() if keep else None)
         llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, prompt_cache=cache, **options)
         with closing(llm):

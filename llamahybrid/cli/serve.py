@@ -10,7 +10,8 @@ from pathlib import Path
 from llama_cpp.server.cli import add_args_from_model, parse_model_from_args
 
 from llamahybrid.server.app import create_app
-from llamahybrid.server.serve import Server, server_of
+from llamahybrid.server.log import configuration
+from llamahybrid.server.serve import Server, require_free, server_of
 from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file, in_one_line
 
 
@@ -50,11 +51,13 @@ def settings(arguments: Sequence[str]) -> tuple[ServerSettings, list[ModelSettin
 def server(arguments: Sequence[str]) -> Server:
     """A server for these options, its default model open: where that fails, uvicorn has not begun.
 
-    Raises as `settings`, ValueError where there is no model, and as `Models.open`.
+    Raises as `settings`, ValueError where there is no model, OSError where the port is in use, and as
+    `Models.open`.
     """
     how, models = settings(arguments)
     app = create_app(server_settings=how, model_settings=models)
-    made, service = server_of(app), app.state.service
+    made, service = server_of(app, log_config=configuration()), app.state.service
+    require_free(made.config.host, made.config.port)
     service.models.open(service.models.default)
     return made
 

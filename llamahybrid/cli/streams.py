@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 
 _NEAREST = "llamahybrid-nearest"
@@ -19,6 +20,18 @@ def _nearest(error: UnicodeError) -> tuple[bytes, int]:
 
 
 codecs.register_error(_NEAREST, _nearest)
+
+
+def require_descriptors() -> None:
+    """Open the null device for each standard stream that is closed.
+
+    The next file or connection would have its number, and what native code prints would go there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def print_anything() -> None:

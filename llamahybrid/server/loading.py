@@ -10,6 +10,10 @@ from typing import Any, TypeAlias
 
 import llama_cpp
 import llama_cpp.server.model as upstream
+from llama_cpp.llama_chat_format import (
+    LlamaChatCompletionHandlerNotFoundException,
+    get_chat_completion_handler,
+)
 
 from llamahybrid.errors import ContextOverflow, LlamaHybridError
 from llamahybrid.llama import Llama
@@ -92,7 +96,7 @@ class _Namespace:
 def load(
     settings: ModelSettings, cache: PromptCache | None = None, kind: type[ServedLlama] = ServedLlama
 ) -> Llama:
-    """Open a model. Raises ValueError where its settings do not go together, or it cannot be read.
+    """Open a model. Raises ValueError where its settings do not go together, or a file cannot be read.
 
     `cache`: where its conversations are, if not in a new one. Raises DeviceError where an RPC server does not
     answer.
@@ -103,6 +107,10 @@ def load(
         slots = DEFAULT_SLOTS if caching and settings.draft_model is None else 1
     try:
         return _load(settings, slots, cache, kind)
+    except (AssertionError, RuntimeError, TypeError, KeyError) as error:  # upstream's, of its options
+        if isinstance(error, LlamaHybridError):
+            raise
+        raise ValueError(str(error) or type(error).__name__) from error
     except ValueError as error:
         if settings.n_parallel is not None or slots == 1 or "n_parallel" not in str(error):
             raise
@@ -122,12 +130,26 @@ def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: 
     loader = upstream.LlamaProxy.load_llama_from_model_settings
     ours = FunctionType(loader.__code__, {**loader.__globals__, "llama_cpp": _Namespace(Configured)})
     llm: Llama = ours(settings.model_copy(update={"cache": False}))
+    if llm.chat_handler is None and not known_format(llm):
+        llm.close()
+        raise ValueError(f"chat_format: there is none called {llm.chat_format!r}")
     llm.requests.logprobs_on_request = settings.logits_all
     if llm.chat_handler is not None and settings.clip_model_path is None:
         # It writes a text and does not decode by itself: as a chat format, it needs no model to itself.
         llm._chat_handlers[llm.chat_format] = llm.chat_handler
         llm.chat_handler = None
     return llm
+
+
+def known_format(llm: Llama) -> bool:
+    """The chat format of a model is one of its own, or of llama_cpp's."""
+    if llm.chat_format in llm._chat_handlers:
+        return True
+    try:
+        get_chat_completion_handler(llm.chat_format)
+    except LlamaChatCompletionHandlerNotFoundException:
+        return False
+    return True
 
 
 def cache_of(settings: ModelSettings) -> PromptCache:

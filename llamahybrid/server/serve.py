@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isinf
 from typing import Any
 
@@ -19,6 +23,28 @@ GRACE = 10.0
 
 class Server(uvicorn.Server):
     """uvicorn's, which tells the service when it shuts down."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's, and SIGHUP: a terminal that is closed ends the server in order, too.
+
+        One that is ignored, as under nohup, stays so.
+        """
+        hangup = getattr(signal, "SIGHUP", None)
+        if (
+            hangup is None
+            or threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(hangup) is signal.SIG_IGN
+        ):
+            with super().capture_signals():
+                yield
+            return
+        before = signal.signal(hangup, self.handle_exit)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            signal.signal(hangup, before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody in, give what runs its time, then end it; the app's own end closes the models."""
@@ -62,6 +88,21 @@ def server_of(app: FastAPI, **more: Any) -> Server:
     except OSError as error:
         raise ValueError(f"ssl_certfile and ssl_keyfile cannot be used: {error}") from error
     return Server(config)
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise OSError for an address that cannot be listened at: a model may take a minute to open."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol_number, _, address in found:
+            with socket.socket(family, kind, protocol_number) as made:
+                if os.name == "posix":
+                    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                made.bind(address)
+    except OSError as error:
+        raise OSError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
 
 
 def _port(said: str) -> int:

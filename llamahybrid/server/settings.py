@@ -12,10 +12,40 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 from llama_cpp.server import settings as upstream
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 
 DEFAULT_SLOTS = 4
 """As llama-server's."""
+
+
+CACHE_TYPES = {
+    0: "f32",
+    1: "f16",
+    2: "q4_0",
+    3: "q4_1",
+    6: "q5_0",
+    7: "q5_1",
+    8: "q8_0",
+    20: "iq4_nl",
+    30: "bf16",
+}
+"""Of a KV cache, by ggml's number: those of llama-server. ggml aborts at most others."""
+
+NATIVE_NUMBERS = (
+    "n_gpu_layers",
+    "main_gpu",
+    "n_ctx",
+    "n_batch",
+    "n_ubatch",
+    "n_threads",
+    "n_threads_batch",
+    "yarn_orig_ctx",
+    "last_n_tokens_size",
+    "draft_model_num_pred_tokens",
+    "n_parallel",
+)
+
+PROMPT_LOOKUP = "prompt-lookup-decoding"
 
 
 class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
@@ -66,6 +96,26 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
         "that it comes with, for chat_template, response_schema and max_output_tokens. None: the template of "
         "the model, and the schema that goes with it.",
     )
+
+    @model_validator(mode="after")
+    def _within_native_types(self) -> ModelSettings:
+        """Raise ValueError for numbers that llama.cpp would cut to 32 bits, or abort at."""
+        for name in NATIVE_NUMBERS:
+            value = getattr(self, name)
+            if value is not None and not -(2**31) <= value < 2**31:
+                raise ValueError(f"{name}: {value} does not fit into 32 bits")
+        if not -1 <= self.seed < 2**32:
+            raise ValueError(f"seed: {self.seed} does not fit into 32 bits")
+        for name in ("type_k", "type_v"):
+            if (value := getattr(self, name)) is not None and value not in CACHE_TYPES:
+                known = ", ".join(f"{number} ({text})" for number, text in CACHE_TYPES.items())
+                raise ValueError(f"{name}: {value} is no type of a KV cache; there are {known}")
+        for name, most in (("split_mode", 3), ("rope_scaling_type", 3)):
+            if not -1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name}: there is no {getattr(self, name)}")
+        if self.draft_model not in (None, PROMPT_LOOKUP):
+            raise ValueError(f"draft_model: {self.draft_model!r} is no method; there is {PROMPT_LOOKUP}")
+        return self
 
 
 class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
@@ -178,7 +228,8 @@ def _fault(found: Any) -> str:
     if found["type"] == "missing" and found["loc"][-1:] == ("model",):
         return "no model was given"
     name = ".".join(map(str, found["loc"]))
-    return f"{name}: {found['msg']}" if name else str(found["msg"])
+    said = str(found["msg"]).removeprefix("Value error, ")
+    return f"{name}: {said}" if name else said
 
 
 def from_file(path: Path) -> tuple[ServerSettings, list[ModelSettings]]:

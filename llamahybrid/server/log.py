@@ -1,0 +1,120 @@
+"""The server's log: written by a thread of its own, so that nobody who reads it slowly stops the server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+MOST_LINES = 10_000
+"""Lines that wait to be written; more are dropped, and their number is told."""
+
+LAST_SECONDS = 1.0
+"""What the end of the program waits for what is still to be written."""
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class Background(logging.Handler):
+    """Writes records to "stdout" or "stderr" in a thread; to nothing where that is closed."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__()
+        found = getattr(sys, stream)
+        self._file = None if found is None else _descriptor(found)
+        self._lines: deque[str] = deque()
+        self._wake = threading.Condition()
+        self._dropped = 0
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`. Control characters are escaped, further lines of a record indented."""
+        if self._file is None:
+            return
+        text = self.format(record).translate(_CONTROLS).replace("\n", "\n  ")
+        with self._wake:
+            if len(self._lines) >= MOST_LINES:
+                self._dropped += 1
+                return
+            self._lines.append(text + "\n")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="llamahybrid-log", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Wait a little for what is still to be written."""
+        with self._wake:
+            self._ended = True
+            self._wake.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(LAST_SECONDS)
+        super().close()
+
+    def _write(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._lines or self._dropped or self._ended):
+                    self._wake.wait()
+                lines = list(self._lines)
+                self._lines.clear()
+                dropped, self._dropped = self._dropped, 0
+                if not lines and not dropped:
+                    return
+            if dropped:
+                lines.append(f"{dropped} lines of this log were dropped: nobody read them in time\n")
+            data = "".join(lines).encode("utf-8", "backslashreplace")
+            with suppress(OSError):  # who read it is gone
+                while data:
+                    data = data[os.write(self._file, data) :]  # type: ignore[arg-type]
+
+
+def _descriptor(stream: Any) -> int | None:
+    try:
+        return int(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _colours(stream: str) -> bool:
+    found = getattr(sys, stream)
+    return found is not None and bool(found.isatty())
+
+
+def configuration() -> dict[str, Any]:
+    """uvicorn's configuration of logging (uvicorn.config.LOGGING_CONFIG), with these handlers."""
+    level = {"level": "INFO", "propagate": False}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "default": {
+                "()": "uvicorn.logging.DefaultFormatter",
+                "fmt": "%(levelprefix)s %(message)s",
+                "use_colors": _colours("stderr"),
+            },
+            "access": {
+                "()": "uvicorn.logging.AccessFormatter",
+                "fmt": '%(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s',
+                "use_colors": _colours("stdout"),
+            },
+            "plain": {"format": "%(message)s"},
+        },
+        "handlers": {
+            "default": {"()": Background, "formatter": "default", "stream": "stderr"},
+            "access": {"()": Background, "formatter": "access", "stream": "stdout"},
+            "plain": {"()": Background, "formatter": "plain", "stream": "stderr", "level": "WARNING"},
+        },
+        "loggers": {
+            "uvicorn": {"handlers": ["default"], **level},
+            "uvicorn.access": {"handlers": ["access"], **level},
+            "llamahybrid": {"handlers": ["plain"]},
+            "asyncio": {"handlers": ["plain"]},
+        },
+    }
