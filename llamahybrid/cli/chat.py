@@ -70,6 +70,9 @@ class TerminalChat:
         self._keep_thinking = keep_thinking
         self._asking = Asking(llm)
         self._reading = False
+        self._hung_up = False
+        if readline is not None:  # what is pasted is one text then, and not a message for each line
+            readline.parse_and_bind("set enable-bracketed-paste on")
         for stream in (sys.stdin, sys.stdout):
             if hasattr(stream, "reconfigure"):  # what is not in the terminal's encoding ends no chat
                 stream.reconfigure(errors="replace")
@@ -77,28 +80,51 @@ class TerminalChat:
     def run(self) -> None:
         """Answer what is typed until `/quit` or the end of the input."""
         with closing(self._asking), self._interrupts():
-            self._tell(Step(notice="/help lists the commands"))
-            while (step := self._read()).do is not Do.QUIT:
-                self._tell(step)
-                if step.do is Do.ANSWER:
-                    self._answer()
-                elif step.do is Do.PREPARE:
-                    self._prepare()
+            try:
+                self._talk()
+            except OSError:
+                if not self._hung_up:  # else there is no terminal to write to
+                    raise
+
+    def _talk(self) -> None:
+        self._tell(Step(notice="/help lists the commands"))
+        while (step := self._read()).do is not Do.QUIT:
             self._tell(step)
+            if step.do is Do.ANSWER:
+                self._answer()
+            elif step.do is Do.PREPARE:
+                self._prepare()
+        self._tell(step)
 
     # -- input -------------------------------------------------------------------------------------
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Ctrl-C ends what runs; it is raised only where a line is read."""
+        """Ctrl-C ends what runs; it is raised only where a line is read. SIGTERM and SIGHUP end the chat.
+
+        A signal that is ignored, as SIGHUP is under nohup, stays so.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, self._interrupted)
+        before = {signal.SIGINT: signal.signal(signal.SIGINT, self._interrupted)}
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, self._told_to_end)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _told_to_end(self, _: int, __: FrameType | None) -> None:
+        """As Ctrl-D, wherever the chat is."""
+        self._hung_up = True
+        self._asking.stop()
+        if self._reading:
+            self._reading = False
+            raise EOFError
 
     def _interrupted(self, _: int, __: FrameType | None) -> None:
         if self._reading:
@@ -112,7 +138,8 @@ class TerminalChat:
             self._reading = True
             self._asking.rearm()  # from when the line is there, Ctrl-C is about what comes of it
             with suppress(EOFError):
-                typed = self._typed()
+                if not self._hung_up:
+                    typed = self._typed()
             self._reading = False
         except KeyboardInterrupt:
             self._console.print()
