@@ -227,3 +227,34 @@ def test_ctrl_d_leaves_and_edit_offers_the_last_message(terminal: Terminal) -> N
     terminal.until(r"not changed\s+> $", at)
     terminal.type("\x04")
     assert terminal.process.wait(120) == 0
+
+
+@pytest.mark.skipif(not chat.readline, reason="readline reads what is pasted")
+def test_a_pasted_text_is_one_message(terminal: Terminal, tmp_path: Path) -> None:
+    at = terminal.until("> $")
+    terminal.type("\x1b[200~def f():\r    return 1\r\rf()\x1b[201~\r")
+    at = terminal.until(r"f\(\)\s+.{40}", at)
+    terminal.process.send_signal(signal.SIGINT)
+    at = terminal.until(r"(?s)interrupted; .*\n> $", at)
+    terminal.type(f"/save {tmp_path}/c\n")
+    terminal.until(r"saved to", at)
+    (said, *_) = json.loads((tmp_path / "c").read_bytes())
+    assert said["content"] == "def f():\n    return 1\n\nf()"
+
+
+@pytest.mark.parametrize("answering", [False, True])
+def test_a_closed_terminal_ends_the_chat_in_order(terminal: Terminal, answering: bool) -> None:
+    at = terminal.until("> $")
+    if answering:
+        terminal.type("Hello\n")
+        terminal.until(r"Hello\s+.{40}", at)
+    terminal.process.send_signal(signal.SIGHUP)
+    assert terminal.process.wait(60) == 0
+
+
+def test_a_closed_standard_input_is_one_line(tiny_model: TinyModel) -> None:
+    command = [sys.executable, "-m", "llamahybrid", "chat", str(tiny_model("qwen35"))]
+    shell = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    ended = subprocess.run(shell, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: standard input is closed, so there is nothing to answer\n"

@@ -68,6 +68,9 @@ def test_serve_errors_are_one_line(tmp_path: Path) -> None:
         "does not exist": [str(absent)],
         "Failed to load model": [str(nothing)],
         "n_parallel: Input should be": [str(absent), "--n_parallel", "0"],
+        "type_k: 999 is no type": [str(absent), "--type_k", "999"],
+        "n_ctx: 999999999999 does not fit": [str(absent), "--n_ctx", "999999999999"],
+        "draft_model: 'x' is no method": [str(absent), "--draft_model", "x"],
         "port: '65536'": [str(absent), "--port", "65536"],
         "ssl_keyfile goes with": [str(absent), "--ssl_keyfile", str(nothing)],
         "ssl_certfile and ssl_keyfile cannot be used": [str(absent), "--ssl_certfile", str(nothing)],
@@ -78,6 +81,19 @@ def test_serve_errors_are_one_line(tmp_path: Path) -> None:
         assert line.startswith("error: ")
         assert said in line
         assert "pydantic" not in line
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--lora_path", "/nonexistent"], ["--chat_format", "nope"], ["--chat_format", "llava-1-5"]]
+)
+def test_an_option_that_the_model_cannot_be_opened_with_is_one_line(
+    tiny_model: Callable[..., Path], wrong: list[str]
+) -> None:
+    options = [str(tiny_model("qwen35")), "--port", "0", "--n_ctx", "256", *wrong]
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert line.startswith("error: ")
 
 
 def test_serve_opens_the_default_model_first(tiny_model: Callable[..., Path]) -> None:

@@ -23,7 +23,7 @@ from llamahybrid.server.serve import Server, server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 
-COMMAND = [sys.executable, "-c", "from llamahybrid.cli.main import app; app()", "serve"]
+COMMAND = [sys.executable, "-m", "llamahybrid", "serve"]
 
 SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
 
@@ -96,8 +96,13 @@ class Serving:
 class ServerProcess:
     """`llamahybrid serve` on a free port."""
 
-    def __init__(self, model: Path, log: Path, *more: str) -> None:
-        """`log`: where its output goes. Raises AssertionError where it does not answer within a minute."""
+    def __init__(
+        self, model: Path, log: Path, *more: str, stdout: int | None = None, closed: bool = False
+    ) -> None:
+        """`log`: where its output goes, unless `stdout` is given, or all standard streams are `closed`.
+
+        Raises AssertionError where it does not answer within a minute.
+        """
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.log = log
@@ -113,7 +118,10 @@ class ServerProcess:
         )
         with log.open("ab") as out:
             command = [*COMMAND, str(model), *options, *more]
-            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+            if closed:
+                command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+            written = out if stdout is None else stdout
+            self.process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT)
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
         url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120, limits=limits)
