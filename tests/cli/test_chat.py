@@ -161,7 +161,7 @@ class Terminal:
             with suppress(OSError):  # it ended
                 got = os.read(self._end, 65536) if ready else b""
             assert got, f"no {pattern!r} in {self.out[start:]!r}"
-            self.out += got.decode(errors="replace")
+            self.out = re.sub(r"\x1b\[\?2004[hl]\r?", "", self.out + got.decode(errors="replace"))
         return found.end()
 
     def interrupt(self, pattern: str, start: int) -> int:
@@ -233,7 +233,7 @@ def test_ctrl_d_leaves_and_edit_offers_the_last_message(terminal: Terminal) -> N
 def test_a_pasted_text_is_one_message(terminal: Terminal, tmp_path: Path) -> None:
     at = terminal.until("> $")
     terminal.type("\x1b[200~def f():\r    return 1\r\rf()\x1b[201~\r")
-    at = terminal.until(r"f\(\)\s+.{40}", at)
+    at = terminal.until(r"(?s)f\(\)\r?\n.{60}", at)
     terminal.process.send_signal(signal.SIGINT)
     at = terminal.until(r"(?s)interrupted; .*\n> $", at)
     terminal.type(f"/save {tmp_path}/c\n")

@@ -15,6 +15,8 @@ from llamahybrid.server.errors import Refusal
 class Vocabulary:
     """A model of 100 tokens, one for each letter."""
 
+    chat_handler = None
+
     def n_vocab(self) -> int:
         return 100
 

@@ -24,6 +24,7 @@ CALL = {
     "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
 NULLS = dict.fromkeys(("temperature", "top_p", "stream", "presence_penalty", "tools", "stream_options", "n"))
+ALONE = {"n_parallel": None}
 FORGED = "x\nrefused (key): '/v1/completions' from 8.8.8.8\n\x1b[31mred"
 
 
@@ -33,7 +34,7 @@ def chat(http: httpx.Client, *messages: Any, **more: Any) -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def embedder(tiny_model: TinyModel) -> Iterator[httpx.Client]:
-    with serving(tiny_model("llama"), model={"embedding": True, "n_parallel": None}) as server, server.client() as client:
+    with serving(tiny_model("llama"), model=ALONE | {"embedding": True}) as server, server.client() as client:
         yield client
 
 
@@ -107,7 +108,7 @@ def test_embeddings_of_several_texts_are_those_of_each(embedder: httpx.Client) -
 
 
 def test_a_vocabulary_alone_answers_no_prompts(tiny_model: TinyModel) -> None:
-    with serving(tiny_model("qwen35"), model={"vocab_only": True, "n_parallel": None}) as server, server.client() as http:
+    with serving(tiny_model("qwen35"), model=ALONE | {"vocab_only": True}) as server, server.client() as http:
         for refused in (http.post("/v1/completions", json={"prompt": "x"}), chat(http, HI)):
             assert refused.status_code == 400
             assert "vocab_only" in refused.json()["error"]["message"]
