@@ -106,7 +106,7 @@ def _past(past: Past, viewer: Viewer) -> dict[str, Any]:
 
 def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
     """What the open model has."""
-    slots = [_slot(llm, slot, viewer) for slot in llm.slots.all]
+    slots = [slot_shown(llm, slot, viewer) for slot in llm.slots.all]
     cache = llm.prompt_cache
     if cache is None:
         return {"tiers": {}, "slots": slots, "tree": {"branches": [], "more": 0}}
@@ -134,7 +134,7 @@ def _tiers(stats: CacheStats, outside: Sequence[DiskTier]) -> dict[str, Any]:
     return tiers
 
 
-def _slot(llm: Llama, slot: Slot, viewer: Viewer) -> dict[str, Any]:
+def slot_shown(llm: Llama, slot: Slot, viewer: Viewer) -> dict[str, Any]:
     """What a slot does; of what is not for the viewer, that it is in use."""
     ticket = llm.slots.user(slot)
     name, tokens = slot.glimpse()

@@ -136,21 +136,6 @@ def test_what_is_there_at_once_is_one_write() -> None:
     assert spoken([Failure(bad("no"))], at_once=True)[0] == 400
 
 
-def test_an_error_after_the_first_chunk_is_an_event() -> None:
-    status, body = spoken([chunk("a"), chunk("", "stop"), Failure(RuntimeError("secret"))])
-    assert status == 200
-    assert '"finish_reason": "stop"' in body
-    assert json.loads(body.split("data: ")[-1])["error"]["type"] == "internal_server_error"
-    assert "secret" not in body
-
-
 def test_a_client_that_is_gone_is_told_nothing() -> None:
     for stream in (False, True):
         assert spoken([], stream=stream, gone_after=0.01) == (0, "")
-
-
-def test_a_silent_stream_begins_with_comments() -> None:
-    status, body = spoken([0.2, chunk("", "stop"), DONE], ping=0.05)
-    assert status == 200
-    assert body.startswith(": ping\n\n")
-    assert events(body)

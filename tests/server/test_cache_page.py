@@ -237,10 +237,10 @@ def test_of_a_slot_that_still_holds_another_tenant_s_tokens_their_number_is_not_
     slot = Slot(evaluation=cast(Any, evaluation))
     ticket = SimpleNamespace(salt=digest(salt_of("one")), request=None)
     llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: ticket))
-    told = cache_page._slot(llm, slot, Viewer(own=tag("one")))
+    told = cache_page.slot_shown(llm, slot, Viewer(own=tag("one")))
     assert told == {"state": "begins", "live": 0, "tenant": "you"}
-    assert cache_page._slot(llm, slot, Viewer(operator=True))["live"] == 7
-    assert cache_page._slot(llm, slot, Viewer(own=tag("two"))) == {"state": "busy"}
+    assert cache_page.slot_shown(llm, slot, Viewer(operator=True))["live"] == 7
+    assert cache_page.slot_shown(llm, slot, Viewer(own=tag("two"))) == {"state": "busy"}
 
 
 def test_an_idle_slot_is_whose_tokens_lie_in_it() -> None:
@@ -252,10 +252,10 @@ def test_an_idle_slot_is_whose_tokens_lie_in_it() -> None:
     slot = Slot(cast(Any, arrays), cast(Any, evaluation))
     llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: None))
     for viewer in (Viewer(operator=True), Viewer(own=tag("one")), Viewer(own=tag("two"))):
-        assert cache_page._slot(llm, slot, viewer) == {"state": "idle", "live": 7, "tenant": ""}
+        assert cache_page.slot_shown(llm, slot, viewer) == {"state": "idle", "live": 7, "tenant": ""}
     identity.namespace = f"model+{tag('two')}"
-    assert cache_page._slot(llm, slot, Viewer(own=tag("one"))) == {"state": "idle"}
-    assert cache_page._slot(llm, slot, Viewer(own=tag("two")))["tenant"] == "you"
+    assert cache_page.slot_shown(llm, slot, Viewer(own=tag("one"))) == {"state": "idle"}
+    assert cache_page.slot_shown(llm, slot, Viewer(own=tag("two")))["tenant"] == "you"
 
 
 def test_looking_opens_no_model_and_waits_for_none(server: Serving, http: httpx.Client) -> None:

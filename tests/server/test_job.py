@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.server.job import Done, Failure, Job, Notice, Outbox
+from llamahybrid.server.job import Done, Failure, Job
 
 
 class Handle:
@@ -130,97 +130,3 @@ def test_one_that_is_ended_before_it_began_ends_when_it_does(deed: str) -> None:
         job.start(threads)
 
     assert play(waits, scenario).done == [deed]
-
-
-def test_what_else_is_said_stands_in_line() -> None:
-    async def scenario(job: Job, threads: ThreadPoolExecutor) -> None:
-        job.notify(Notice.GONE)
-        assert await job.item() is Notice.GONE
-        job.start(threads)
-
-    play(lambda: {}, scenario)
-
-
-# -- the outbox ------------------------------------------------------------------------------------
-
-
-def test_what_several_threads_make_comes_in_order_and_wakes_the_loop_once_for_all() -> None:
-    got: list[Any] = []
-    wakes: list[int] = []
-
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        outbox, wake = Outbox(loop), loop.call_soon_threadsafe
-
-        def counted(*args: Any) -> Any:
-            wakes.append(len(got))
-            return wake(*args)
-
-        loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
-
-        def make(name: str) -> None:
-            for i in range(50):
-                outbox.call(got.append, {name: i})  # type: ignore[arg-type]
-
-        for _ in range(2):  # also once all that was there is through
-            there = len(got)
-            threads = [threading.Thread(target=make, args=(name,)) for name in "abc"]
-            for thread in threads:
-                thread.start()
-            for thread in threads:  # the loop is busy meanwhile
-                thread.join()
-            assert len(got) == there, "nobody waited for it"
-            while len(got) < there + 150:
-                await asyncio.sleep(0.001)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-    for name in "abc":
-        assert [item[name] for item in got if name in item] == [*range(50), *range(50)]
-    assert 2 <= len(wakes) <= 6, "threads that come at once may wake it each"
-    assert sorted(set(wakes)) == [0, 150]
-
-
-def test_what_comes_while_the_rest_is_handed_over_comes_too() -> None:
-    got: list[int] = []
-
-    async def run() -> None:
-        outbox = Outbox(asyncio.get_running_loop())
-
-        def again(i: Any) -> None:
-            got.append(i)
-            if i:
-                outbox.call(again, i - 1)
-
-        outbox.call(again, 20)  # type: ignore[arg-type]
-        while len(got) < 21:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-    assert got == list(range(20, -1, -1))
-
-
-def test_one_that_fails_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
-    got: list[Any] = []
-
-    def fail(_: Any) -> None:
-        raise RuntimeError("of the caller")
-
-    async def run() -> None:
-        outbox = Outbox(asyncio.get_running_loop())
-        outbox.call(fail, Notice.GONE)
-        outbox.call(got.append, Notice.SILENCE)
-        while not got:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-    assert "of the caller" in caplog.text
-
-
-def test_nobody_hears_of_it_once_the_loop_is_closed() -> None:
-    outboxes: list[Outbox] = []
-
-    async def run() -> None:
-        outboxes.append(Outbox(asyncio.get_running_loop()))
-
-    asyncio.run(run())
-    outboxes[0].call(lambda item: None, Notice.GONE)
