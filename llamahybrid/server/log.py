@@ -29,7 +29,7 @@ class Background(logging.Handler):
         self._lines: deque[str] = deque()
         self._wake = threading.Condition()
         self._dropped = 0
-        self._ended = False
+        self._ended = self._writing = False
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -45,21 +45,26 @@ class Background(logging.Handler):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write, name="llamahybrid-log", daemon=True)
                 self._thread.start()
-            self._wake.notify()
+            self._wake.notify_all()
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Wait a little for what is still to be written."""
         with self._wake:
+            self._wake.wait_for(lambda: not (self._lines or self._dropped or self._writing), LAST_SECONDS)
+
+    def close(self) -> None:
+        """Wait a little for what is still to be written, and end the thread."""
+        self.flush()
+        with self._wake:
             self._ended = True
-            self._wake.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join(LAST_SECONDS)
+            self._wake.notify_all()
         super().close()
 
     def _write(self) -> None:
         while True:
             with self._wake:
+                self._writing = False
+                self._wake.notify_all()
                 while not (self._lines or self._dropped or self._ended):
                     self._wake.wait()
                 lines = list(self._lines)
@@ -67,12 +72,21 @@ class Background(logging.Handler):
                 dropped, self._dropped = self._dropped, 0
                 if not lines and not dropped:
                     return
+                self._writing = True
             if dropped:
                 lines.append(f"{dropped} lines of this log were dropped: nobody read them in time\n")
             data = "".join(lines).encode("utf-8", "backslashreplace")
             with suppress(OSError):  # who read it is gone
                 while data:
                     data = data[os.write(self._file, data) :]  # type: ignore[arg-type]
+
+
+def flush() -> None:
+    """Wait a little for what the handlers of a server still have to write."""
+    for name in ("uvicorn", "uvicorn.access", "llamahybrid"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, Background):
+                handler.flush()
 
 
 def _descriptor(stream: Any) -> int | None:

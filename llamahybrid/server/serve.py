@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from llamahybrid.server.log import flush
 from llamahybrid.server.protocol import protocol
 from llamahybrid.server.service import Service
 
@@ -30,21 +31,20 @@ class Server(uvicorn.Server):
 
         One that is ignored, as under nohup, stays so.
         """
+        before: Any = signal.SIG_IGN
         hangup = getattr(signal, "SIGHUP", None)
-        if (
-            hangup is None
-            or threading.current_thread() is not threading.main_thread()
-            or signal.getsignal(hangup) is signal.SIG_IGN
-        ):
-            with super().capture_signals():
-                yield
-            return
-        before = signal.signal(hangup, self.handle_exit)
+        main = threading.current_thread() is threading.main_thread()
+        if main and hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+            before = signal.signal(hangup, self.handle_exit)
         try:
             with super().capture_signals():
-                yield
+                try:
+                    yield
+                finally:
+                    flush()  # a signal that was caught is raised again, and ends the process
         finally:
-            signal.signal(hangup, before)
+            if hangup is not None and before is not signal.SIG_IGN:
+                signal.signal(hangup, before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody in, give what runs its time, then end it; the app's own end closes the models."""
