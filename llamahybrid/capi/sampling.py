@@ -60,7 +60,7 @@ def require_grammar(vocab: Any, grammar: Any) -> None:
 
 def _count(vocab: Any, text: bytes) -> int:
     """Tokens of a text, control tokens read as such."""
-    return abs(llama_cpp.llama_tokenize(vocab, text, len(text), None, 0, False, True))
+    return abs(int(llama_cpp.llama_tokenize(vocab, text, len(text), None, 0, False, True)))
 
 
 class HasRow(Protocol):
