@@ -10,7 +10,7 @@ BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all llama-server lint integrations upstream fuzz soak bench gpu clean
+.PHONY: help venv demo test test-all mutations llama-server lint integrations upstream fuzz soak bench gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -21,18 +21,20 @@ demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by sid
 	$(BIN)/python -m llamahybrid.evaluate.demo
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
+BUILD  := LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build
+ON     := LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(PYTEST)
 
 test: lint ## lint, types, the suite on the stock engine, and its native part on the patched one
 	LLAMAHYBRID_ENGINE=stock $(PYTEST)
-	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
-		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(PYTEST) -m "patched and not full"
+	lib=$$($(BUILD)) && $(ON) -m "patched and not full"
 
-test-all: lint llama-server ## all architectures and campaigns, llama-server too, on both engines (about an hour)
+test-all: lint llama-server ## everything: all architectures, long campaigns, llama-server, the hardening patches
 	LLAMAHYBRID_ENGINE=stock $(PYTEST) -m ""
-	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build) && \
-		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(PYTEST) -m patched
-	lib=$$(LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build --hardening) && \
-		LLAMAHYBRID_ENGINE="$$lib" LLAMAHYBRID_TEST_LIB="$$lib" $(PYTEST) -m "" tests/patches tests/hazards
+	lib=$$($(BUILD)) && $(ON) -m patched
+	lib=$$($(BUILD) --hardening) && $(ON) -m "" tests/patches tests/hazards
+
+mutations: venv ## plants faults in copies of the package, one at a time: which test notices?
+	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.mutations --workers 2
 
 llama-server: venv ## llama-server of the pinned source, stock and patched
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build
