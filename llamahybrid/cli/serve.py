@@ -65,9 +65,10 @@ def server(arguments: Sequence[str]) -> Server:
 def _switched(arguments: list[str]) -> list[str]:
     """The arguments, with the value of a switch that was given none."""
     switch, words = "--ignore_unknown_fields", ("0", "1", "true", "false", "yes", "no", "on", "off")
-    following = [each.lower() in words for each in [*arguments[1:], ""]]
-    each = zip(arguments, following, strict=True)
-    return [f"{name}=true" if name == switch and not valued else name for name, valued in each]
+    pairs = zip(arguments, [*arguments[1:], ""], strict=False)  # without arguments there are none
+    return [
+        f"{name}=true" if name == switch and after.lower() not in words else name for name, after in pairs
+    ]
 
 
 def _underscored(argument: str) -> str:
