@@ -14,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import json
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,14 +29,13 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from llamahybrid import tiny
 from llamahybrid.capi.gguf import Gguf
 from llamahybrid.memory.restore import restore
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
+from tests.lab.campaign import Count, Seconds, Seed, sweep
+from tests.lab.differential import Mismatch
 
 Bytes = npt.NDArray[np.uint8]
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama")
@@ -320,16 +319,8 @@ TARGETS: dict[str, Callable[[Path, int, int], Counter[str]]] = {
 
 def batch(target: str, model: Path, seed: int, count: int) -> tuple[Counter[str], str]:
     """Run one batch in a process of its own: outcomes, and what went wrong if anything did."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.lab.blob_fuzz",
-        "--child",
-        target,
-        str(model),
-        str(seed),
-        str(count),
-    ]
+    campaign = [sys.executable, "-m", "tests.lab.blob_fuzz", "--child"]
+    command = [*campaign, target, str(model), str(seed), str(count)]
     where = f"{model.name}, seed {seed}"
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
@@ -342,40 +333,28 @@ def batch(target: str, model: Path, seed: int, count: int) -> tuple[Counter[str]
     return Counter(json.loads(child.stdout.splitlines()[-1])), ""
 
 
-def campaign(target: str, count: int, seconds: float, seed: int, console: Console) -> bool:
-    """Batches over all architectures until `count` or the time is reached; True if nothing was found."""
-    totals = {arch: Counter[str]() for arch in ARCHITECTURES}
-    failures: list[str] = []
-    start, done, number = time.monotonic(), 0, seed
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
-        models = {arch: tiny.make(arch, Path(folder, f"{arch}.gguf")) for arch in ARCHITECTURES}
-        bar = progress.add_task("blobs", total=count)
-        while done < count and time.monotonic() - start < seconds:
-            arch = ARCHITECTURES[number % len(ARCHITECTURES)]
-            outcomes, failure = batch(target, models[arch], number, BATCH)
-            totals[arch].update(outcomes)
-            failures += [failure] if failure else []
-            done, number = done + BATCH, number + 1
-            progress.update(bar, completed=done)
-    kinds = sorted({kind for outcomes in totals.values() for kind in outcomes})
-    table = Table("architecture", *kinds, title=f"{target}: {done} records, seeds {seed} to {number - 1}")
-    for arch, outcomes in totals.items():
-        table.add_row(arch, *(str(outcomes[kind]) for kind in kinds))
-    console.print(table)
-    for failure in failures:
-        console.print(failure, style="red", markup=False, highlight=False)
-    return not failures
-
-
 def main(
-    count: Annotated[int, typer.Option(help="Records in all.")] = 10_000,
-    seconds: Annotated[float, typer.Option(help="How long at most.")] = 600,
-    seed: Annotated[int, typer.Option(help="Seed of the first batch.")] = 0,
+    count: Count = 10_000,
+    seconds: Seconds = 600,
+    seed: Seed = 0,
     native: Annotated[bool, typer.Option(help="Straight at the C API.")] = False,
 ) -> None:
     """Damaged and foreign state, for a bounded time."""
-    if not campaign("native" if native else "api", count, seconds, seed, Console()):
-        raise typer.Exit(1)
+
+    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
+        total = Counter[str]()
+        batches = itertools.count(seed + number, len(ARCHITECTURES))
+        for each in itertools.islice(batches, -(-count // (BATCH * len(ARCHITECTURES)))):
+            outcomes, failure = batch(way, model, each, BATCH)
+            total += outcomes
+            if failure:
+                raise Mismatch(failure)
+            if time.monotonic() >= until:
+                break
+        return total.total(), dict(total)
+
+    target = "native" if native else "api"
+    sweep(play, ARCHITECTURES, "records, by what became of them", seconds, seed, [target])
 
 
 if __name__ == "__main__":

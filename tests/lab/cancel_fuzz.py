@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -18,21 +17,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from llamahybrid import tiny
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 from llamahybrid.request.handle import RequestHandle
+from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
 from tests.lab.differential import Mismatch
 from tests.lab.history import Ask, Chat, random_history
-from tests.lab.quiet import silence
 from tests.lab.reference import Logits, Reference, Setting, difference, output_row
 from tests.lab.soak import cached_bytes, resident_bytes
 
@@ -42,6 +36,7 @@ SETTINGS = (
     Setting("small batches, window", {"n_batch": 32, "n_ubatch": 32, "swa_full": False}),
     Setting("rollback planes", {"num_pred_tokens": 4}),
 )
+NAMED = {setting.name: setting for setting in SETTINGS}
 LONGEST = 400
 
 
@@ -157,38 +152,19 @@ def _first_logits(llm: Llama, prompt: list[int], stale: RequestHandle) -> Logits
     return logits
 
 
-def main(
-    seconds: Annotated[float, typer.Option(help="How long at most.")] = 60,
-    count: Annotated[int, typer.Option(help="Requests to cancel in all.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Seed of prompts and moments.")] = 0,
-    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
-) -> None:
+def main(seconds: Seconds = 60, count: Count = 5000, seed: Seed = 0, arch: Archs = None) -> None:
     """Requests cancelled at random moments, for a bounded time."""
-    silence()  # the library reports each abort
-    console = Console()
-    table = Table("architecture", "setting", title=f"seed {seed}")
-    for heading in ("in the prompt", "in the answer", "too late", "worst difference", "threads", "MiB"):
-        table.add_column(heading, justify="right")
-    trials = list(itertools.product(arch or ARCHITECTURES, SETTINGS))
-    start, total, failure = time.monotonic(), 0, ""
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
-        for index, (name, setting) in enumerate(progress.track(trials, description="cancel")):
-            model = tiny.make(name, Path(folder, f"{name}.gguf"))
-            until = start + seconds * (index + 1) / len(trials)
-            try:
-                outcome = run(model, setting, seed + index, -(-count // len(trials)), until)
-            except Mismatch as mismatch:
-                failure = str(mismatch)
-                break
-            total += sum(outcome.ends.values())
-            ends = (str(outcome.ends[end]) for end in ("in the prompt", "in the answer", "not: too late"))
-            grown = f"{outcome.grown_bytes / 2**20:+.1f}"
-            table.add_row(name, setting.name, *ends, f"{outcome.worst:.1e}", f"{outcome.threads:+}", grown)
-    console.print(table)
-    console.print(f"{total} requests")
-    if failure:
-        console.print(failure, style="red", markup=False, highlight=False)
-        raise typer.Exit(1)
+    archs = arch or ARCHITECTURES
+    each = -(-count // (len(archs) * len(SETTINGS)))
+
+    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
+        outcome = run(model, NAMED[way], seed + number, each, until)
+        ends = (outcome.ends[end] for end in ("in the prompt", "in the answer", "not: too late"))
+        grown = f"{outcome.grown_bytes / 2**20:+.1f}"
+        return (way, *ends, f"{outcome.worst:.1e}", f"{outcome.threads:+}", grown)
+
+    columns = "setting, in the prompt, in the answer, too late, worst difference, threads, MiB"
+    sweep(play, archs, columns, seconds, seed, tuple(NAMED))
 
 
 if __name__ == "__main__":

@@ -10,30 +10,26 @@ context that saw no draft, and afterwards memory must hold what was handed out, 
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import typer
 from llama_cpp import LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaDraftModel
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from llamahybrid import tiny
 from llamahybrid.capi.shim import library
 from llamahybrid.llama import Llama
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
+from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
 from tests.lab.differential import Mismatch
-from tests.lab.quiet import silence
 from tests.lab.reference import Logits, Reference, Setting, difference
 
 ARCHITECTURES = tuple(arch for arch in tiny.decoders() if arch not in ("qwen3", "cohere2", "smallthinker"))
@@ -232,7 +228,7 @@ def memory_bytes(llm: Llama) -> int:
     return llm.runner.live.native.memory_bytes() if llm.runner else 0
 
 
-def run(model: Path, seed: int, count: int, until: float, tick: Callable[[], None] = lambda: None) -> Outcome:
+def run(model: Path, seed: int, count: int, until: float) -> Outcome:
     """`count` patterns on `model`, or as many as fit before the clock shows `until` (`time.monotonic`).
 
     Each setting and way of undoing gets its share of the time, and one text in any case.
@@ -248,52 +244,23 @@ def run(model: Path, seed: int, count: int, until: float, tick: Callable[[], Non
         with closing(Trial(model, setting, seed + index, planes)) as trial:
             while True:
                 trial.text()
-                tick()
                 if trial.outcome.patterns * len(ways) >= count or time.monotonic() >= share:
                     break
             total.add(trial.outcome)
     return total
 
 
-def main(
-    seconds: Annotated[float, typer.Option(help="How long at most.")] = 60,
-    count: Annotated[int, typer.Option(help="Patterns for each architecture.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of texts and drafts.")] = 0,
-    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
-) -> None:
-    """Drafts accepted and rejected at random, for a bounded time."""
-    silence()
-    console = Console()
-    table = Table("architecture", title=f"seed {seed}")
-    for heading in (
-        "patterns",
-        "drafted",
-        "accepted",
-        "cut",
-        "planes",
-        "snapshot",
-        "worst difference",
-        "ties",
-    ):
-        table.add_column(heading, justify="right")
-    names, failure = tuple(arch) if arch else ARCHITECTURES, ""
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
-        for index, name in enumerate(progress.track(names, description="drafts")):
-            model = tiny.make(name, Path(folder, f"{name}.gguf"))
-            until = start + seconds * (index + 1) / len(names)
-            try:
-                outcome = run(model, seed, count, until)
-            except Mismatch as mismatch:
-                failure = str(mismatch)
-                break
-            kinds = (outcome.rollbacks[kind] for kind in ("cut", "planes", "snapshot"))
-            counts = (outcome.patterns, outcome.drafted, outcome.accepted, *kinds)
-            table.add_row(name, *map(str, counts), f"{outcome.worst:.1e}", str(outcome.ties))
-    console.print(table)
-    if failure:
-        console.print(failure, style="red", markup=False, highlight=False)
-        raise typer.Exit(1)
+def main(seconds: Seconds = 60, count: Count = 1000, seed: Seed = 0, arch: Archs = None) -> None:
+    """Drafts accepted and rejected at random, for a bounded time; `count` is for each architecture."""
+
+    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
+        outcome = run(model, seed, count, until)
+        kinds = (outcome.rollbacks[kind] for kind in ("cut", "planes", "snapshot"))
+        counts = (outcome.patterns, outcome.drafted, outcome.accepted, *kinds)
+        return (*counts, f"{outcome.worst:.1e}", outcome.ties)
+
+    columns = "patterns, drafted, accepted, cut, planes, snapshot, worst difference, ties"
+    sweep(play, arch or ARCHITECTURES, columns, seconds, seed)
 
 
 if __name__ == "__main__":

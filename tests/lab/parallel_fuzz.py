@@ -24,23 +24,20 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from llamahybrid import tiny
 from llamahybrid.capi.gguf import Gguf
 from llamahybrid.errors import Busy
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
+from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
 from tests.lab.differential import Mismatch, Verdict
 from tests.lab.fuzz import generative
 from tests.lab.inside import MergedBatches, keep_rows_on_request, set_patience, set_wait
 from tests.lab.integrity import check_integrity
 from tests.lab.parallel_talk import Common, Talk, advance, drain
-from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting, settings_for
 
 CONTEXTS = (256, 512, 512, 768, 1536)
@@ -258,41 +255,19 @@ def run(model: Path, seed: int, count: int, until: float, outcome: Outcome) -> i
     return seed + count
 
 
-def main(
-    seconds: Annotated[float, typer.Option(help="How long at most.")] = 60,
-    count: Annotated[int, typer.Option(help="Histories of each architecture at most.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
-) -> None:
+def main(seconds: Seconds = 60, count: Count = 100_000, seed: Seed = 0, arch: Archs = None) -> None:
     """Several conversations at once, for a bounded time."""
-    silence()
-    console = Console(width=160)
-    names = tuple(arch or generative())
-    columns = ("histories", "requests", "worst", "ties", "cancels", "dropped", "steps", "rows", "until seed")
-    table = Table("architecture", *columns, title=f"seeds from {seed}")
-    start, failure, total = time.monotonic(), "", Counter[str]()
-    with tempfile.TemporaryDirectory() as folder:
-        for index, name in enumerate(names):
-            model = tiny.make(name, Path(folder, f"{name}.gguf"), window=16)
-            outcome, last = Outcome(), "?"
-            try:
-                until = start + seconds * (index + 1) / len(names)
-                last = str(run(model, seed, count, until, outcome))
-            except Mismatch as mismatch:
-                failure = str(mismatch)
-            verdict, counted = outcome.verdict, outcome.count
-            ties = f"{len(verdict.ties)} of {max((t.margin for t in verdict.ties), default=0):.0e}"
-            row = outcome.histories, verdict.requests, f"{verdict.worst:.1e}", ties
-            rest = (counted[what] for what in ("cancels", "dropped", "steps", "rows"))
-            table.add_row(name, *map(str, (*row, *rest, last)))
-            total += counted
-            if failure:
-                break
-    console.print(table)
-    console.print(dict(total))
-    if failure:
-        console.print(failure, style="red", markup=False, highlight=False)
-        raise typer.Exit(1)
+
+    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
+        outcome = Outcome()
+        last = run(model, seed, count, until, outcome)
+        verdict = outcome.verdict
+        ties = f"{len(verdict.ties)} of {max((t.margin for t in verdict.ties), default=0):.0e}"
+        counted = (outcome.count[name] for name in ("cancels", "dropped", "steps", "rows"))
+        return (outcome.histories, verdict.requests, f"{verdict.worst:.1e}", ties, *counted, last)
+
+    columns = "histories, requests, worst, ties, cancels, dropped, steps, rows, until seed"
+    sweep(play, arch or generative(), columns, seconds, seed, window=16)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import numpy as np
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Bytes, Logits, Segment
 from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
-from tests.lab.policies import Shape
 from tests.lab.traces import Ask, Tokens
 
 NAMESPACE = "model"
@@ -29,7 +28,6 @@ class Sizes:
     token: int
     """Attention KV of one token; 0: recurrent memory alone."""
     costs: Costs
-    shape: Shape
 
 
 MIB = 1 << 20
@@ -38,17 +36,17 @@ SCALE = 64
 below half a per cent of their KV."""
 
 
-def sizes(name: str, snapshot: int, token: int, token_seconds: float, shape: Shape) -> Sizes:
+def sizes(name: str, snapshot: int, token: int, token_seconds: float) -> Sizes:
     """A model with decoding 20 times slower than prefill, and snapshots copied at 5 GB/s."""
     costs = Costs(token_seconds, token_seconds / 20, snapshot / 5e9, snapshot / 5e9, snapshot // SCALE)
-    return Sizes(name, snapshot // SCALE, token // SCALE, costs, shape)
+    return Sizes(name, snapshot // SCALE, token // SCALE, costs)
 
 
-LARGE = sizes("27B hybrid", 150 * MIB, 64 << 10, 0.05, Shape(16, 48, 64, 5120, 128))
+LARGE = sizes("27B hybrid", 150 * MIB, 64 << 10, 0.05)
 """The proportions of Qwen3.6-27B: a snapshot is worth 2,400 tokens of KV."""
-SMALL = sizes("small hybrid", 4 * MIB, 16 << 10, 0.01, Shape(6, 18, 24, 1024, 128))
+SMALL = sizes("small hybrid", 4 * MIB, 16 << 10, 0.01)
 """A snapshot is worth 256 tokens of KV."""
-RECURRENT = sizes("recurrent", 16 * MIB, 0, 0.02, Shape(0, 32, 0, 2560, 64))
+RECURRENT = sizes("recurrent", 16 * MIB, 0, 0.02)
 """No KV at all: every checkpoint takes the same bytes."""
 
 

@@ -11,7 +11,6 @@ takes a minute prints every thread's stack and ends the process.
 from __future__ import annotations
 
 import faulthandler
-import itertools
 import random
 import signal
 import tempfile
@@ -24,20 +23,16 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 
 import llama_cpp
 import typer
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from rich.console import Console
-from rich.table import Table
 
-from llamahybrid import tiny
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
-from tests.lab.differential import Mismatch
+from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
 from tests.lab.integrity import check_integrity
-from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 from tests.lab.thread_fuzz import shortfall
 
@@ -207,34 +202,16 @@ def _fresh(model: Path, prompt: list[int]) -> list[int]:
         return _ask(stock, prompt)
 
 
-def main(
-    seconds: Annotated[float, typer.Option(help="How long at most.")] = 60,
-    count: Annotated[int, typer.Option(help="Rounds in all.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Seed of chats and moments.")] = 0,
-    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
-) -> None:
+def main(seconds: Seconds = 60, count: Count = 20_000, seed: Seed = 0, arch: Archs = None) -> None:
     """Interrupts at random moments of requests, for a bounded time."""
-    silence()
-    console = Console()
-    trials = list(itertools.product(arch or ARCHITECTURES, MODES))
-    table = Table("architecture", "mode", "rounds", "interrupted", "beside", title=f"seeds from {seed}")
-    start, total, failure = time.monotonic(), 0, ""
-    with tempfile.TemporaryDirectory() as folder:
-        for index, (name, mode) in enumerate(trials):
-            model = tiny.make(name, Path(folder, f"{name}.gguf"), window=16)
-            until = start + seconds * (index + 1) / len(trials)
-            try:
-                outcome = run(model, mode, seed + index, -(-count // len(trials)), until)
-            except Mismatch as mismatch:
-                failure = f"{name}, {mode}, seed {seed + index}: {mismatch}"
-                break
-            total += outcome.rounds
-            table.add_row(name, mode, *map(str, (outcome.rounds, outcome.interrupted, outcome.beside)))
-    console.print(table)
-    console.print(f"{total} rounds")
-    if failure:
-        console.print(failure, style="red", markup=False, highlight=False)
-        raise typer.Exit(1)
+    archs = arch or ARCHITECTURES
+    each = -(-count // (len(archs) * len(MODES)))
+
+    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
+        outcome = run(model, way, seed + number, each, until)
+        return way, outcome.rounds, outcome.interrupted, outcome.beside
+
+    sweep(play, archs, "mode, rounds, interrupted, beside", seconds, seed, MODES, window=16)
 
 
 if __name__ == "__main__":

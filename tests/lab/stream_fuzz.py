@@ -13,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import random
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -23,21 +22,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import llama_cpp
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from llamahybrid import tiny
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
+from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
 from tests.lab.differential import Mismatch
 from tests.lab.inside import set_patience
 from tests.lab.integrity import check_integrity
-from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 from tests.lab.thread_fuzz import shortfall
 
@@ -192,37 +188,15 @@ def run(model: Path, seed: int, count: int, until: float) -> Counter[str]:
     return campaign.deeds
 
 
-def main(
-    seconds: Annotated[float, typer.Option(help="How long at most.")] = 60,
-    count: Annotated[int, typer.Option(help="Rounds in all.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of the first model.")] = 0,
-    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
-) -> None:
+def main(seconds: Seconds = 60, count: Count = 1000, seed: Seed = 0, arch: Archs = None) -> None:
     """Streams on changing threads, for a bounded time."""
-    silence()
-    console = Console()
-    names = arch or list(ARCHITECTURES)
-    table = Table("architecture", title=f"seeds from {seed}")
-    heads = ("rounds", "begin", "advance", "give_up", "cancel", "collect")
-    for head in heads:
-        table.add_column(head.replace("_", " "), justify="right")
-    start, total, failure = time.monotonic(), 0, ""
-    with tempfile.TemporaryDirectory() as folder:
-        for index, name in enumerate(names):
-            model = tiny.make(name, Path(folder, f"{name}.gguf"), window=16)
-            until = start + seconds * (index + 1) / len(names)
-            try:
-                deeds = run(model, seed + index, -(-count // len(names)), until)
-            except Mismatch as mismatch:
-                failure = f"{name}, seed {seed + index}: {mismatch}"
-                break
-            total += deeds["rounds"]
-            table.add_row(name, *(str(deeds[head]) for head in heads))
-    console.print(table)
-    console.print(f"{total} rounds")
-    if failure:
-        console.print(failure, style="red", markup=False, highlight=False)
-        raise typer.Exit(1)
+    archs = arch or ARCHITECTURES
+
+    def play(model: Path, way: str, number: int, until: float) -> list[int]:
+        deeds = run(model, seed + number, -(-count // len(archs)), until)
+        return [deeds[name] for name in ("rounds", "begin", "advance", "give_up", "cancel", "collect")]
+
+    sweep(play, archs, "rounds, begin, advance, give up, cancel, collect", seconds, seed, window=16)
 
 
 if __name__ == "__main__":

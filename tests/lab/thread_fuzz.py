@@ -10,28 +10,23 @@ with a fresh stock context, and the cache's books with what it holds.
 from __future__ import annotations
 
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from llamahybrid import tiny
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
+from tests.lab.campaign import Archs, Seconds, Seed, sweep
 from tests.lab.differential import Mismatch
 from tests.lab.integrity import check_integrity
-from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "gemma3")
@@ -179,32 +174,27 @@ def shortfall(reference: Reference, prompt: list[int], answer: list[int]) -> flo
     return worst
 
 
-def main(
-    seconds: Annotated[float, typer.Option(help="How long.")] = 60,
-    seed: Annotated[int, typer.Option(help="Seed of the first round.")] = 0,
-    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
-) -> None:
+def main(seconds: Seconds = 60, seed: Seed = 0, arch: Archs = None) -> None:
     """Several threads and objects on one prompt cache, for a bounded time."""
-    silence()
-    console = Console()
-    outcomes = {name: Outcome() for name in arch or ARCHITECTURES}
-    start, number = time.monotonic(), seed
-    with tempfile.TemporaryDirectory() as folder:
-        models = {name: tiny.make(name, Path(folder, f"{name}.gguf"), window=16) for name in outcomes}
-        while time.monotonic() - start < seconds:
-            for name, outcome in outcomes.items():
-                try:
-                    stress(models[name], number, outcome)
-                except Mismatch as mismatch:
-                    console.print(f"{name}, seed {number}: {mismatch}", style="red", markup=False)
-                    raise typer.Exit(1) from mismatch
-            number += 1
-    table = Table("architecture", title=f"{THREADS} threads, {OBJECTS} objects, seeds {seed} to {number - 1}")
-    for head in ("rounds", "requests", "tokens cached", "evictions", "worst"):
-        table.add_column(head, justify="right")
-    for name, o in outcomes.items():
-        table.add_row(name, str(o.rounds), str(o.requests), str(o.cached), str(o.evictions), f"{o.worst:.1e}")
-    console.print(table)
+
+    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
+        outcome = Outcome()
+        while not outcome.rounds or time.monotonic() < until:
+            try:
+                stress(model, seed + outcome.rounds, outcome)
+            except Mismatch as mismatch:
+                raise Mismatch(f"round {outcome.rounds}: {mismatch}") from mismatch
+        counts = (outcome.rounds, outcome.requests, outcome.cached, outcome.evictions)
+        return (*counts, f"{outcome.worst:.1e}")
+
+    sweep(
+        play,
+        arch or ARCHITECTURES,
+        "rounds, requests, tokens cached, evictions, worst",
+        seconds,
+        seed,
+        window=16,
+    )
 
 
 if __name__ == "__main__":
