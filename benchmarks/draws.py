@@ -1,7 +1,7 @@
 """What a schedule for any sizes loses: tokens decoded over the least possible, conversations of random sizes.
 
-Draws of `tests.lab.draws` on a Qwen3.5-architecture model of about 100M parameters, by llama.cpp's own
-counters. Raw tokens; requests that have nothing to reuse are left out, the first divergence counts. `--tiny`
+Draws of `benchmarks.conversations` on a Qwen3.5-architecture model of about 100M parameters, by llama.cpp's
+own counters. Raw tokens; requests that have nothing to reuse are left out, the first divergence counts. `--tiny`
 runs them on one of 7 MB that is told what was measured on the large one (`--costs`): the same decisions in
 far less time. `--simulate` plays them with tokens alone. `--longest` caps first prompts; say so with figures.
 Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--tiny | --simulate] [--json FILE]
@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.conversations import Draw, Words, named, ratio
 from llamahybrid import Llama
 from llamahybrid.evaluate.conversation import Conversation, Record, converse
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.prompt_cache import Costs, PromptCache
-from tests.lab.draws import Draw, Words, named, ratio
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
 from tests.lab.quiet import silence
 from tests.lab.real_costs import RealCosts, measure_with

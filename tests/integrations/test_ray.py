@@ -22,6 +22,6 @@ def test_what_waits_for_ray_elsewhere_runs_here() -> None:
 def test_agents_on_two_replicas_find_their_chats_again(tiny_model: TinyModel) -> None:
     from tests.lab.ray_load import play
 
-    tally = play(tiny_model("qwen35"), 2, "ours", clients=4, turns=5, kills=0, remote=None)
+    tally = play(tiny_model("qwen35"), 2, clients=4, turns=5)
     assert (tally.failed, tally.lost) == (0, 0)
     assert tally.decoded <= 1.05 * tally.least

@@ -1,14 +1,11 @@
 """What several clients at once make a `Llama` decode, over the least possible, by the library's counters.
 
-``python -m tests.lab.parallel_oracle [--arch qwen35] [--workload "four users"] [--clients 4]``
-
-Each client plays the same kind of conversation with words of its own (or the very same ones, ``--same``), all
+Each client plays the same kind of conversation with words of its own (or the very same ones, `same`), all
 on one `Llama(n_parallel=4)`. What has to be decoded is counted as if each request came when it was sent.
 """
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -16,23 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from rich.console import Console
-from rich.table import Table
-
-from llamahybrid import Llama, tiny
-from llamahybrid.evaluate.compare import WORKLOADS
+from llamahybrid import Llama
 from llamahybrid.evaluate.conversation import Answer, Record, Request, _send
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.evaluate.oracle import least_decodes
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.workloads import Workload
 from llamahybrid.request.report import RequestReport
-from tests.lab.quiet import silence
 from tests.lab.real_costs import decide_by
-from tests.lab.subjects import SUBJECTS
 
 CLIENTS = 4
 
@@ -135,34 +125,3 @@ def play(
             for each in [pool.submit(client, i) for i in range(clients)]:
                 each.result()
         return Crowd(sorted(asked, key=lambda a: a.sent), counter.take(), workload.measured_from)
-
-
-def main(
-    arch: Annotated[list[str] | None, typer.Option(help="Only this architecture; may be repeated.")] = None,
-    workload: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    clients: Annotated[int, typer.Option(help="At once.")] = CLIENTS,
-    same: Annotated[bool, typer.Option(help="All say the same words.")] = False,
-    explain: Annotated[bool, typer.Option(help="Each request of what is above its bound.")] = False,
-) -> None:
-    """Oracle ratios of several clients at once."""
-    silence()
-    console = Console(width=150)
-    table = Table("architecture", "workload", "decoded", "least", "ratio")
-    with tempfile.TemporaryDirectory() as folder:
-        for name in arch or ("qwen35",):
-            subject = SUBJECTS[name]
-            model = tiny.make(name, Path(folder, f"{name}.gguf"), **subject.making)
-            for each in (WORKLOADS[w] for w in workload or WORKLOADS):
-                if each.n_ctx > 10_000:
-                    continue
-                crowd = play(model, each, clients=clients, same=same, **subject.options)
-                table.add_row(
-                    name, each.name, str(crowd.decoded), str(sum(crowd.least)), f"{crowd.ratio:.3f}"
-                )
-                if explain and crowd.ratio > 1.05:
-                    console.print(f"{name}, {each.name}\n{crowd.account()}", markup=False, highlight=False)
-    console.print(table)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -16,6 +16,7 @@ import numpy as np
 from llamahybrid.evaluate.conversation import Answer, Conversation, Record, Request
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.prompt_cache import Costs, PromptCache
+from llamahybrid.prompt_cache.eviction import Eviction
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.server_rules import ServerRules, Sizes
 
@@ -92,10 +93,12 @@ ON_A_GPU = replace(
 class Ours:
     """This library's cache and placement within `ram_bytes` real bytes, on the fake engine."""
 
-    def __init__(self, scale: Scale, ram_bytes: float, kind: Kind = "hybrid") -> None:
+    def __init__(
+        self, scale: Scale, ram_bytes: float, kind: Kind = "hybrid", eviction: Eviction | None = None
+    ) -> None:
         snapshot = scale.bytes(scale.sizes.snapshot)
         self.engine = FakeEngine(
-            PromptCache(scale.bytes(ram_bytes)),
+            PromptCache(scale.bytes(ram_bytes), eviction=eviction),
             kind,
             costs=replace(scale.costs, snapshot_bytes=snapshot),
             snapshot_bytes=snapshot,

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from llamahybrid.evaluate.crowds import CROWDS
+from llamahybrid.evaluate.oracle import least_decodes
+from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, Workload
 from llamahybrid.prompt_cache import CacheStats, PromptCache, eviction
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.eviction import (
@@ -18,12 +21,17 @@ from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeAttention, FakeEngine
 from tests.lab.integrity import check_integrity
-from tests.lab.replay import LARGE, RECURRENT, SCALE, SMALL, Player, Sizes
-from tests.lab.traces import FAMILIES, Family
+from tests.lab.pretend import QWEN36_27B, Ours, PretendSpeech, interleaved
 
 from .asking import SLOW
 from .test_budget import SIZE, fill, kept, view
 from .test_value import ids, put
+
+CHATS = [
+    workload
+    for workload in TOKEN_WORKLOADS
+    if workload.name in ("exact append", "thinking stripped", "edit a middle message", "agent loop")
+]
 
 
 def test_a_poor_checkpoint_of_the_live_path_goes_before_another_chats_only_one() -> None:
@@ -71,32 +79,6 @@ def test_a_segment_is_not_stored_once_the_checkpoint_behind_it_had_to_go() -> No
     assert kept(cache, [7] * 100, 100) == [100]
 
 
-def test_eviction_is_deterministic() -> None:
-    trace = FAMILIES[0].trace(3, 8, 40)
-
-    def played() -> tuple[float, int, CacheStats]:
-        player = Player(PromptCache((2 << 30) // SCALE), LARGE)
-        rate = player.play(trace)
-        return (
-            rate,
-            player.cache.stats().evictions,
-            player.cache.stats(),
-        )
-
-    assert played() == played()
-
-
-@pytest.mark.parametrize("sizes", [LARGE, SMALL, RECURRENT], ids=lambda s: s.name)
-def test_traces_stay_within_the_budget_and_whole(sizes: Sizes) -> None:
-    cache = PromptCache(int(0.5 * (1 << 30)) // SCALE)
-    player = Player(cache, sizes)
-    for request in FAMILIES[1].trace(0, 4, 25):
-        player.ask(request)
-        check_integrity(cache)
-        assert cache.stats().bytes_ram <= cache.ram_bytes
-    assert 0 < player.cached < player.total
-
-
 class Lru:
     """The checkpoint that no request was restored from for longest, wherever it lies."""
 
@@ -112,14 +94,25 @@ class Lru:
         return bare_tail(tree, path, entry) or entry
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_token_hit_rate_beats_least_recent_use(family: Family) -> None:
-    def hit_rate(order: eviction.Eviction, seed: int) -> float:
-        trace = family.trace(seed, family.loads[seed], 60)
-        return Player(PromptCache((4 << 30) // SCALE, eviction=order), LARGE).play(trace)
+def played(workloads: Sequence[Workload], order: eviction.Eviction) -> tuple[float, CacheStats]:
+    """Workloads side by side in two GiB, too little for them: tokens decoded over the least, and counts."""
+    speech, ours = PretendSpeech(), Ours(QWEN36_27B, 2 << 30, eviction=order)
+    records = []
+    for record in interleaved([workload.start for workload in workloads], speech, ours):
+        records.append(record)
+        check_integrity(ours.engine.cache)
+        assert ours.engine.cache.stats().bytes_ram <= ours.engine.cache.ram_bytes
+    return sum(r.decoded for r in records) / sum(least_decodes(records)), ours.engine.cache.stats()
 
-    worth, recent = (sum(hit_rate(order(), s) for s in range(2)) / 2 for order in (ValueEviction, Lru))
-    assert worth > recent + 0.1
+
+@pytest.mark.parametrize(("workloads", "most"), [(CHATS, 1.2), (CROWDS, 1.75)], ids=["chats", "crowds"])
+def test_eviction_by_worth_decodes_half_of_what_least_recent_use_does(
+    workloads: Sequence[Workload], most: float
+) -> None:
+    worth, stats = played(workloads, ValueEviction())
+    assert worth <= most
+    assert worth < 0.5 * played(workloads, Lru())[0]
+    assert played(workloads, ValueEviction()) == (worth, stats), "the same each time"
 
 
 # -- what stays ------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from llamahybrid import Llama
@@ -25,8 +24,6 @@ from llamahybrid.request.schedule import (
     gives_up_tip,
 )
 from tests.lab.fake_engine import FakeEngine, Kind
-from tests.lab.replay import LARGE, Player
-from tests.lab.traces import Ask
 
 TinyModel = Callable[..., Path]
 
@@ -276,25 +273,6 @@ def test_memory_that_needs_none_gets_none_but_is_remembered(make: Callable[[], S
 # -- who drives it ---------------------------------------------------------------------------------
 
 
-def test_the_laboratory_stores_what_the_rules_say() -> None:
-    """The same trace on tokens and on numbers: checkpoints at the same positions, in the same order."""
-    rng = np.random.default_rng(5)
-    prompt, answer = rng.integers(0, 99, 900, dtype=np.int32), rng.integers(0, 99, 300, dtype=np.int32)
-    chat = np.concatenate([prompt, answer, prompt[:200]])
-    asks = [
-        Ask(prompt, (300, 600), answer),
-        Ask(chat, (300, 600, 1200), answer),
-        Ask(prompt[:650], (300,), answer),
-    ]
-    places = []
-    for run in (_on_tokens, _on_numbers):
-        cache = Noting(1 << 30)
-        run(cache, asks)
-        places.append(cache.places)
-    assert places[0] == places[1]
-    assert len({p for _, p in places[0]}) > 10
-
-
 @pytest.mark.parametrize(("arch", "kind"), [("qwen35", "hybrid"), ("mamba", "recurrent")])
 def test_the_fake_engine_stores_what_a_model_stores(tiny_model: TinyModel, arch: str, kind: Kind) -> None:
     """The same requests on a context and on tokens: every checkpoint at the same place, in the same order."""
@@ -328,15 +306,3 @@ class Noting(PromptCache):
     def admit(self, view, position, snapshot, logits=None):  # type: ignore[no-untyped-def]
         self.places = [*getattr(self, "places", []), (len(view.tokens), position)]
         return super().admit(view, position, snapshot, logits)
-
-
-def _on_tokens(cache: PromptCache, asks: list[Ask]) -> None:
-    engine = FakeEngine(cache, "hybrid", costs=LARGE.costs, snapshot_bytes=1 << 16)
-    for ask in asks:
-        engine.request(ask.prompt.tolist(), ask.boundaries, ask.answer.tolist())
-
-
-def _on_numbers(cache: PromptCache, asks: list[Ask]) -> None:
-    player = Player(cache, replace(LARGE, snapshot=1 << 16, token=8))
-    for ask in asks:
-        player.ask(ask)
