@@ -72,21 +72,6 @@ def test_list_shows_conversations_with_sizes_and_ages(folder: Path) -> None:
     assert "9 records" in result.output
 
 
-def test_list_shows_single_records(folder: Path) -> None:
-    result = run("list", "--records", "--dir", folder)
-    assert result.output.count("snapshot") == 6
-    assert "[0, 43)" in result.output
-
-
-def test_list_preview_shows_the_end_of_the_text(folder: Path, tiny_model: Any) -> None:
-    model = tiny_model("mamba")
-    result = run("list", "--dir", folder, "--preview", model)
-    import llama_cpp
-
-    spelt = llama_cpp.Llama(str(model), vocab_only=True, verbose=False).detokenize(TEXT[-6:].tolist())
-    assert spelt.decode(errors="replace").strip() in result.output
-
-
 def test_show_prints_shared_prefixes_once(folder: Path) -> None:
     store = RecordStore(folder)
     other = np.array([*TEXT[:30], *b"sleeps"], np.int32)

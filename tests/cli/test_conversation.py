@@ -16,17 +16,6 @@ def chat() -> Conversation:
     return Conversation("Be brief.", [Turn("Hé\nthere", "[/] \x1b \u2028"), Turn("And?", "")])
 
 
-def test_messages_are_in_order() -> None:
-    found = chat()
-    assert [m["role"] for m in found.messages] == ["system", *["user", "assistant"] * 2]
-    found.say("open")
-    assert found.messages[-1] == {"role": "user", "content": "open"}
-    found.say("instead")
-    assert [turn.said for turn in found.turns] == ["Hé\nthere", "And?", "instead"]
-    found.answered("so")
-    assert found.turns[-1] == Turn("instead", "so")
-
-
 @pytest.mark.parametrize("turns", [chat().turns, [*chat().turns, Turn("open")], []])
 def test_saved_chat_is_read_as_it_was(tmp_path: Path, turns: list[Turn]) -> None:
     saved = Conversation("Be brief.", list(turns))
@@ -36,11 +25,6 @@ def test_saved_chat_is_read_as_it_was(tmp_path: Path, turns: list[Turn]) -> None
     Conversation("", saved.turns).save(tmp_path / "c.json")
     assert read(tmp_path / "c.json").system == ""
     assert os.listdir(tmp_path) == ["c.json"]
-
-
-def test_request_body_is_read_as_a_chat(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text(json.dumps({"model": "x", "messages": chat().messages}), "utf-8-sig")
-    assert read(tmp_path / "c.json") == chat()
 
 
 USER = {"role": "user", "content": "x"}

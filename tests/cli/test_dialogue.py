@@ -90,11 +90,6 @@ def test_abandoned_edit_changes_nothing(two: Dialogue, instead: str) -> None:
     assert (said(two), two.prompt, two.prefill) == (["one", "two"], "> ", "")
 
 
-def test_retry_asks_the_same_again(two: Dialogue) -> None:
-    assert two.line("/retry").do is Do.ANSWER
-    assert two.conversation.turns == [Turn("one", "ONE"), Turn("two")]
-
-
 @pytest.mark.parametrize(
     "line", ["/retry", "/edit", "/edit x", "/undo", "/save", "/load", "/nonsense", "/", "/usr/bin is what?"]
 )
@@ -113,19 +108,6 @@ def test_system_prompt_is_set_shown_and_removed(two: Dialogue) -> None:
     typed(two, "/system -")
     assert two.conversation.messages[0]["role"] == "user"
     assert Dialogue().line("/system x").do is Do.READ, "there is nothing yet to go on from"
-
-
-def test_chat_is_saved_and_loaded(two: Dialogue, tmp_path: Path) -> None:
-    file = tmp_path / "a chat.json"
-    assert typed(two, f"/save {file}").notice == f"4 messages saved to {file}"
-    other = Dialogue()
-    assert typed(other, "x", f"/load {file}") == Step(Do.PREPARE, "4 messages loaded")
-    assert other == two
-    two.line("three")  # and nobody answers it
-    typed(two, f"/save {file}")
-    step = typed(other, f"/load {file}")
-    assert step == Step(notice="5 messages loaded; /retry answers the last one")
-    assert other.line("/retry").do is Do.ANSWER
 
 
 def test_failed_load_or_save_changes_nothing(two: Dialogue, tmp_path: Path) -> None:

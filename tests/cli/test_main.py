@@ -20,7 +20,6 @@ from llamahybrid.cli.main import app
 from llamahybrid.devices import server as rpc_server
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import DeviceError
-from llamahybrid.hazards import report
 
 TinyModel = Callable[..., Path]
 
@@ -107,12 +106,6 @@ def test_rpc_server_warns_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("127.0.0.1", 50052, 2, None), ("0.0.0.0", 7, None, None)]
 
 
-def test_unknown_scenario_is_refused_with_a_list(tiny_model: TinyModel) -> None:
-    result = run("probe", tiny_model("qwen35"), "--scenario", "nonsense")
-    assert result.exit_code == 2
-    assert "mid-generation" in result.output
-
-
 def test_hazards_fails_on_stock_and_writes_its_reports(tmp_path: Path) -> None:
     files = tmp_path / "a.json", tmp_path / "a.xml"
     chosen = ["--probe", "rollback-one-batch", "--probe", "rollback-twice"]
@@ -120,20 +113,6 @@ def test_hazards_fails_on_stock_and_writes_its_reports(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert [probe["id"] for probe in json.loads(files[0].read_text())["probes"]] == chosen[1::2]
     assert ET.fromstring(files[1].read_text()).get("failures") == "1"
-
-
-@pytest.mark.parametrize("passed", [True, False])
-def test_hazards_options_and_exit_status(monkeypatch: pytest.MonkeyPatch, passed: bool) -> None:
-    asked: list[tuple[object, ...]] = []
-
-    def hazards(*arguments: object, **options: object) -> bool:
-        asked.append((*arguments, options["expect_stock"], options["jobs"], options["seconds"]))
-        return passed
-
-    monkeypatch.setattr(report, "hazards", hazards)
-    expect = ("--expect", "stock") if passed else ()
-    assert run("hazards", "--probe", "a", "--probe", "b", "--jobs", 5, *expect).exit_code == (not passed)
-    assert asked == [(None, None, ["a", "b"], passed, 5, 60.0)]
 
 
 def test_hazards_refuses_unknown_libraries_and_probes(tmp_path: Path) -> None:

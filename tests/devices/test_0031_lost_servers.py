@@ -19,7 +19,10 @@ from tests.lab.serving import serving
 
 Open: TypeAlias = Callable[..., Any]
 
-pytestmark = pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC")
+pytestmark = [
+    pytest.mark.patched,
+    pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC"),
+]
 
 
 def test_models_share_a_connection_and_one_may_leave(

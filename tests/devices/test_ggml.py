@@ -64,11 +64,6 @@ def test_gpus_behind_servers_are_not_this_machines(machine: Machine) -> None:
     assert _handles() == [101]
 
 
-def test_a_gpu_is_called_as_the_library_calls_it(machine: Machine) -> None:
-    machine((GPU, "CUDA"))
-    assert ggml.gpus() == ["name 100: a card\ufffd"]
-
-
 def test_a_server_computes_with_the_cpu_where_there_is_no_gpu(machine: Machine) -> None:
     machine((CPU, "CPU"))
     assert ggml.computing() == [Device(7, "CPU")]
@@ -110,33 +105,11 @@ def _serving(machine: Machine, count: int, server: int | None = 5) -> list[bytes
     return asked
 
 
-def test_devices_of_a_server_are_named_after_it(machine: Machine) -> None:
-    asked = _serving(machine, 2)
-    assert ggml.add_server("a:1") == [Device(200, "a:1/0"), Device(201, "a:1/1")]
-    assert asked == [b"a:1"]
-
-
 @pytest.mark.parametrize(("count", "server"), [(0, 5), (2, None)])
 def test_a_server_without_devices_is_an_error(machine: Machine, count: int, server: int | None) -> None:
     _serving(machine, count, server)
     with pytest.raises(DeviceError, match="the RPC server a:1 offers no device"):
         ggml.add_server("a:1")
-
-
-def test_losses_are_not_known_where_the_library_does_not_count_them(machine: Machine) -> None:
-    machine()
-    assert ggml.losses("a:1") is None
-    machine(ggml_backend_rpc_losses={b"a:1": 3}.get)
-    assert ggml.losses("a:1") == 3
-
-
-def test_the_library_that_is_loaded_has_a_cpu() -> None:
-    assert ggml.file() == ggml.files()[0]
-    assert all(file.is_file() for file in ggml.files())
-    kinds = ggml._function("ggml_backend_dev_by_type", ctypes.c_void_p, ctypes.c_int)
-    assert kinds(CPU)
-    with pytest.raises(AttributeError, match="ggml has no ggml_nonsense"):
-        ggml._function("ggml_nonsense", None)
 
 
 @pytest.mark.parametrize("empty", [False, True])

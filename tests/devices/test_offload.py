@@ -13,7 +13,6 @@ import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama
-from llamahybrid.capi.shim import library
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.prompt_cache import PromptCache
 from tests.conftest import take
@@ -25,10 +24,16 @@ from tests.lab.reference import RPC, SETTINGS
 from tests.lab.rpc import RpcServer
 
 Open: TypeAlias = Callable[..., Any]
-KINDS = ("qwen35", "jamba", "mamba2", "gemma3", "lfm2", "llama")
+KINDS = (
+    *("qwen35", "gemma3"),
+    *(pytest.param(arch, marks=pytest.mark.full) for arch in ("jamba", "mamba2", "lfm2", "llama")),
+)
 """Hybrid with planes and without, purely recurrent, sliding windows, convolutions, plain attention."""
 
-pytestmark = pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC")
+pytestmark = [
+    pytest.mark.patched,
+    pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC"),
+]
 
 
 @pytest.fixture
@@ -120,14 +125,6 @@ def test_drafts_come_and_go_with_planes_that_are_resized(
         assert take(llm, [*text, 5], 20) == fresh([*text, 5], 20)
 
 
-def test_conversations_take_turns(remote: Open, fresh: Callable[..., list[int]]) -> None:
-    llm = remote()
-    first, second = prompt(200, 1), prompt(200, 2)
-    for text in (first, second, [*first, 7], [*second, 8], [*first, 7, 9]):
-        assert take(llm, text, 6) == fresh(text, 6)
-    assert llm.last_request.cached >= 200
-
-
 @pytest.mark.parametrize("slots", [2, 4])
 def test_requests_run_at_once(slots: int, remote: Open, fresh: Callable[..., list[int]]) -> None:
     llm = remote(n_parallel=slots, n_ctx=1024)
@@ -160,10 +157,6 @@ def test_a_later_start_goes_on_from_disk(remote: Open, tmp_path: Path) -> None:
 def test_another_place_is_another_computation(remote: Open, open_model: Open) -> None:
     names = {llm.runner.live.identity.computation.fingerprint for llm in (remote(), remote(), open_model())}
     assert len(names) == 2
-
-
-def test_the_library_has_what_these_tests_are_about() -> None:
-    assert "llama_set_n_rs_seq" in library().optional, "only patched engines are built with RPC"
 
 
 def test_pickling_keeps_the_servers(remote: Open, rpc: RpcServer) -> None:

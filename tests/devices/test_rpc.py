@@ -63,6 +63,7 @@ def listening(answer: bytes | None) -> Iterator[str]:
             client.close()
 
 
+@pytest.mark.patched
 @pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC")
 class TestConnecting:
     def test_nobody_there_is_an_error_and_no_end(self, open_model: Callable[..., Any]) -> None:

@@ -137,11 +137,3 @@ def test_stopped_target_is_worse_and_versions_are_noted() -> None:
         ("note", "llama-cpp-python: 0.3.36 before, 0.3.37 now"),
     ]
     assert kinds(between(stopped, target())) == ["better", "note"]
-
-
-def test_requests_are_matched_in_any_order_of_clients() -> None:
-    old = [request(chat=str(chat), decoded=decoded) for chat, decoded in ((0, 1000), (1, 60))]
-    new = [request(chat=str(chat), decoded=decoded) for chat, decoded in ((1, 500), (0, 1000))]
-    sides = [workload(requests=tuple(side), decoded=decoded) for side, decoded in ((old, 1060), (new, 1500))]
-    texts = [change.text for change in between(*sides)]
-    assert texts == ["tokens decoded: 1,060 before, 1,500 now, most of it at chat 1, turn 1 (+440)"]

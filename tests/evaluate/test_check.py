@@ -109,28 +109,9 @@ def test_unsuitable_workloads_are_reported_as_left_out() -> None:
         ]
 
 
-def test_given_models_keep_their_options() -> None:
-    for layers, options, server in ((0, {}, ()), (7, {"n_gpu_layers": 7}, ("-ngl", "7"))):
-        with models([Path("a/x.gguf")], layers) as (one,):
-            assert (one.name, one.options, one.server) == ("x.gguf", options, server)
-    with models([Path("x")], -1) as (one,):
-        assert one.server == ("-ngl", "999")
-    with models([], make=False) as none:
-        assert none == []
-
-
 def test_temporary_models_are_removed() -> None:
     with models([]) as made:
         assert [each.name for each in made] == [kind.arch for kind in KINDS]
         assert all(each.path.is_file() for each in made)
         assert [each.options.get("swa_full") for each in made] == [None, False, None]
     assert not any(each.path.exists() for each in made)
-
-
-def test_models_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None:
-    given = [tmp_path / folder / "model.gguf" for folder in ("old", "new")]
-    with models(given) as found:
-        assert [(each.name, each.path) for each in found] == [
-            ("old/model.gguf", given[0]),
-            ("new/model.gguf", given[1]),
-        ]

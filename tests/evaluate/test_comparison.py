@@ -11,10 +11,10 @@ import llama_cpp
 import pytest
 
 from llamahybrid.evaluate import demo
-from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Comparison, Side
+from llamahybrid.evaluate.compare import Comparer, Comparison, Side
 from llamahybrid.evaluate.conversation import Conversation, Record, Request, ask, converse
 from llamahybrid.evaluate.counters import DecodeCounter
-from llamahybrid.evaluate.oracle import least_decodes, oracle_ratio
+from llamahybrid.evaluate.oracle import least_decodes
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.workloads import Workload
 from tests.conftest import TinyModel
@@ -47,15 +47,6 @@ def record(prompt: str, generated: str, decoded: int = 0) -> Record:
 )
 def test_least_number_of_decoded_tokens(requests: list[tuple[str, str]], least: list[int]) -> None:
     assert least_decodes([record(*request) for request in requests]) == least
-
-
-def test_ratio_leaves_out_requests_before_the_measured_ones() -> None:
-    records = [record("abcdef", "xyz", decoded=8), record("abcdefxQ", "mn", decoded=4)]
-    assert oracle_ratio(records) == 12 / 10
-    assert oracle_ratio(records, first=1) == 4 / 2
-    side = Side(records, measured_from=1)
-    assert (side.measured, side.decoded, side.least, side.ratio) == (records[1:], 4, 2, 2.0)
-    assert record("abcdef", "xyz", decoded=5).cached == 3
 
 
 @pytest.mark.parametrize("sizes", [[], [1, 1], [64, 1], [130, 1, 1, 3]])
@@ -156,10 +147,6 @@ def test_comparison_neither_reads_nor_writes_the_configured_cache(
     for _ in range(2):
         assert comparer.run(TWO).ours.records[0].cached == 0, "of an earlier run"
     assert not chats.exists()
-
-
-def test_workloads_have_unique_names() -> None:
-    assert all(workload.name == name for name, workload in WORKLOADS.items())
 
 
 def test_demo_holds_where_texts_are_equal_and_no_turn_decodes_more(tiny_model: TinyModel) -> None:

@@ -41,11 +41,6 @@ def _three(speech: Speech) -> Conversation:
         history += [*answer.tokens, *speech.words(3)]
 
 
-def _two_chats(speech: Speech) -> Conversation:
-    for chat in ("a", "b", "a"):
-        yield Request(2, speech.words(5), chat=chat)
-
-
 def _places(played: Sequence[Played]) -> list[tuple[str, int, int]]:
     return [(each.chat, each.turn, each.number) for each in played]
 
@@ -58,11 +53,6 @@ def test_each_request_is_built_from_the_answer_before() -> None:
     assert second[:22] == (*first, 7, 8)
     assert third[:27] == (*second, 7, 8)
     assert _places(played) == [("0", 0, 0), ("0", 1, 1), ("0", 2, 2)]
-
-
-def test_turns_are_counted_per_chat() -> None:
-    played = Player(Echo()).converse(Workload("chats", _two_chats))
-    assert _places(played) == [("a", 0, 0), ("b", 0, 1), ("a", 1, 2)]
 
 
 def test_clients_take_turns_on_a_serial_target() -> None:

@@ -12,12 +12,11 @@ import pytest
 from rich.console import Console
 
 from llamahybrid.errors import ReportError
-from llamahybrid.evaluate.changes import changes
 from llamahybrid.evaluate.check import WORKLOADS
 from llamahybrid.evaluate.render.html import html
 from llamahybrid.evaluate.render.junit import junit
 from llamahybrid.evaluate.render.markdown import markdown
-from llamahybrid.evaluate.render.terminal import show, show_changes
+from llamahybrid.evaluate.render.terminal import show
 from llamahybrid.evaluate.report import Report
 from tests.evaluate.reports import report, request, target, verdict, workload
 
@@ -144,52 +143,3 @@ def test_terminal_shows_whole_names_in_80_columns() -> None:
     lines = [" ".join(line.split()) for line in text.splitlines()]
     for name in names:
         assert f"{name} 123,456 234,567 1.00 same ok" in lines, name
-
-
-def test_terminal_folds_long_names_and_shows_markup_as_text() -> None:
-    name = "[red]" + "a/trace/in/a/folder/" * 5 + "x.jsonl"
-    text = shown(report(target(name, workload(name, verdicts=(verdict("exact", "bad", "[bold]why"),)))))
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert "bad: exact, [red]a/trace" in " ".join(text.split())
-
-
-def test_misses_of_one_reason_are_shown_once_with_their_number() -> None:
-    requests = tuple(request(turn=turn, miss=f"[why] {turn} tokens") for turn in range(10))
-    text = " ".join(shown(report(target("ours", workload(requests=requests)))).split())
-    assert "miss: 10 requests alike, the first of them chat, chat 0, turn 1: [why] 0 tokens" in text
-    assert text.count("[why]") == 1
-
-
-def test_misses_of_directed_probes_are_not_shown() -> None:
-    parted = workload(
-        "probe: parts on purpose", requests=(request(miss="on purpose"),) * 9, verdicts=(verdict("hits"),)
-    )
-    made = report(target("ours", parted, workload(requests=(request(miss="why"),))))
-    assert "miss: chat, chat 0, turn 1: why" in shown(made)
-    assert "on purpose" not in shown(made) + markdown(made)
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "headline"),
-    [
-        ([], "1 of 3 targets came through without a fault; 1 did not; of 1 it cannot be told."),
-        (["bad"], "0 of 1 target came through without a fault; 1 did not"),
-        (["ok"], "1 of 1 target came through without a fault."),
-    ],
-)
-def test_headline_counts_sound_targets(outcomes: list[str], headline: str) -> None:
-    bad = workload(verdicts=(verdict("exact", "bad"),))
-    three = report(target("a"), target("b", bad), target("c", workload(verdicts=())))
-    made = report(*(target("x", workload(verdicts=(verdict("exact", each),))) for each in outcomes))
-    assert headline in " ".join(shown(made if outcomes else three).split())
-
-
-def test_changes_are_printed_worse_first() -> None:
-    console = Console(width=80, record=True, file=io.StringIO())
-    better = workload("b", verdicts=(verdict("x", "bad"), verdict("y")))
-    worse = workload("b", verdicts=(verdict("x"), verdict("y", "bad", "[why]")))
-    show_changes(changes(report(target("ours", better)), report(target("ours", worse))), console)
-    lines = console.export_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["worse", "better"]
-    assert lines[0].rstrip() == "worse   ours, b: y was ok, is bad: [why]"

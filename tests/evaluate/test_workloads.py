@@ -10,7 +10,7 @@ from itertools import pairwise
 import llama_cpp
 import pytest
 
-from llamahybrid.evaluate import agents, chats, crowds, workloads
+from llamahybrid.evaluate import agents, chats, workloads
 from llamahybrid.evaluate.conversation import Answer, Conversation, Request
 from llamahybrid.evaluate.oracle import common_prefix
 from llamahybrid.evaluate.speech import Speech, Vocabulary
@@ -72,58 +72,11 @@ def test_published_prompts_have_their_lengths() -> None:
     assert 24_000 < common_prefix(one, three) < 26_000
 
 
-def test_followups_keep_shares_of_a_long_answer() -> None:
-    (first, answer), *rest = prompts(workloads.mid_generation)
-    assert len(answer) == 700
-    kept = [common_prefix(prompt, first + answer) - len(first) for prompt, _ in rest]
-    assert kept == [665, 490, 315, 140, 56]
-
-
-def test_four_users_share_nothing() -> None:
-    first = [prompt for prompt, _ in prompts(crowds.four_users)[:4]]
-    assert min(common_prefix(first[0], other) for other in first[1:]) < 5
-
-
-def test_shared_system_prompt_is_shared_by_eight_chats() -> None:
-    every = [prompt for prompt, _ in prompts(crowds.shared_system_prompt)]
-    assert (len(every), min(common_prefix(every[0], other) for other in every)) == (24, 403)
-
-
-def test_questions_share_their_document_alone() -> None:
-    every = [prompt for prompt, _ in prompts(crowds.document_questions)]
-    assert common_prefix(every[0], every[1]) < 5
-    for document in (every[::2], every[1::2]):
-        assert min(common_prefix(document[0], other) for other in document) == 1543
-
-
-def test_sub_agents_share_their_tools_and_keep_their_own_history() -> None:
-    pairs = list(requests(agents.sub_agents))
-    tools = tuple(pairs[0][0].tokens[:300])
-    last: dict[str, Tokens] = {}
-    for request, answer in pairs:
-        known = last.get(request.chat, tools)
-        assert tuple(request.tokens[: len(known)]) == known
-        last[request.chat] = (*request.tokens, *answer.tokens)
-    assert len(last) == 4
-
-
-def test_changing_line_changes_in_the_middle_of_the_prompt() -> None:
-    for (before, answer), (after, _) in pairwise(prompts(agents.changing_line)):
-        assert common_prefix(before, after) in range(80, 86)
-        rest = before[86:] + answer
-        assert after[86 : 86 + len(rest)] == rest
-
-
 def test_reminder_stands_before_the_last_question_alone() -> None:
     for (before, answer), (after, _) in pairwise(requests(agents.reminded_chat)):
         *history, reminder, question = before.messages
         assert after.messages[-2] == reminder
         assert after.messages[:-2] == [*history, question, {"role": "assistant", "content": answer.text()}]
-
-
-def test_edited_chat_rewrites_its_third_message() -> None:
-    *_, before, edited, _last = (request.messages for request, _ in requests(chats.edited_chat))
-    assert [i for i, (a, b) in enumerate(zip(before, edited, strict=False)) if a != b] == [5]
 
 
 @pytest.mark.parametrize("vocab", ["tiny", "llama-spm"])

@@ -53,25 +53,6 @@ class Outcome:
     """Memory outside the prompt cache, end less start."""
 
 
-class Canceller:
-    """Cancels a request of `llm` from another thread after `delay` seconds, once."""
-
-    def __init__(self, llm: Llama, delay: float) -> None:
-        self._llm = llm
-        self._delay = delay
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
-
-    def _run(self) -> None:
-        time.sleep(self._delay)
-        self._llm.cancel()
-
-
 def prompts(seed: int, reference: Reference) -> Iterator[tuple[list[int], int]]:
     """Endless prompts of a chat that is appended to, stripped, edited and left, with tokens to take."""
     chat = Chat()
@@ -86,16 +67,18 @@ def prompts(seed: int, reference: Reference) -> Iterator[tuple[list[int], int]]:
 
 def cancelled_at(llm: Llama, prompt: list[int], take: int, delay: float) -> tuple[str, float]:
     """Ask and cancel after `delay` seconds: how it ended, and how long it took."""
-    started, taken = time.perf_counter(), 0
-    stream = llm.generate(prompt, temp=0.0)
-    with Canceller(llm, delay), closing(stream):
+    started, taken, end = time.perf_counter(), 0, "not: too late"
+    canceller = threading.Timer(delay, llm.cancel)
+    canceller.start()
+    with closing(llm.generate(prompt, temp=0.0)) as stream:
         try:
             for _ in itertools.islice(stream, take):
                 taken += 1
         except RequestCancelled:
-            return ("in the answer" if taken else "in the prompt"), time.perf_counter() - started
+            end = "in the answer" if taken else "in the prompt"
         elapsed = time.perf_counter() - started
-    return "not: too late", elapsed
+    canceller.join()
+    return end, elapsed
 
 
 def run(model: Path, setting: Setting, seed: int, count: int, until: float) -> Outcome:

@@ -106,16 +106,8 @@ class ServerProcess:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.log = log
-        options = (
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--n-threads",
-            "1",
-            "--n-threads-batch",
-            "1",
-        )
+        threads = ("--n-threads", "1", "--n-threads-batch", "1")
+        options = ("--host", "127.0.0.1", "--port", str(self.port), *threads)
         with log.open("ab") as out:
             command = [*COMMAND, str(model), *options, *more]
             if closed:

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from llamahybrid import tiny
 from tests.lab.differential import Mismatch, Runner, Verdict
@@ -63,7 +62,7 @@ def cached_bytes(llm: Any) -> int:
     return int(cache.stats().bytes_ram) if cache is not None else 0
 
 
-def soak(model: Path, factory: Factory, seconds: float, seed: int, progress: Progress | None = None) -> Soak:
+def soak(model: Path, factory: Factory, seconds: float, seed: int) -> Soak:
     """Histories one after the other on one `Llama` until the time is up (at least the warm-up and one more).
 
     Raises:
@@ -72,7 +71,6 @@ def soak(model: Path, factory: Factory, seconds: float, seed: int, progress: Pro
     setting = SETTINGS[0]
     reference = Reference(model, setting)
     subject = setting.open(factory, model)
-    bar = progress.add_task("soak", total=seconds) if progress else None
     result = Soak(0, Verdict(), 0, 0)
     start = time.monotonic()
     try:
@@ -86,8 +84,6 @@ def soak(model: Path, factory: Factory, seconds: float, seed: int, progress: Pro
             result.last_bytes = resident_bytes() - cached_bytes(subject)
             if result.histories == WARM_UP:
                 result.first_bytes = result.last_bytes
-            if progress and bar is not None:
-                progress.update(bar, completed=time.monotonic() - start)
     finally:
         subject.close()
         reference.close()
@@ -103,10 +99,10 @@ def main(
 ) -> None:
     """One long life of one `Llama`, for a bounded time."""
     console = Console()
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
+    with tempfile.TemporaryDirectory() as folder:
         model = tiny.make(arch, Path(folder, f"{arch}.gguf"))
         try:
-            result = soak(model, load(subject), seconds, seed, progress)
+            result = soak(model, load(subject), seconds, seed)
         except Mismatch as mismatch:
             console.print(str(mismatch), style="red", markup=False, highlight=False)
             raise typer.Exit(1) from mismatch

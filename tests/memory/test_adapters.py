@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as native
 
-from llamahybrid import PromptCache
 from tests.conftest import take
 
 from .conftest import wait_for_tick, write_lora
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
-OTHER = [(11 * i + 5) % 200 for i in range(50)]
 KINDS = (
     "qwen35",
     "gemma3",
@@ -251,15 +249,6 @@ def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh,
 # -- not noticed ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
-def test_a_closed_model_may_be_reset_and_salted(open_model, arch):
-    llm = open_model(arch)
-    take(llm, PROMPT)
-    llm.close()
-    llm.reset()
-    llm.cache_salt = "other"
-
-
 @pytest.mark.parametrize("arch", KINDS)
 def test_a_salt_names_a_change_that_nobody_can_see(open_model, fresh, arch):
     setter = unseen("llama_set_adapter_cvec")
@@ -272,16 +261,6 @@ def test_a_salt_names_a_change_that_nobody_can_see(open_model, fresh, arch):
     llm.cache_salt = ""
     assert take(llm, PROMPT) == fresh(PROMPT, arch)
     assert llm.last_request.cached == (0 if arch in ("llama", "gemma3") else len(PROMPT))
-
-
-def test_salts_part_models_that_share_a_cache(open_model):
-    cache = PromptCache(1 << 28)
-    one, other, same = (open_model(prompt_cache=cache, cache_salt=salt) for salt in ("a", "b", "a"))
-    take(one, PROMPT)
-    for llm, cached in ((other, 0), (same, len(PROMPT))):
-        take(llm, PROMPT)
-        assert llm.last_request.cached == cached
-    assert one.__getstate__()["cache_salt"] == one.cache_salt == "a"
 
 
 def test_a_salt_ends_the_request_that_is_suspended(open_model, fresh):

@@ -65,16 +65,6 @@ def test_cells_of_an_image_are_counted_and_not_its_positions(llm: Any, live: Any
     assert shared.cells_held() == 0
 
 
-def test_cells_of_an_image_in_a_loaded_state_are_counted(llm: Any, live: Any) -> None:
-    foreign_decode(llm, [5], live.n)
-    llm.n_tokens += 3
-    state = llm.save_state()
-    llm.reset()
-    llm.load_state(state)
-    assert live.n == len(PROMPT) + 3
-    assert live.shared.cells_held() == len(PROMPT) + 1
-
-
 @pytest.mark.parametrize("arch", ["qwen35", "llama"])
 def test_an_image_moves_into_another_sequence(open_model: Callable[..., Any], arch: str) -> None:
     llm = open_model(arch, n_parallel=2)
@@ -97,16 +87,6 @@ def test_a_state_from_before_an_image_is_sound(llm: Any, live: Any, whole: bool)
         assert restore(live, record, ids(PROMPT)) is None
     assert live.state.holds(ids(PROMPT))
     assert live.fault() is None
-
-
-def test_a_cut_to_before_an_image_is_sound(open_model: Callable[..., Any]) -> None:
-    llm = open_model("llama")
-    llm.eval(PROMPT)
-    live = llm.runner.live
-    image(llm, live)
-    assert live.cut(len(PROMPT))
-    assert live.fault() is None
-    assert live.shared.cells_held() == len(PROMPT)
 
 
 @pytest.mark.patched

@@ -63,13 +63,6 @@ def test_no_part_runs_into_the_next(computation: Computation) -> None:
     assert a.fingerprint != b.fingerprint
 
 
-@pytest.mark.parametrize("part", ["settings", "adapters"])
-def test_a_part_without_a_name_makes_all_of_it_nameless(computation: Computation, part: str) -> None:
-    assert not computation.nameless
-    value = Nameless() if part == "settings" else Adapters(control=Nameless())
-    assert replace(computation, **{part: value}).nameless
-
-
 def test_settings_with_a_pointer_equal_nothing() -> None:
     model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
     assert settings(model, context) == settings(model, context)
@@ -131,13 +124,6 @@ def test_variables_by_which_a_backend_computes_otherwise_count(monkeypatch, name
         monkeypatch.setenv(name, value)
         made.append(fingerprint.parameters(*defaults()))
     assert len(set(made)) == 3
-
-
-def test_other_variables_do_not_count(monkeypatch):
-    before = fingerprint.parameters(*defaults())
-    for name in ("GGML_NO_BACKTRACE", "LLAMAHYBRID_RAM", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
-    assert fingerprint.parameters(*defaults()) == before
 
 
 def test_the_gpus_that_llama_cpp_takes_by_itself_count(monkeypatch):

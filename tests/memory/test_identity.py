@@ -7,10 +7,6 @@ import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.engine import loaded
-from llamahybrid.memory.fingerprint import Computation
-from llamahybrid.memory.identity import Identity
-from llamahybrid.memory.model_files import ModelFiles
-from llamahybrid.memory.state import SequenceState
 from tests.conftest import SETTINGS, take
 
 from .conftest import LONGER, PROMPT, overwritten, replaced, stock, wait_for_tick
@@ -110,36 +106,3 @@ def test_an_engine_without_a_name_stays_in_ram(tiny_model, tmp_path, monkeypatch
     llm.prompt_cache.flush()
     assert llm.prompt_cache.stats().extra["disk_records"] == 0
     llm.prompt_cache.close()
-
-
-def bare(tmp_path):
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"weights")
-    computation = Computation(ModelFiles(file, by_content=False), b"settings")
-    identity = Identity(computation.fingerprint, SequenceState.empty(8), None)
-    identity.computation = computation
-    return identity
-
-
-def test_a_salt_names_what_is_decoded_until_there_is_another(tmp_path):
-    identity = bare(tmp_path)
-    names = {salt: identity.namespace_of(salt) for salt in (b"", b"a" * 16, b"b" * 16)}
-    assert len(set(names.values())) == 3
-    found = []
-    for salt in (b"a" * 16, b"b" * 16, b"", b"a" * 16):
-        assert not identity.serves(salt)
-        identity.serve(salt)
-        assert identity.serves(salt)
-        assert identity.namespace == names[salt]
-        found.append(identity.fingerprint)
-    assert found[0] == found[3]
-    assert len(set(found)) == 3
-    assert found[2] == identity.computation.fingerprint
-
-
-def test_what_is_live_cannot_be_given_to_another_salt(tmp_path):
-    identity = bare(tmp_path)
-    identity._state.n = 1
-    with pytest.raises(ValueError, match="another salt"):
-        identity.serve(b"a" * 16)
-    assert identity.serves(b"")

@@ -10,7 +10,7 @@ import pytest
 from llamahybrid import Llama, PromptCache
 from llamahybrid.engine import content
 from llamahybrid.memory import model_files
-from llamahybrid.memory.model_files import ModelFiles, shards
+from llamahybrid.memory.model_files import ModelFiles
 from tests.conftest import SETTINGS, take
 
 from .conftest import LONGER, PROMPT, named, overwritten, replaced, stock, wait_for_tick
@@ -169,20 +169,6 @@ def test_a_change_of_no_byte_of_a_mapped_model_is_no_edit(tmp_path, change):
 
 
 # -- split models ----------------------------------------------------------------------------------
-
-
-def test_all_shards_are_found(tmp_path, monkeypatch):
-    names = [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    for name in (*names, "m-00001-of-00002.gguf", "m.gguf"):
-        (tmp_path / name).touch()
-    assert shards(tmp_path / names[0]) == [tmp_path / name for name in names]
-    assert shards(tmp_path / "m.gguf") == [tmp_path / "m.gguf"]
-    monkeypatch.chdir(tmp_path)
-    assert shards(names[0]) == [tmp_path / name for name in names]
-    os.unlink(names[1])
-    assert shards(names[0]) == [tmp_path / name for name in names[::2]], (
-        "a merged file may have kept its name"
-    )
 
 
 @pytest.mark.parametrize("by_content", [False, True])

@@ -9,7 +9,6 @@ import pytest
 from llamahybrid import Llama, PromptCache
 from llamahybrid.memory import paging
 from llamahybrid.memory.restore import restore
-from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from tests.conftest import SETTINGS, take
 from tests.lab.integrity import check_integrity
 
@@ -69,28 +68,6 @@ def test_saving_leaves_the_live_sequence_as_it_was(live):
     assert live.page_out(10, 100, new) is not None
     assert live.fault() is None
     assert np.array_equal(live.snapshot(new), before)
-
-
-def test_pieces_are_what_the_library_would_have_saved(live):
-    whole, first, second = (
-        live.page_out(10, 100, new),
-        live.page_out(10, 40, new),
-        live.page_out(40, 100, new),
-    )
-    parts = live.view().split(whole, ids(ONE[:100]), 40)
-    for part, direct in zip(parts, (first, second), strict=True):
-        assert (part.start, part.end) == (direct.start, direct.end)
-        assert np.array_equal(part.record, direct.record)
-
-
-def test_joined_pieces_are_the_whole(live):
-    layout = live.profile.pager.layout
-    whole, *pieces = (
-        live.profile.pager.save(a, b, new)[0][HEADER_BYTES:] for a, b in ((5, 90), (5, 6), (6, 50), (50, 90))
-    )
-    joined = new(layout.size(sum(map(layout.count, pieces))))
-    layout.join(pieces, joined)
-    assert np.array_equal(joined, whole)
 
 
 @pytest.mark.parametrize(

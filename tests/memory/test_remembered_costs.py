@@ -36,11 +36,6 @@ def test_costs_come_back(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 1, "no temporary file is left"
 
 
-def test_nothing_is_kept_before_prefill_was_measured(folder: Path) -> None:
-    RememberedCosts(b"model", ()).save(Costs(token_seconds=1.0))
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"version": 99, "token_seconds": 1}', "[" * 100_000, "\x00\xff"]
 )
@@ -61,14 +56,6 @@ def test_costs_that_make_no_sense_are_not_believed(folder: Path, seconds: object
     record = json.loads(file.read_text())
     file.write_text(json.dumps({**record, "token_seconds": seconds}))
     assert RememberedCosts(b"model", ()).load() is None
-
-
-def test_a_folder_that_cannot_be_made_costs_nothing(folder: Path) -> None:
-    folder.write_text("in the way")
-    kept = RememberedCosts(b"model", ())
-    assert kept.load() is None
-    kept.save(KEPT)
-    assert folder.read_text() == "in the way"
 
 
 def test_a_disk_that_is_full_keeps_the_earlier_costs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,15 +197,6 @@ def test_a_decode_that_left_other_memory_than_ordered_is_an_error(
     assert live.state.is_invalid
 
 
-@pytest.mark.parametrize("answer", [True, False])
-def test_memory_that_does_not_empty_by_a_cut_is_cleared(
-    plain: Any, monkeypatch: pytest.MonkeyPatch, answer: bool
-) -> None:
-    monkeypatch.setattr(plain.native, "cut", lambda position: answer)
-    plain.empty()
-    assert plain.native.positions() == (-1, -1)
-
-
 def test_a_state_that_was_not_saved_whole_is_no_snapshot(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live.native, "save_partial", lambda out: None)
     assert live.snapshot(new) is None

@@ -144,30 +144,11 @@ def test_drafts_never_cost_more_than_promised(world: World, tokens: int) -> None
 
 
 @pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
-def test_drafts_cost_no_more_where_they_were_right_until_now(world: World) -> None:
+def test_drafts_cost_no_more_behind_a_long_prompt_or_where_they_were_right(world: World) -> None:
     good = replace(world, right=lambda rng, at: True)
-    for tokens in (5, 20, 100):
-        assert usual(world, tokens, before=good)[0] <= PROMISED
-
-
-@pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
-def test_drafts_cost_no_more_behind_a_long_prompt(world: World) -> None:
-    good = replace(world, right=lambda rng, at: True)
-    for prompt, tokens in ((10, 300), (100, 30), (5000, 3), (5000, 300)):
+    for prompt, tokens in ((0, 5), (0, 100), (100, 30), (5000, 3), (5000, 300)):
         assert usual(world, tokens, prompt=prompt)[0] <= PROMISED
         assert usual(world, tokens, before=good, prompt=prompt)[0] <= PROMISED
-
-
-def test_drafts_cost_no_more_in_the_first_request() -> None:
-    for world in HOPELESS.values():
-        if world.ask > 1 or world.each:  # nobody knows before it was asked once
-            continue
-        for tokens in (10, 30, 60, 200):
-            meter = CostMeter(512)
-            meter.decoded(1, TOKEN)
-            meter.saved(1, world.save * TOKEN)
-            seconds, _ = answer(DraftLengthPolicy(meter), meter, world, tokens, random.Random(3))
-            assert seconds <= PROMISED * (tokens - 1) * TOKEN
 
 
 @pytest.mark.parametrize(
@@ -201,16 +182,6 @@ def measured(prefill: float = 0.1) -> tuple[DraftLengthPolicy, CostMeter]:
     for _ in range(12):
         policy.chance.saw(True)
     return policy, meter
-
-
-def test_costs_of_a_busy_machine_are_forgotten() -> None:
-    policy, _ = measured()
-    for size in range(2, 11):
-        policy.decoded(size, 100 * TOKEN)
-    assert policy.length(10_000, 9, 0, 9) == 0
-    for _ in range(500):
-        policy.length(10_000, 9, 0, 9)
-    assert policy.length(10_000, 9, 0, 9) == 9
 
 
 def test_planes_are_bought_once_snapshots_have_cost_as_much() -> None:

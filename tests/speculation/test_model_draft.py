@@ -78,13 +78,6 @@ def test_histories_of_equal_length_are_not_mistaken_for_each_other(open_model, f
         assert draft(ids(text)).tolist() == fresh(text, 3, "jamba")
 
 
-def test_how_far_it_is_behind(open_model):
-    draft = ModelDraft(open_model(), 3)
-    assert draft.behind(ids(PROMPT)) == len(PROMPT)
-    draft(ids(PROMPT))
-    assert draft.behind(ids([*PROMPT, 199])) <= 1
-
-
 def test_a_model_cannot_draft_for_itself(open_model):
     llm = open_model()
     llm.draft_model = ModelDraft(llm)

@@ -74,19 +74,6 @@ def test_failed_call_leaves_the_process_usable() -> None:
         process.close()
 
 
-def test_target_needs_a_model() -> None:
-    with pytest.raises(TargetError, match="stock needs a model"):
-        target("stock").open(None, Shape(256)).__enter__()
-
-
-def test_folder_without_a_library_is_refused(tmp_path: Path) -> None:
-    with (
-        pytest.raises(TargetError, match="no libllama"),
-        target("stock", tmp_path).open(ModelFile("x", tmp_path), Shape(256)),
-    ):
-        pass
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
     return ModelFile("llama", tiny.make("llama", tmp_path_factory.mktemp("model") / "llama.gguf"))

@@ -1,4 +1,4 @@
-"""docs/api.md: the public names, as their docstrings tell of them. `python -m tests.lab.api_page` writes it.
+"""docs/api.md: the public names, as their docstrings tell of them. `python docs/api_page.py` writes it.
 
 By `inspect` alone: what is public here is part of a class whose other half is upstream's, and a generator of
 pages would have to be told of every name of that half. Markdown is read where the code is.
@@ -28,7 +28,7 @@ from llamahybrid.prompt_cache import CacheStats
 from llamahybrid.request.handle import RequestHandle
 from llamahybrid.request.report import RequestReport
 
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+PAGE = Path(__file__).with_name("api.md")
 
 HANDED_OUT = (RequestReport, RequestHandle, CacheStats)
 """Classes that users get and do not make."""
@@ -48,7 +48,7 @@ SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
 HEAD = """\
 # The public names
 
-Made from the docstrings by `python -m tests.lab.api_page`. What is not named here may change with any
+Made from the docstrings by `python docs/api_page.py`. What is not named here may change with any
 version.
 """
 
