@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from llamahybrid.capi.calls import NativeContext
 from llamahybrid.llama import Llama
 from llamahybrid.server.app import app_of, loader_of
 from llamahybrid.server.serve import Server, server_of
@@ -91,6 +93,29 @@ class Serving:
     def await_settled(self, seconds: float = 60) -> None:
         """Wait until `settled`. Raises AssertionError after so long."""
         wait_until(self.settled, seconds)
+
+
+class Held:
+    """Native batches, of which all but the first ones wait until they may go on; how many have begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+        """So many go on at once."""
+        self.batches = 0
+        self._go_on = threading.Event()
+        for name in ("decode", "decode_rows"):
+            monkeypatch.setattr(NativeContext, name, self._holding(getattr(NativeContext, name), after))
+
+    def _holding(self, inner: Callable[..., Any], after: int) -> Callable[..., Any]:
+        def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
+            self.batches += 1
+            assert self.batches <= after or self._go_on.wait(120)
+            return inner(context, *args, **kwargs)
+
+        return decode
+
+    def go_on(self) -> None:
+        """From now on none waits."""
+        self._go_on.set()
 
 
 class ServerProcess:

@@ -44,23 +44,6 @@ async def beat() -> None:
         await asyncio.sleep(0)
 
 
-def test_as_many_as_there_are_slots_and_then_in_order() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        first = [await client(admission, log, name) for name in "12"]
-        others = [asyncio.ensure_future(client(admission, log, name)) for name in "345"]
-        await beat()
-        assert (admission.running, admission.waiting) == (2, 3)
-        for place in first:
-            admission.leave(place)
-            admission.leave(place)  # harmless a second time
-        await beat()
-        assert (admission.running, admission.waiting) == (2, 1)
-        admission.leave(await others[0])
-        await others[2]
-
-    assert play(scenario) == ["open a", *(f"{i} on a" for i in range(1, 6))]
-
-
 def test_one_that_is_lost_is_opened_again_once_nobody_is_inside() -> None:
     lost: list[str] = []
     opens: list[str | Exception] = ["first", DeviceError("not back yet"), "second"]
@@ -106,50 +89,6 @@ def test_several_answers_take_several_slots_and_are_not_overtaken() -> None:
     assert play(scenario)[1:] == ["1 on a", "2 on a", "3 on a"]
 
 
-def test_more_answers_than_slots_take_them_all() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        admission.leave(await client(admission, log, "1", weight=99))
-        assert admission.running == 0
-
-    assert play(scenario)[1:] == ["1 on a"]
-
-
-def test_a_full_queue_sends_away_and_says_for_how_long() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        await client(admission, log, "1")
-        waiting = asyncio.ensure_future(client(admission, log, "2"))
-        await beat()
-        admission.on_refused = lambda: log.append("sent away")
-        with pytest.raises(Refusal) as refused:
-            await admission.enter("a", 1)
-        assert refused.value.status == 429
-        assert log[-1] == "sent away"
-        assert 1 <= int(refused.value.headers["Retry-After"]) <= 60
-        waiting.cancel()
-        await beat()
-        assert admission.waiting == 0
-        admission.require_room()
-
-    play(scenario, slots=1, max_queue=1)
-
-
-def test_no_queue_at_all() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        place = await client(admission, log, "1")
-        with pytest.raises(Refusal):
-            admission.require_room()
-        admission.leave(place)
-        await client(admission, log, "2")
-
-    async def opened(admission: Admission, log: list[str]) -> None:
-        admission.max_queue = 1
-        admission.leave(await client(admission, log, "0"))
-        admission.max_queue = 0
-        await scenario(admission, log)
-
-    play(opened, slots=1)
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_who_gives_up_leaves_no_place_taken(late: bool) -> None:
     """`late`: its place came in the same turn of the loop."""
@@ -168,57 +107,6 @@ def test_who_gives_up_leaves_no_place_taken(late: bool) -> None:
     play(scenario, slots=1)
 
 
-def test_another_model_waits_until_the_first_is_left_and_nobody_overtakes_it() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        one = await client(admission, log, "1")
-        two = asyncio.ensure_future(client(admission, log, "2", "b"))
-        await beat()
-        three = asyncio.ensure_future(client(admission, log, "3"))
-        await beat()
-        assert log == ["open a", "1 on a"]
-        admission.leave(one)
-        admission.leave(await two)
-        admission.leave(await three)
-        await admission.settled()
-
-    assert play(scenario) == ["open a", "1 on a", "open b", "2 on b", "open a", "3 on a"]
-
-
-def test_what_takes_no_slot_waits_for_none() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        await client(admission, log, "1")
-        waiting = asyncio.ensure_future(client(admission, log, "2"))
-        await beat()
-        place = await client(admission, log, "counts tokens", weight=0)
-        assert admission.running == 1
-        admission.leave(place)
-        waiting.cancel()
-
-    assert play(scenario, slots=1)[-1] == "counts tokens on a"
-
-
-def test_who_looks_neither_waits_nor_opens_a_model_nor_keeps_one_open() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        assert admission.visit() is None
-        place = await client(admission, log, "1")
-        visit = admission.visit()
-        assert visit is not None
-        assert visit[0] == "a"
-        assert admission.running == 1
-        other = asyncio.ensure_future(client(admission, log, "2", alias="b"))
-        await beat()
-        assert admission.visit() is None, "another model is wanted"
-        admission.leave(place)
-        await beat()
-        assert not other.done(), "nothing is closed under who looks"
-        admission.leave(visit[1])
-        await other
-        admission.refuse_waiting()
-        assert admission.visit() is None
-
-    assert play(scenario) == ["open a", "1 on a", "open b", "2 on b"]
-
-
 def test_a_model_that_cannot_be_opened_is_told_to_who_asked_for_it_alone() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         broken = asyncio.ensure_future(admission.enter("broken", 1))
@@ -230,82 +118,6 @@ def test_a_model_that_cannot_be_opened_is_told_to_who_asked_for_it_alone() -> No
         await fine
 
     assert play(scenario) == ["open broken", "open a", "2 on a"]
-
-
-def test_shutting_down_sends_away_who_waits_and_who_comes() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        place = await client(admission, log, "1")
-        waiting = asyncio.ensure_future(client(admission, log, "2"))
-        await beat()
-        admission.refuse_waiting()
-        for refused in (waiting, asyncio.ensure_future(client(admission, log, "3"))):
-            with pytest.raises(Refusal) as error:
-                await refused
-            assert error.value.status == 503
-        admission.leave(place)
-        await admission.settled()
-
-    play(scenario, slots=1)
-
-
-def test_whoever_has_to_wait_is_told_of() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        admission.on_crowd = lambda: log.append("crowd")
-        await client(admission, log, "1")
-        waiting = asyncio.ensure_future(client(admission, log, "2"))
-        await beat()
-        waiting.cancel()
-
-    assert play(scenario, slots=1) == ["open a", "1 on a", "crowd"]
-
-
-def test_the_wait_that_is_told_follows_how_long_requests_took() -> None:
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        for seconds in [30.0] * 30:
-            place = await client(admission, log, "1")
-            place.since -= seconds
-            admission.leave(place)
-        assert 20 <= admission.retry_after() <= 30
-        admission.slots = 10
-        assert admission.retry_after() <= 3
-
-    play(scenario, slots=1)
-
-
-def test_no_more_may_wait_while_a_slot_is_free_for_whoever_is_first() -> None:
-    """It needs two of them, or a model that is being opened."""
-
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        one = await client(admission, log, "1")
-        waiting = [asyncio.ensure_future(client(admission, log, "2", weight=2))]
-        await beat()
-        waiting.append(asyncio.ensure_future(client(admission, log, "3", alias="b")))
-        await beat()
-        with pytest.raises(Refusal):
-            admission.require_room()
-        admission.leave(one)
-        admission.leave(await waiting[0])
-        waiting.append(asyncio.ensure_future(client(admission, log, "4")))
-        await asyncio.sleep(0)
-        assert admission.waiting == 2  # nobody is in
-        with pytest.raises(Refusal):
-            await admission.enter("b", 1)
-        for each in waiting[1:]:
-            admission.leave(await each)
-
-    play(scenario, max_queue=2)
-
-
-def test_what_takes_no_slot_is_sent_away_on_shutdown_too() -> None:
-    """The model is about to be closed."""
-
-    async def scenario(admission: Admission, log: list[str]) -> None:
-        admission.leave(await client(admission, log, "1"))
-        admission.refuse_waiting()
-        with pytest.raises(Refusal):
-            await admission.enter("a", 0)
-
-    play(scenario)
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -22,23 +22,6 @@ def chat(**said: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest(messages=HELLO, **said)
 
 
-def test_nothing_that_is_said_of_the_cache_is_passed_over() -> None:
-    for fine in ({}, {"id_slot": -1}, {"cache_prompt": True}, {"prompt_cache_key": "chat 1"}):
-        chat(**fine).require_understood(stream=False)
-    for name, value in (("id_slot", 0), ("id_slot", 3), ("cache_prompt", False)):
-        with pytest.raises(Refusal) as refused:
-            chat(**{name: value}).require_understood(stream=False)
-        assert (refused.value.status, refused.value.param) == (400, name)
-    for wrong in (
-        {"id_slot": "x"},
-        {"cache_prompt": "maybe"},
-        {"prompt_cache_key": 5},
-        {"cache_salt": ["x"]},
-    ):
-        with pytest.raises(ValidationError):
-            chat(**wrong)
-
-
 def test_options_of_a_stream_are_for_streams() -> None:
     asked = chat(stream_options={"include_usage": True})
     asked.require_understood(stream=True)

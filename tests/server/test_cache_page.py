@@ -5,24 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import httpx
-import numpy as np
 import pytest
 
-from llamahybrid.capi.calls import NativeContext
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.request.salt import digest
-from llamahybrid.request.slots import Slot
 from llamahybrid.server import cache_page
 from llamahybrid.server.keys import salt_of
-from llamahybrid.server.viewers import DIGEST_LETTERS, Viewer
-from tests.lab.serving import Serving, serving
+from llamahybrid.server.viewers import DIGEST_LETTERS
+from tests.lab.serving import Held, Serving, serving, wait_until
 
 FILES = ("/cache", "/cache/cache.js", "/cache/cache.css", "/cache/data")
 SYSTEM = "You are a patient assistant who explains one step at a time, and never hurries. "
@@ -204,66 +198,27 @@ def test_what_conversations_share_is_there_once(tiny_model: Callable[..., Path],
 
 
 def test_slots_are_told_as_they_run(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = NativeContext.decode
-
-    def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.01)
-        return inner(context, *args, **kwargs)
-
-    monkeypatch.setattr(NativeContext, "decode", decode)
-    asked = {"prompt": f"{SYSTEM}Tell me a story", "max_tokens": 500, "min_tokens": 500, "stream": True}
-    with server.client() as client:
-        with client.stream("POST", "/v1/completions", json=asked) as stream:
-            next(lines := stream.iter_lines())
+    asked: dict[str, Any] = {
+        "prompt": f"{SYSTEM}Tell me a story",
+        "max_tokens": 60,
+        "min_tokens": 60,
+        "stream": True,
+    }
+    for salt in (None, "mine"):
+        held = Held(monkeypatch, after=20)
+        with (
+            server.client() as client,
+            client.stream("POST", "/v1/completions", json=asked | {"cache_salt": salt}),
+        ):
+            wait_until(lambda held=held: held.batches > 20)
             (busy,) = [slot for slot in data(server)["slots"] if slot["state"] != "idle"]
-            lines.close()  # until then: one that is collected hangs up
+            held.go_on()
+        monkeypatch.undo()
+        server.await_settled()
+        if salt is not None:
+            assert busy == {"state": "busy"}
+            continue
         assert busy["state"] == "answer"
         assert busy["prompt"] >= busy["cached"]
         assert busy["generated"] > 0
         assert busy["live"] >= busy["prompt"] > 0
-        server.await_settled()
-        with client.stream("POST", "/v1/completions", json={**asked, "cache_salt": "x"}) as stream:
-            next(lines := stream.iter_lines())
-            slots = data(server)["slots"]
-            lines.close()
-        assert [slot for slot in slots if slot["state"] != "idle"] == [{"state": "busy"}]
-
-
-def test_of_a_slot_that_still_holds_another_tenant_s_tokens_their_number_is_not_told() -> None:
-    """A request has the slot, and has not begun."""
-    identity = SimpleNamespace(namespace=f"model+{tag('two')}", fingerprint=b"")
-    live = SimpleNamespace(identity=identity, tokens=np.arange(7, dtype=np.int32))
-    evaluation = SimpleNamespace(runner=SimpleNamespace(live=live))
-    slot = Slot(evaluation=cast(Any, evaluation))
-    ticket = SimpleNamespace(salt=digest(salt_of("one")), request=None)
-    llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: ticket))
-    told = cache_page.slot_shown(llm, slot, Viewer(own=tag("one")))
-    assert told == {"state": "begins", "live": 0, "tenant": "you"}
-    assert cache_page.slot_shown(llm, slot, Viewer(operator=True))["live"] == 7
-    assert cache_page.slot_shown(llm, slot, Viewer(own=tag("two"))) == {"state": "busy"}
-
-
-def test_an_idle_slot_is_whose_tokens_lie_in_it() -> None:
-    """Not of whoever asked for it last: a request may be given another one before it begins."""
-    identity = SimpleNamespace(namespace="model", fingerprint=b"")
-    live = SimpleNamespace(identity=identity, tokens=np.arange(7, dtype=np.int32))
-    evaluation = SimpleNamespace(runner=SimpleNamespace(live=live))
-    arrays = SimpleNamespace(salt=digest(salt_of("one")))
-    slot = Slot(cast(Any, arrays), cast(Any, evaluation))
-    llm: Any = SimpleNamespace(slots=SimpleNamespace(user=lambda _: None))
-    for viewer in (Viewer(operator=True), Viewer(own=tag("one")), Viewer(own=tag("two"))):
-        assert cache_page.slot_shown(llm, slot, viewer) == {"state": "idle", "live": 7, "tenant": ""}
-    identity.namespace = f"model+{tag('two')}"
-    assert cache_page.slot_shown(llm, slot, Viewer(own=tag("one"))) == {"state": "idle"}
-    assert cache_page.slot_shown(llm, slot, Viewer(own=tag("two")))["tenant"] == "you"
-
-
-def test_looking_opens_no_model_and_waits_for_none(server: Serving, http: httpx.Client) -> None:
-    admission = server.service.admission
-    alias, admission._alias = admission._alias, None
-    try:
-        told = http.get("/cache/data").json()
-    finally:
-        admission._alias = alias
-    assert told["slots"] == []
-    assert told["tree"] == {"branches": [], "more": 0}

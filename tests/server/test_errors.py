@@ -57,10 +57,6 @@ def test_an_overflow_says_how_long_the_prompt_was() -> None:
     assert "512" in told.message
 
 
-def test_an_empty_prompt_is_no_overflow() -> None:
-    assert (refusal(PromptEmpty("empty")).code, refusal(PromptEmpty("empty")).param) == (None, "prompt")
-
-
 def test_a_refusal_is_told_as_it_is() -> None:
     error = bad("no", "prompt", "code")
     assert refusal(error) is error

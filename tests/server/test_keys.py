@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hmac
 
 import pytest
 
@@ -24,21 +23,6 @@ def test_with_keys_only_they_open() -> None:
     near = (long[:-1], f"{long}0", f"{long[:-1]}e")
     for wrong in (None, "", "on", "one ", "One", "onetwo", *near, "\ud800", "é"):
         assert not keys.admit(wrong)
-
-
-def test_every_key_is_compared_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[tuple[int, int]] = []
-    inner = hmac.compare_digest
-
-    def watched(a: bytes, b: bytes) -> bool:
-        compared.append((len(a), len(b)))
-        return inner(a, b)
-
-    monkeypatch.setattr(hmac, "compare_digest", watched)
-    keys = ApiKeys(["one", "two", "a much longer one"])
-    assert keys.admit("one")
-    assert not keys.admit("")
-    assert compared == [(32, 32)] * 6
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,6 @@ def test_one_slot_where_there_cannot_be_more(opened: Callable[..., Llama]) -> No
         opened(n_batch=2, n_parallel=2)
 
 
-def test_a_chat_template_s_arguments_leave_several_slots_in_use(opened: Callable[..., Llama]) -> None:
-    """As a handler of its own it would have the model to itself (`Llama._chat`)."""
-    llm = opened(chat_template_kwargs={"enable_thinking": False})
-    assert llm.chat_handler is None
-    assert llm._chat_handlers[llm.chat_format].__name__ == "chat_handler_with_kwargs"  # upstream's
-    told = llm.create_chat_completion(HELLO, max_tokens=4, temperature=0.0)
-    plain = opened().create_chat_completion(HELLO, max_tokens=4, temperature=0.0)
-    assert told["choices"] == plain["choices"]
-
-
 def test_a_prompt_may_be_too_long_for_the_operator(opened: Callable[..., Llama]) -> None:
     llm = opened()
     token = max_prompt.set(3)
@@ -89,12 +79,6 @@ def test_where_conversations_are_kept(tmp_path: Path) -> None:
     assert disk is not None
     assert disk.store.limit == 1 << 22
     assert kept().disk is None
-
-
-def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"x\.gguf"):
-        load(ModelSettings(model=str(tmp_path / "x.gguf")))
 
 
 def test_rpc_servers_are_connected_to_and_not_swallowed(tiny_model: TinyModel) -> None:

@@ -71,17 +71,6 @@ def test_a_model_whose_server_is_gone_is_opened_again_with_what_it_knew() -> Non
     assert given[3:] == [(), ()], "one that was closed as usual begins anew, as ever"
 
 
-def test_a_model_that_cannot_tell_its_events_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-    both = models("a", log=log)
-    monkeypatch.setattr("llamahybrid.server.models.published", lambda *_: 1 / 0)
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            both.open("a")
-        assert (both.llm, both.current) == (None, None)
-    assert log == ["open a", "close a"] * 2
-
-
 def test_a_name_that_nobody_gave_means_the_default() -> None:
     both = models("a", "b")
     assert [both.alias(name) for name in (None, "b", "gpt-4o")] == ["a", "b", "a"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -20,8 +19,6 @@ HEADERS, READING = 3.0, 6.0
 """Seconds that a request's headers may take, and that a client may take nothing."""
 
 PIECE, PIECES = b"x" * 100_000, 200
-LITTLE = b"x" * 40_000
-"""Less than what a transport holds before it tells the app to wait."""
 ended: list[str] = []
 """Paths that the app has answered."""
 refused: list[str] = []
@@ -48,12 +45,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def large(path: str, send: Any) -> None:
-    """Sends more than any socket holds: in one piece, or in many; or a little."""
-    if path == "/little":
-        length = b"%d" % len(LITTLE)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
-        await send({"type": "http.response.body", "body": LITTLE})
-        return
+    """Sends more than any socket holds: in one piece, or in many."""
     pieces = 1 if path == "/whole" else PIECES
     length = b"%d" % (PIECES * len(PIECE))
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
@@ -252,20 +244,6 @@ def test_a_client_that_takes_nothing_is_cut_off(
     wait_until(lambda: cut_off(clock, path))
 
 
-@pytest.mark.parametrize("close", [False, True])
-def test_the_little_that_is_left_of_an_answer_is_not_kept_for_it_either(
-    connection: socket.socket, clock: Clock, close: bool
-) -> None:
-    """The app was never told to wait, as it had sent everything."""
-    (server_side,) = connections
-    sending = server_side.transport.get_extra_info("socket")
-    sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    more = b"Connection: close\r\n" if close else b""
-    connection.sendall(b"GET /little HTTP/1.1\r\nHost: x\r\n%s\r\n" % more)
-    wait_until(lambda: clock.runs(READING))
-    wait_until(lambda: cut_off(clock, "/little"))
-
-
 @pytest.mark.parametrize("path", ["/whole", "/pieces"])
 def test_one_that_takes_it_slowly_is_not(connection: socket.socket, clock: Clock, path: str) -> None:
     """It needs longer than the limit for all of it."""
@@ -280,30 +258,3 @@ def test_one_that_takes_it_slowly_is_not(connection: socket.socket, clock: Clock
     assert got > PIECES * len(PIECE)
     assert clock.now > started + 2 * READING
     assert not refused
-
-
-def test_one_connection_too_many_is_told_so_as_openai_does() -> None:
-    told: list[str] = []
-    config = uvicorn.Config(
-        app, http=protocol(HEADERS, READING, told.append, 1), lifespan="off", log_config=None
-    )
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
-        thread.start()
-        wait_until(lambda: server.started)
-        address = listening.getsockname()
-        with socket.create_connection(address, 60), socket.create_connection(address, 60) as second:
-            wait_until(lambda: len(server.server_state.connections) == 2)
-            second.sendall(WHOLE)
-            reply = b""
-            while part := second.recv(1 << 16):
-                reply += part
-        server.should_exit = True
-        thread.join()
-    head, _, body = reply.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 503")
-    assert b"retry-after: 1" in head.lower()
-    assert json.loads(body)["error"]["type"] == "service_unavailable"
-    assert told == ["connections"]
-    assert not asked.is_set()

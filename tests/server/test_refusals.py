@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -75,4 +76,21 @@ def test_bodies_that_fill_the_server_and_answers_that_nobody_takes(tiny_model: T
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.connect(("127.0.0.1", server.port))
             reader.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
-            wait_until(lambda: refused("reader"), 10)
+            wait_until(lambda: refused("reader"))
+
+
+def test_one_connection_too_many_is_told_so_as_openai_does(tiny_model: TinyModel) -> None:
+    with serving(tiny_model("qwen35"), max_connections=1) as server:
+        address = ("127.0.0.1", server.port)
+        with socket.create_connection(address, 60) as first, socket.create_connection(address, 60) as second:
+            first.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert first.recv(5000)[9:12] == b"200"
+            second.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            reply = b""
+            while part := second.recv(5000):
+                reply += part
+        head, _, body = reply.partition(b"\r\n\r\n")
+        assert head[9:12] == b"503"
+        assert b"retry-after: 1" in head.lower()
+        assert json.loads(body)["error"]["type"] == "service_unavailable"
+        assert 'llamahybrid:refused_total{why="connections"} 1.0' in server.metrics()

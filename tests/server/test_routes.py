@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import llama_cpp
-import numpy as np
+import llama_cpp.llama_cpp as upstream
 import openai
 import pytest
 
-from llamahybrid.server.routes import packed
 from tests.lab.serving import Serving, serving
 
 from .conftest import TinyModel
@@ -216,26 +214,52 @@ def test_models_are_listed_without_their_paths(client: openai.OpenAI, server: Se
     assert "/" not in one.id
 
 
-def test_embeddings_need_a_model_for_them(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="embedding"):
-        client.embeddings.create(model="any", input="hello")
+def test_usage_timings_metrics_and_the_cache_page_tell_the_same(tiny_model: TinyModel) -> None:
+    """Each request counts once, and a prompt that differs in its middle as far as it was restored."""
+    text = "A crow that counts what it hides finds all of it. " * 10
+    with serving(tiny_model("qwen35")) as server, server.client() as http:
 
+        def ask(prompt: str) -> Any:
+            asked = {"prompt": prompt, "max_tokens": 5, "min_tokens": 5, "temperature": 0.0}
+            return http.post("/v1/completions", json=asked).json()
 
-def test_health_and_metrics(http: httpx.Client) -> None:
-    assert http.get("/health").json() == http.get("/v1/health").json() == {"status": "ok"}
-    http.post("/v1/chat/completions", json={"messages": CHAT, **PLAIN})
-    lines = http.get("/metrics").text.splitlines()
-    told = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if not line.startswith("#")}
-    assert told["llamacpp:tokens_predicted_total"] >= 12
-    assert told["vllm:prefix_cache_queries_total"] >= told["vllm:prefix_cache_hits_total"]
-    assert told["vllm:time_to_first_token_seconds_count"] >= 1
+        answers = [ask(text + "Why?"), ask(text[:333] + "Where?"), ask(text + "Why?")]
+        server.await_settled()
+        lines = [line.rpartition(" ") for line in http.get("/metrics").text.splitlines() if line[0] != "#"]
+        told = {name: float(value) for name, _, value in lines}
+        pasts = http.get("/cache/data").json()["requests"][::-1]
+        assert http.get("/health").json() == http.get("/v1/health").json() == {"status": "ok"}
+    assert pasts[1]["matched"] > pasts[1]["cached"] > 0
+    for answer, past in zip(answers, pasts, strict=True):
+        usage, timings = answer["usage"], answer["timings"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == past["cached"] == timings["cache_n"]
+        assert usage["prompt_tokens"] == past["prompt"] == timings["cache_n"] + timings["prompt_n"]
+        assert usage["completion_tokens"] == timings["predicted_n"] == 5
+    prompts, cached = (sum(past[name] for past in pasts) for name in ("prompt", "cached"))
+    assert told['llamahybrid:requests_total{end="done"}'] == 3
+    assert told["llamacpp:tokens_predicted_total"] == 15
+    assert told["llamacpp:prompt_tokens_total"] == prompts - cached
+    assert told["vllm:prefix_cache_queries_total"] == prompts
+    assert told["vllm:prefix_cache_hits_total"] == cached
+    assert told["vllm:time_to_first_token_seconds_count"] == 3
     assert told["llamahybrid:slots"] == 3
     assert told['llamahybrid:cache_bytes{tier="ram"}'] > 0
 
 
-def test_the_page_of_routes_is_made(http: httpx.Client) -> None:
-    paths = http.get("/openapi.json").json()["paths"]
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models"} <= set(paths)
+def test_a_stream_does_not_spell_its_answer_anew_for_each_token(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, spelt = upstream.llama_token_to_piece, [0]
+
+    def counted(*args: Any) -> Any:
+        spelt[0] += 1
+        return inner(*args)
+
+    monkeypatch.setattr(upstream, "llama_token_to_piece", counted)
+    asked = {"prompt": "x", "max_tokens": 400, "min_tokens": 400, "temperature": 0.0, "stream": True}
+    assert http.post("/v1/completions", json=asked).text.endswith("data: [DONE]\n\n")
+    print("SPELT", spelt)
+    assert 400 <= spelt[0] < 400 * 20
 
 
 def test_an_error_leaves_the_connection_as_it_was(http: httpx.Client) -> None:
@@ -294,8 +318,3 @@ def test_embeddings_as_openai_s_client_asks_for_them(tiny_model: TinyModel) -> N
         assert asked.embedding == floats.embedding
         with pytest.raises(openai.BadRequestError, match="nothing to embed"):
             client.embeddings.create(model="any", input="")
-
-
-def test_an_embedding_is_packed_and_those_of_single_tokens_are_not() -> None:
-    assert np.frombuffer(b64decode(packed([1.5, -2.0])), "<f4").tolist() == [1.5, -2.0]
-    assert packed([[1.5], [2.0]]) == [[1.5], [2.0]]

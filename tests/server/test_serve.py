@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from llamahybrid.server.app import app_of
 from llamahybrid.server.serve import server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
-from tests.lab.serving import COMMAND, ServerProcess, serving
+from tests.lab.serving import ServerProcess, serving
 
 TinyModel = Callable[..., Path]
 STORY = {"prompt": "Tell me a story. " * 30, "max_tokens": 5, "temperature": 0.0}
@@ -63,13 +61,3 @@ def test_one_that_is_forced_to_exit_ends_the_app_as_any_other(tiny_model: TinyMo
 def test_what_runs_may_be_waited_for_for_ever(seconds: float, graceful: int | None) -> None:
     service = Service(ServerSettings(shutdown_seconds=seconds), [ModelSettings(model="x.gguf")])
     assert server_of(app_of(service)).config.timeout_graceful_shutdown == graceful
-
-
-def test_a_model_that_is_none_ends_it_with_an_error(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"nothing")
-    command = [*COMMAND, str(tmp_path / "x.gguf")]
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-    run = subprocess.run([*command, "--port", port], capture_output=True, text=True, timeout=60)
-    assert run.returncode != 0
-    assert "x.gguf" in run.stderr

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.request.salt import digest
-from llamahybrid.server.keys import salt_of
 from llamahybrid.server.settings import ServerSettings
-from llamahybrid.server.viewers import DIGEST_LETTERS, Viewer, Viewers, tag_of
+from llamahybrid.server.viewers import Viewer, Viewers, tag_of
 
 
 def viewer(key: str | None, **settings: Any) -> Viewer:
@@ -38,30 +35,6 @@ def test_without_keys_there_is_no_operator_unless_the_page_is_open(key: str | No
     assert not viewer(key).operator
     assert viewer(key, open_page=True).operator
     assert not viewer(key, open_page=True, api_keys=["one", "two"]).operator
-
-
-def test_what_is_seen_and_read() -> None:
-    operator, user = Viewer(operator=True), Viewer()
-    assert operator.sees("")
-    assert operator.reads("")
-    assert operator.sees("salted")
-    assert not operator.reads("salted"), "by its digest only"
-    assert operator.name("0123456789abcd") == "0123456789abcd"[:DIGEST_LETTERS]
-    assert user.sees("")
-    assert not user.reads("")
-    assert not user.sees("salted")
-    assert not user.reads("salted")
-
-
-def test_where_keys_are_salts_each_holder_sees_his_own() -> None:
-    settings: dict[str, Any] = {"api_keys": ["one", "two"], "salt_by_key": True}
-    one = viewer("one", **settings)
-    mine, other = (salt_tag(digest(salt_of(key))) for key in ("one", "two"))
-    assert (one.sees(mine), one.reads(mine), one.name(mine)) == (True, True, "you")
-    assert (one.sees(other), one.reads(other)) == (False, False)
-    assert not one.reads("")
-    boss = viewer("boss", operator_key="boss", **settings)
-    assert (boss.sees(mine), boss.reads(mine)) == (True, False)
 
 
 def test_the_salt_that_a_namespace_is_of() -> None:

@@ -153,9 +153,16 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def endless(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model says the same letter for ever."""
-    monkeypatch.setattr(server.llm, "sample", lambda *args, **kwargs: 97, raising=False)
+def endless(server: Serving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The model says the same letter for ever; all that it has said."""
+    said: list[int] = []
+
+    def sample(*args: Any, **kwargs: Any) -> int:
+        said.append(97)
+        return 97
+
+    monkeypatch.setattr(server.llm, "sample", sample, raising=False)
+    return said
 
 
 def test_a_response_that_fails_says_so(
@@ -184,7 +191,7 @@ def test_a_response_that_fails_says_so(
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 def test_one_that_is_cancelled_ends_as_one_that_is_too_long(
-    server: Serving, http: httpx.Client, endless: None, path: str
+    server: Serving, http: httpx.Client, endless: list[int], path: str
 ) -> None:
     """OpenAI's types know no other word."""
     asked = {"messages": CHAT, "stream": True} if "chat" in path else ENDLESS
@@ -201,11 +208,8 @@ def test_one_that_is_cancelled_ends_as_one_that_is_too_long(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_frees_its_slot(server: Serving, endless: None, stream: bool) -> None:
-    def speaks() -> bool:
-        return any(t.request is not None and t.request.generated > 3 for t in server.llm.requests.gate.seated)
-
-    server.hang_up("/v1/responses", {**ENDLESS, "stream": stream}, speaks)
+def test_a_client_that_hangs_up_frees_its_slot(server: Serving, endless: list[int], stream: bool) -> None:
+    server.hang_up("/v1/responses", {**ENDLESS, "stream": stream}, lambda: len(endless) > 3)
     server.await_settled()
     assert not server.service.jobs
 

@@ -55,25 +55,6 @@ def test_each_name_that_is_gone_is_told(path: str, monkeypatch: pytest.MonkeyPat
         require(module)
 
 
-def test_a_method_that_takes_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = copy()
-
-    class Other(module.OpenAIFormatter):  # type: ignore[misc, name-defined]
-        def start_response_stream(self, stream: Any) -> list[Any]:
-            return []
-
-    monkeypatch.setattr(module, "OpenAIFormatter", Other)
-    with pytest.raises(EngineError, match=r"start_response_stream takes \(self, stream\)"):
-        require(module)
-
-
-def test_a_type_without_a_field_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = copy()
-    monkeypatch.setattr(module, "PromptPlan", type("PromptPlan", (), {"__annotations__": {"text": str}}))
-    with pytest.raises(EngineError, match="PromptPlan has no text_tokens"):
-        require(module)
-
-
 def test_another_release_is_refused_when_the_server_starts(
     load: Callable[[], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
