@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,14 @@ def test_serve_reads_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert settings([])[1][0].model_alias == "a"
 
 
-def test_serve_errors_are_one_line(tmp_path: Path) -> None:
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """A port that is in use."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield str(listening.getsockname()[1])
+
+
+def test_serve_errors_are_one_line(tmp_path: Path, taken: str) -> None:
     """uvicorn has not begun then, which would add what it does, and tracebacks."""
     absent, nothing, wrong = (tmp_path / name for name in ("absent.gguf", "nothing.gguf", "wrong.json"))
     nothing.write_bytes(b"nothing")
@@ -71,6 +79,7 @@ def test_serve_errors_are_one_line(tmp_path: Path) -> None:
         "type_k: 999 is no type": [str(absent), "--type_k", "999"],
         "n_ctx: 999999999999 does not fit": [str(absent), "--n_ctx", "999999999999"],
         "draft_model: 'x' is no method": [str(absent), "--draft_model", "x"],
+        "cannot listen at 127.0.0.1:": [str(absent), "--host", "127.0.0.1", "--port", taken],
         "port: '65536'": [str(absent), "--port", "65536"],
         "ssl_keyfile goes with": [str(absent), "--ssl_keyfile", str(nothing)],
         "ssl_certfile and ssl_keyfile cannot be used": [str(absent), "--ssl_certfile", str(nothing)],

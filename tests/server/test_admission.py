@@ -118,22 +118,3 @@ def test_a_model_that_cannot_be_opened_is_told_to_who_asked_for_it_alone() -> No
         await fine
 
     assert play(scenario) == ["open broken", "open a", "2 on a"]
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_the_log_says_why_and_shows_code_only_where_that_is_at_fault(
-    caplog: pytest.LogCaptureFixture, known: bool
-) -> None:
-    """A file that is not there is one line."""
-
-    async def opened(_: str) -> tuple[Any, int]:
-        raise ValueError("there is no such file") if known else ZeroDivisionError("there is no such file")
-
-    async def run() -> None:
-        with pytest.raises(Refusal):
-            await Admission(opened, 8).enter("a")
-
-    asyncio.run(run())
-    (record,) = caplog.records
-    assert record.getMessage() == "a cannot be opened: there is no such file"
-    assert (record.exc_info is None) == known

@@ -36,12 +36,6 @@ def test_a_prompt_is_one_text_or_one_list(prompt: Any, taken: Any) -> None:
     assert CompletionRequest(prompt=prompt).text_or_tokens() == taken
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
-def test_several_prompts_are_refused(prompt: Any) -> None:
-    with pytest.raises(Refusal):
-        CompletionRequest(prompt=prompt).text_or_tokens()
-
-
 def test_what_cannot_be_answered_is_told() -> None:
     assert CompletionRequest(prompt="a", best_of=3).refused(16, 20)
     assert CompletionRequest(prompt="a", n=3, best_of=3).refused(16, 20) is None

@@ -258,7 +258,6 @@ def test_a_stream_does_not_spell_its_answer_anew_for_each_token(
     monkeypatch.setattr(upstream, "llama_token_to_piece", counted)
     asked = {"prompt": "x", "max_tokens": 400, "min_tokens": 400, "temperature": 0.0, "stream": True}
     assert http.post("/v1/completions", json=asked).text.endswith("data: [DONE]\n\n")
-    print("SPELT", spelt)
     assert 400 <= spelt[0] < 400 * 20
 
 

@@ -195,8 +195,10 @@ def test_more_than_may_wait_are_told_so_and_the_others_are_answered(
         held = Held(monkeypatch, after=0)
         with ThreadPoolExecutor(64) as pool:
             asking = [pool.submit(client.post, "/v1/completions", json=asked) for _ in range(64)]
-            wait_until(lambda: sum(each.done() for each in asking) == 64 - 20 - SMALL["n_parallel"])
-            held.go_on()
+            try:
+                wait_until(lambda: sum(each.done() for each in asking) == 64 - 20 - SMALL["n_parallel"])
+            finally:
+                held.go_on()
             answers = [each.result() for each in asking]
         kinds = Counter(answer.status_code for answer in answers)
         assert kinds == {200: 20 + SMALL["n_parallel"], 429: 64 - 20 - SMALL["n_parallel"]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llamahybrid.server.settings import ServerSettings
-from llamahybrid.server.viewers import Viewer, Viewers, tag_of
+from llamahybrid.server.viewers import Viewer, Viewers
 
 
 def viewer(key: str | None, **settings: Any) -> Viewer:
@@ -35,8 +35,3 @@ def test_without_keys_there_is_no_operator_unless_the_page_is_open(key: str | No
     assert not viewer(key).operator
     assert viewer(key, open_page=True).operator
     assert not viewer(key, open_page=True, api_keys=["one", "two"]).operator
-
-
-def test_the_salt_that_a_namespace_is_of() -> None:
-    assert tag_of("0123") == tag_of("0123?") == ""
-    assert tag_of("0123+abc") == tag_of("0123+abc?") == "abc"
