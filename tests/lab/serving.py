@@ -27,6 +27,9 @@ from llamahybrid.server.settings import ModelSettings, ServerSettings
 
 COMMAND = [sys.executable, "-m", "llamahybrid", "serve"]
 
+PROCESS_SECONDS = 180
+"""A process may take so long to start, and to end: both take seconds of a machine that does nothing else."""
+
 SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
 
 
@@ -126,7 +129,7 @@ class ServerProcess:
     ) -> None:
         """`log`: where its output goes, unless `stdout` is given, or all standard streams are `closed`.
 
-        Raises AssertionError where it does not answer within a minute.
+        Raises AssertionError where it does not answer within `PROCESS_SECONDS`.
         """
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
@@ -142,7 +145,7 @@ class ServerProcess:
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
         url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120, limits=limits)
-        wait_until(self._answers, 60)
+        wait_until(self._answers, PROCESS_SECONDS)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -157,9 +160,12 @@ class ServerProcess:
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
 
     def end(self, how: signal.Signals) -> str:
-        """End it; what it printed. Raises TimeoutExpired where that takes more than a minute."""
+        """End it; what it printed. Raises TimeoutExpired where that takes more than `PROCESS_SECONDS`."""
         self.process.send_signal(how)
-        self.process.wait(60)
+        try:
+            self.process.wait(PROCESS_SECONDS)
+        finally:
+            self.process.kill()  # one that does not end; harmless to one that has
         self.client.close()
         return self.log.read_text()
 
