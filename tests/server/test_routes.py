@@ -223,13 +223,20 @@ def test_usage_timings_metrics_and_the_cache_page_tell_the_same(tiny_model: Tiny
             asked = {"prompt": prompt, "max_tokens": 5, "min_tokens": 5, "temperature": 0.0}
             return http.post("/v1/completions", json=asked).json()
 
-        answers = [ask(text + "Why?"), ask(text[:333] + "Where?"), ask(text + "Why?")]
+        def stream(prompt: str) -> Any:
+            asked = {"prompt": prompt, "max_tokens": 5, "min_tokens": 5, "temperature": 0.0, "stream": True}
+            asked["stream_options"] = {"include_usage": True}
+            *_, last, done, _ = http.post("/v1/completions", json=asked).text.split("\n\n")
+            assert done == "data: [DONE]"
+            return json.loads(last.removeprefix("data: "))
+
+        answers = [ask(text + "Why?"), ask(text[:333] + "Where?"), stream(text[:333] + "When?")]
         server.await_settled()
         lines = [line.rpartition(" ") for line in http.get("/metrics").text.splitlines() if line[0] != "#"]
         told = {name: float(value) for name, _, value in lines}
         pasts = http.get("/cache/data").json()["requests"][::-1]
         assert http.get("/health").json() == http.get("/v1/health").json() == {"status": "ok"}
-    assert pasts[1]["matched"] > pasts[1]["cached"] > 0
+    assert all(past["matched"] > past["cached"] > 0 for past in pasts[1:])
     for answer, past in zip(answers, pasts, strict=True):
         usage, timings = answer["usage"], answer["timings"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == past["cached"] == timings["cache_n"]
