@@ -13,7 +13,7 @@ from llamahybrid.engine import sdist
 from llamahybrid.engine.recipe import Recipe
 
 _PREFIX = "" if sys.platform == "win32" else "lib"
-_SUFFIXES = {"win32": (".dll",), "darwin": (".dylib", ".so")}.get(sys.platform, (".so",))
+SUFFIXES = {"win32": (".dll",), "darwin": (".dylib", ".so")}.get(sys.platform, (".so",))
 _QUICK = 32 << 20
 """Bytes of a library that are read through each time it is loaded (20 ms); of a larger one (CUDA's have
 hundreds of MiB) only the size is looked at then."""
@@ -141,7 +141,7 @@ def unreadable() -> list[str]:
 
 def library(folder: Path, name: str) -> Path | None:
     """The library that llama_cpp would load from a folder, e.g. for ``llama`` or ``mtmd``."""
-    names = (f"{prefix}{name}{suffix}" for suffix in _SUFFIXES for prefix in dict.fromkeys((_PREFIX, "lib")))
+    names = (f"{prefix}{name}{suffix}" for suffix in SUFFIXES for prefix in dict.fromkeys((_PREFIX, "lib")))
     return next((folder / file for file in names if (folder / file).is_file()), None)
 
 

@@ -106,7 +106,7 @@ def compilers(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
             continue
         named = re.search(rf"-DCMAKE_{language}_COMPILER(?::\w+)?=(\S+)", text)
         command = named.group(1) if named else options.get(variable) or next(filter(shutil.which, usual), "")
-        found.append((language, _identity(command) if command else ""))
+        found.append((language, identity(command) if command else ""))
     return tuple(found)
 
 
@@ -146,7 +146,7 @@ def _value(name: str) -> str:
 
 
 @cache
-def _identity(command: str) -> str:
+def identity(command: str) -> str:
     """The line with the version in what a compiler says of itself; else how it is called."""
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         words = _words(command)

@@ -44,7 +44,7 @@ def built(cache: Path) -> Build:
         name: str = "one", backends: Iterable[str] = ("cpu",), real: bool = False, **changes: object
     ) -> Engine:
         libraries = storage.folder(installed.home() / name / "lib")
-        suffix = installed._SUFFIXES[0]
+        suffix = installed.SUFFIXES[0]
         if real:
             stock = bindings.stock()
             assert stock is not None
@@ -84,7 +84,7 @@ def wheel_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
         folder = tmp_path / "site" / "llama_cpp" / "lib"
         folder.mkdir(parents=True)
         for name in ("llama", "mtmd", "ggml", "ggml-base", *(f"ggml-{backend}" for backend in backends)):
-            (folder / f"lib{name}{installed._SUFFIXES[0]}").touch()
+            (folder / f"lib{name}{installed.SUFFIXES[0]}").touch()
         monkeypatch.setattr(bindings, "stock", lambda: folder)
         return folder
 
@@ -102,6 +102,6 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     index = Index(packed.getvalue())
     monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(index.content).hexdigest()))
     monkeypatch.setattr(subprocess, "run", index.run)
-    monkeypatch.setattr(recipe, "_identity", lambda command: command)
+    monkeypatch.setattr(recipe, "identity", lambda command: command)
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
     return index

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from pathlib import Path
 
 import pytest
 
 from llamahybrid.engine import build, sdist
-from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
 from tests.engine.fake_pip import BUILDS, Index, litter, pip_that
 
@@ -66,36 +66,15 @@ def test_success_takes_both_a_wheel_and_a_clean_exit(
     assert not list(sdist.cache_dir().rglob("*.whl"))
 
 
-def test_whoever_finishes_the_same_build_second_takes_the_firsts(
-    index: Index, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_build_ends_its_children_and_leaves_no_wheel(
+    index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    home = sdist.cache_dir() / "wheels" / Recipe.here().key
-
-    def first(*_: object) -> None:
-        home.mkdir(exist_ok=True)
-        (home / "first.whl").touch()
-
-    pip_that(monkeypatch, BUILDS)
-    assert build.wheel(first) == home / "first.whl"
-
-
-def test_a_wheel_that_cannot_be_put_in_its_place_is_an_error(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError("disk full")
-
-    sdist.fetch()
-    pip_that(monkeypatch, BUILDS)
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(EngineError, match="disk full"):
-        build.wheel(lambda *step: None)
-
-
-def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = pip_that(monkeypatch, BUILDS + "import time; time.sleep(60)")
+    """The build and its child hold a pipe open, which is closed when both are gone."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    fork = f"import os, signal; pipe = open({str(pipe)!r}, 'w'); os.fork() or signal.pause()"
+    started = pip_that(monkeypatch, f"{fork}\n{BUILDS}\nsignal.pause()")
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -104,16 +83,15 @@ def test_an_interrupted_build_is_ended_and_leaves_no_wheel(
         build.wheel(interrupt)
     assert not list((sdist.cache_dir() / "wheels").iterdir()), "no log either"
     assert [process.poll() for process in started] == [-signal.SIGTERM]
+    assert select.select([held], [], [], 60)[0], "the child lives on"
+    assert os.read(held, 1) == b""
+    os.close(held)
 
 
-def test_where_the_log_cannot_be_written_nothing_is_started(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = pip_that(monkeypatch, BUILDS)
-    (sdist.cache_dir() / "wheels" / f"{Recipe.here().key}.log").mkdir(parents=True)
-    with pytest.raises(EngineError, match="LLAMAHYBRID_CACHE_DIR"):
+def test_a_disk_that_the_compiler_finds_full_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_that(monkeypatch, "print('fatal error: x.o: No space left on device'); raise SystemExit(1)")
+    with pytest.raises(EngineError, match="the disk is full"):
         build.wheel(lambda *step: None)
-    assert not started
 
 
 def test_a_wheel_that_others_can_write_is_not_installed(
@@ -124,9 +102,3 @@ def test_a_wheel_that_others_can_write_is_not_installed(
     wheel.chmod(0o666)
     with pytest.raises(EngineError, match="can be written by others"):
         build.wheel(lambda *step: None)
-
-
-def test_a_folder_without_its_wheel_is_built_anew(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    pip_that(monkeypatch, BUILDS)
-    build.wheel(lambda *step: None).unlink()
-    assert build.wheel(lambda *step: None).read_text() == "wheel"

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.engine import activation, bindings, choice, installed, sdist
+from llamahybrid.engine import activation, backends, bindings, choice, installed, sdist
 from llamahybrid.engine.choice import Site
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
@@ -49,7 +49,7 @@ def test_a_newer_build_does_not_win_where_an_older_one_fits_better(
     cuda = built("cuda", ("cpu", "cuda"), built="2025-01-01")
     cpu = built("cpu", built="2026-02-02")
     assert activation.wanted("") == cuda.libraries
-    (folder / f"libggml-cuda{installed._SUFFIXES[0]}").unlink()
+    (folder / f"libggml-cuda{installed.SUFFIXES[0]}").unlink()
     assert choice.fitting() == [cuda, cpu], "who built more wanted more"
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=off")
     asked = built("asked", built="2025-01-01", recipe=Recipe.here())
@@ -72,11 +72,6 @@ def test_what_others_could_have_written_is_not_loaded(built: Build, place: str) 
     (engine.folder / place).chmod(0o777)
     assert "somebody else could have written it" in mismatch(engine)
     assert activation.wanted("") is None
-
-
-def test_backends_that_cannot_be_told_are_not_taken_away(built: Build, wheel_with: Wheel) -> None:
-    wheel_with()
-    assert "cannot be told" in mismatch(built())
 
 
 @pytest.mark.parametrize(
@@ -115,3 +110,14 @@ def test_a_build_that_will_not_be_taken_is_known_beforehand(
     assert choice.forecast(gpu) == ""
     monkeypatch.setattr(choice.sys, "platform", "darwin")
     assert choice.forecast(replace(here, backends=frozenset({"cpu", "metal", "blas"}))) == ""
+
+
+@pytest.mark.parametrize("folder", ["llama_cpp_python.libs", "llama_cpp/.dylibs"])
+def test_a_wheel_made_portable_has_its_libraries_beside_it(wheel_with: Wheel, folder: str) -> None:
+    lib = wheel_with("cpu")
+    assert backends.of(lib) == {"cpu"}
+    copies = lib.parents[1] / folder
+    copies.mkdir()
+    for name in ("ggml-base-0a1b2c3d", "ggml-cpu-0a1b2c3d", "ggml-cuda-0a1b2c3d"):
+        (copies / f"lib{name}.so.0.25.3").touch()
+    assert backends.of(lib) == {"cpu", "cuda"}

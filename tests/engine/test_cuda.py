@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import cuda, recipe
+from llamahybrid.engine import cuda
 from llamahybrid.errors import EngineError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders as they are on Linux")
@@ -83,14 +83,6 @@ def test_one_in_parts_is_put_together_once(toolkit: Make, package: Path) -> None
     assert "-DGGML_CUDA_NO_VMM=on" in said, "there is nothing of the driver to link with"
 
 
-def test_one_that_somebody_else_could_have_put_there_is_not_used(toolkit: Make, package: Path) -> None:
-    toolkit()
-    found = cuda.together(cuda.Toolkit.find(), package)
-    found.chmod(0o777)
-    with pytest.raises(EngineError, match="can be written by others"):
-        cuda.together(cuda.Toolkit.find(), package)
-
-
 def test_without_cublas_the_error_names_the_package(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.site, "getsitepackages", list)
     monkeypatch.setattr(sys, "path", [])
@@ -125,9 +117,3 @@ def test_architectures_are_read_from_the_driver(tmp_path: Path, monkeypatch: pyt
     assert cuda.present_architecture() == "89;90"
     monkeypatch.setenv("PATH", "")
     assert cuda.present_architecture() == ""
-
-
-def test_the_toolkits_compiler_is_in_the_key(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    toolkit(*WHOLE)
-    monkeypatch.setenv("CMAKE_ARGS", cuda.cmake_args("90"))
-    assert "release 13.0" in dict(recipe.Recipe.here().compilers)["CUDA"]

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import activation, installed, sdist, storage
+from llamahybrid.engine import activation, installed, sdist
 from tests.engine.conftest import Build, mismatch
-
-
-def test_a_manifest_reads_as_it_was_written(built: Build) -> None:
-    engine = built()
-    assert installed.engines() == [engine]
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -50,40 +44,3 @@ def test_a_manifest_with_other_things_in_it_is_none(built: Build, harm: dict[str
     assert activation.wanted("") == good.libraries
     assert installed.engines() == [good]
     assert len(installed.unreadable()) == 1
-
-
-def test_a_manifest_that_is_nested_without_end_is_none(built: Build) -> None:
-    (built().folder / "manifest.json").write_text("[" * 100_000)
-    assert installed.engines() == []
-    assert activation.wanted("") is None
-
-
-def test_a_cache_that_cannot_be_read_holds_no_engines(cache: Path) -> None:
-    storage.folder(cache)
-    (cache / "engines").touch()
-    assert installed.engines() == []
-    assert activation.wanted("") is None
-
-
-def test_a_manifest_of_an_older_version_is_understood(built: Build) -> None:
-    engine = replace(built(), files={})
-    engine.write()
-    manifest = engine.folder / "manifest.json"
-    manifest.write_text(
-        manifest.read_text().replace('"compilers"', '"of_no_use"').replace(',\n  "files": {}', "")
-    )
-    assert installed.engines() == [], "a field that this version does not know"
-    manifest.write_text(manifest.read_text().replace('"of_no_use"', '"compilers"'))
-    assert installed.engines() == [engine]
-
-
-def test_a_large_library_is_read_only_when_there_is_time(
-    built: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = built()
-    (engine.libraries / "libllama.so").write_bytes(b"abc")
-    engine = replace(engine, files=installed.contents(engine.libraries))
-    (engine.libraries / "libllama.so").write_bytes(b"123")
-    monkeypatch.setattr(installed, "_QUICK", 2)
-    assert engine.damage() == ""
-    assert "content has changed" in engine.damage(thorough=True)

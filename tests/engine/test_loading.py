@@ -75,21 +75,6 @@ def test_an_engine_that_cannot_be_loaded_leaves_stock_and_one_warning(built: Bui
     assert "Traceback" not in said
 
 
-def test_a_truncated_library_is_not_even_tried(built: Build) -> None:
-    engine = built(real=True)
-    for library in engine.libraries.glob("libggml-cpu.*"):
-        os.truncate(library, 500_000)  # the loader would die of SIGBUS
-    said = loads(bindings.stock())
-    assert said.count("not loaded") == said.count("500000 bytes, not") == 1
-
-
-def test_what_somebody_else_could_have_written_is_not_loaded_with_a_warning(built: Build) -> None:
-    engine = built(real=True)
-    engine.libraries.chmod(0o777)
-    said = loads(bindings.stock())
-    assert said.count("not loaded") == said.count("can be written by others") == 1
-
-
 def test_the_next_best_engine_is_tried(built: Build) -> None:
     built("best", real=True, files={}, built="2027").libraries.joinpath("libllama.so").write_bytes(b"")
     second = built("second", real=True)
@@ -148,15 +133,6 @@ def test_an_engine_of_another_release_that_was_asked_for_is_loaded_with_a_warnin
     assert len(said.splitlines()) == 1
 
 
-def test_what_was_asked_for_is_looked_for_where_the_process_began(
-    built: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = built(real=True)
-    monkeypatch.chdir(engine.folder)
-    monkeypatch.setenv("LLAMAHYBRID_ENGINE", "lib")
-    loads(engine.libraries, f"import llamahybrid, os; os.chdir('/')\n{SHOW}")
-
-
 def test_a_library_path_of_the_users_own_is_left_alone(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     built("patched", real=True)
     own = built(".own", real=True).libraries
@@ -165,65 +141,3 @@ def test_a_library_path_of_the_users_own_is_left_alone(built: Build, monkeypatch
     loads(own)
     monkeypatch.setenv("LLAMAHYBRID_ENGINE", "stock")
     loads(bindings.stock())
-
-
-def test_threads_that_import_at_once_load_one_engine(built: Build) -> None:
-    engine = built(real=True)
-    code = f"""
-import os, subprocess, sys, threading
-def work():
-    import llamahybrid
-    import llama_cpp
-    child = "import os; assert 'LLAMA_CPP_LIB_PATH' not in os.environ"
-    subprocess.run([sys.executable, "-c", child], check=True)
-threads = [threading.Thread(target=work) for _ in range(4)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-{SHOW}
-"""
-    assert loads(engine.libraries, code) == ""
-
-
-def test_an_import_that_failed_for_another_reason_may_be_repeated(built: Build) -> None:
-    engine = built(real=True)
-    code = f"""
-import sys
-import llamahybrid
-sys.modules["llama_cpp.llama"] = None
-try:
-    import llama_cpp
-except ImportError:
-    print("failed", file=sys.stderr)
-del sys.modules["llama_cpp.llama"]
-{SHOW}
-"""
-    assert loads(engine.libraries, code) == "failed\n"
-
-
-def test_an_import_that_failed_before_ours_may_be_repeated(built: Build) -> None:
-    engine = built(real=True)
-    code = f"""
-import os
-os.environ["LLAMA_CPP_LIB_PATH"] = "/nowhere"
-try:
-    import llama_cpp
-except FileNotFoundError:
-    del os.environ["LLAMA_CPP_LIB_PATH"]
-import llamahybrid
-{SHOW}
-"""
-    assert loads(engine.libraries, code) == ""
-
-
-def test_a_patch_series_that_is_missing_leaves_stock(built: Build) -> None:
-    built(real=True)
-    code = f"""
-import llamahybrid
-from llamahybrid.engine import series
-from llamahybrid.errors import EngineError
-def missing(version):
-    raise EngineError("install llamahybrid again")
-series.folder = missing
-{SHOW}
-"""
-    assert "install llamahybrid again" in loads(bindings.stock(), code)

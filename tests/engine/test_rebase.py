@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from llamahybrid.cli.main import app
 from llamahybrid.engine import rebase, sdist, series
 from llamahybrid.engine.rebase import Target
 from llamahybrid.engine.sdist import Pin
-from llamahybrid.errors import EngineError
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="no git")
 
@@ -97,16 +95,6 @@ def test_what_was_merged_is_a_series_that_applies(checkout: Path, tmp_path: Path
     assert (checkout / "src/a.cpp").read_text() == wanted
 
 
-def test_a_tree_is_kept_to_go_on_in(checkout: Path, tmp_path: Path):
-    tree = tmp_path / "tree"
-    carry(checkout, tree)
-    run = subprocess.run(["git", "cherry-pick", "0002-changed"], cwd=tree, capture_output=True, check=False)
-    assert run.returncode == 1
-    assert "<<<<<<< " in (tree / "src/a.cpp").read_text()
-    with pytest.raises(EngineError, match="in the way"):
-        carry(checkout, tree)
-
-
 def test_the_command_writes_nothing_over_and_its_status_says_whether_anything_is_left(checkout: Path):
     run = CliRunner().invoke(app, ["engine", "rebase", str(checkout)])
     assert run.exit_code == 1
@@ -116,47 +104,3 @@ def test_the_command_writes_nothing_over_and_its_status_says_whether_anything_is
     assert again.exit_code == 1
     assert "in the way" in again.output
     assert CliRunner().invoke(app, ["engine", "rebase", str(checkout), "--check"]).exit_code == 1
-
-
-def test_a_file_in_the_way_is_told(checkout: Path):
-    Path("taken").touch()
-    run = CliRunner().invoke(app, ["engine", "rebase", str(checkout), "--out", "taken"])
-    assert (run.exit_code, type(run.exception)) == (1, SystemExit)
-    assert "error:" in run.output
-
-
-def test_the_latest_release_that_has_patches_needs_none(checkout: Path, monkeypatch: pytest.MonkeyPatch):
-    asked = []
-
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(command[-3:])
-        said = "llama-cpp-python (1.0)\nAvailable versions: 1.0, 0.9\n  INSTALLED: 0.9\n"
-        return subprocess.CompletedProcess(command, 0, said, "")
-
-    monkeypatch.setattr(subprocess, "run", pip)
-    run = CliRunner().invoke(app, ["engine", "rebase", "latest", "--check"])
-    assert run.exit_code == 0
-    assert "1.0 is the newest release" in run.output
-    assert asked == [["index", "versions", "llama-cpp-python"]]
-    monkeypatch.setattr(
-        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "no")
-    )
-    assert "pip does not say" in CliRunner().invoke(app, ["engine", "rebase", "latest"]).output
-
-
-def test_a_target_is_a_release_an_sdist_or_a_checkout(checkout: Path, tmp_path: Path):
-    assert Target.of(str(checkout)) == Target("new", checkout=checkout)
-    plant(checkout, {"llama_cpp/__init__.py": '__version__ = "2.1"'})
-    assert Target.of(str(checkout)).name == "2.1"
-    assert Target.of("1.0").pin == Pin("1.0", "0")
-    (tmp_path / "x.tar.gz").touch()
-    for wrong in ("x.tar.gz", "nonsense", "patches"):
-        with pytest.raises(EngineError, match=r"no sdist|no release|neither"):
-            Target.of(wrong)
-
-
-def test_the_base_is_the_last_release_before_it(checkout: Path):
-    for version in ("1.1", "2.0"):
-        shutil.copytree(series.folder("1.0"), series.folder("1.0").with_name(version))
-    bases = {name: Target(name).base() for name in ("1.1", "1.5", "3.0", "0.5", "new")}
-    assert bases == {"1.1": "1.0", "1.5": "1.1", "3.0": "2.0", "0.5": "1.0", "new": "2.0"}
