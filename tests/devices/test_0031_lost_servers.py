@@ -21,6 +21,7 @@ Open: TypeAlias = Callable[..., Any]
 
 pytestmark = [
     pytest.mark.patched,
+    pytest.mark.full,
     pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC"),
 ]
 
@@ -112,20 +113,6 @@ class TestLoss:
         assert take(alive, prompt(), 8) == fresh(prompt(), 8)
         lost.close()
         assert take(alive, prompt(90, 4), 8) == fresh(prompt(90, 4), 8)
-
-    def test_one_of_two_servers_may_go_and_come_back(
-        self, mortal: RpcServer, rpc: RpcServer, opener: Open, fresh: Callable[..., list[int]]
-    ) -> None:
-        both = f"{rpc.address},{mortal.address}"
-        lost = opener(rpc_servers=both)
-        assert take(lost, prompt(), 8) == fresh(prompt(), 8)
-        mortal.kill()
-        with pytest.raises(DeviceLost, match=mortal.address):
-            take(lost, prompt(90, 4), 8)
-        mortal.start()
-        again = opener(rpc_servers=both, prompt_cache=lost.prompt_cache)
-        assert take(again, prompt(), 8) == fresh(prompt(), 8)
-        assert again.last_request.cached
 
 
 def test_a_server_opens_its_model_again(mortal: RpcServer, tiny_model: Callable[..., Path]) -> None:

@@ -13,7 +13,6 @@ import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama
-from llamahybrid.errors import RequestCancelled
 from llamahybrid.prompt_cache import PromptCache
 from tests.conftest import take
 from tests.devices.conftest import has_rpc
@@ -25,15 +24,12 @@ from tests.lab.rpc import RpcServer
 
 Open: TypeAlias = Callable[..., Any]
 KINDS = (
-    *("qwen35", "gemma3"),
+    "qwen35",
+    "gemma3",
     *(pytest.param(arch, marks=pytest.mark.full) for arch in ("jamba", "mamba2", "lfm2", "llama")),
 )
-"""Hybrid with planes and without, purely recurrent, sliding windows, convolutions, plain attention."""
 
-pytestmark = [
-    pytest.mark.patched,
-    pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC"),
-]
+pytestmark = [pytest.mark.patched, pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC")]
 
 
 @pytest.fixture
@@ -90,26 +86,6 @@ def test_snapshots_are_those_of_this_machines_memory(arch: str, remote: Open, op
     assert states[0] == states[1]
 
 
-def test_a_stop_takes_effect_between_batches(remote: Open, fresh: Callable[..., list[int]]) -> None:
-    llm = remote(n_batch=32, n_ctx=2048)
-    over = threading.Event()
-
-    def stop() -> None:
-        while not over.wait(0.005):
-            llm.cancel()
-
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    try:
-        with pytest.raises(RequestCancelled):
-            take(llm, prompt(1800), 100)
-    finally:
-        over.set()
-        stopper.join()
-    assert llm.last_request.cancelled
-    assert take(llm, prompt(), 8) == fresh(prompt(), 8)
-
-
 def test_drafts_come_and_go_with_planes_that_are_resized(
     remote: Open, fresh: Callable[..., list[int]]
 ) -> None:
@@ -125,7 +101,15 @@ def test_drafts_come_and_go_with_planes_that_are_resized(
         assert take(llm, [*text, 5], 20) == fresh([*text, 5], 20)
 
 
-@pytest.mark.parametrize("slots", [2, 4])
+def test_conversations_take_turns(remote: Open, fresh: Callable[..., list[int]]) -> None:
+    llm = remote()
+    first, second = prompt(200, 1), prompt(200, 2)
+    for text in (first, second, [*first, 7], [*second, 8], [*first, 7, 9]):
+        assert take(llm, text, 6) == fresh(text, 6)
+    assert llm.last_request.cached >= 200
+
+
+@pytest.mark.parametrize("slots", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_requests_run_at_once(slots: int, remote: Open, fresh: Callable[..., list[int]]) -> None:
     llm = remote(n_parallel=slots, n_ctx=1024)
     answers: dict[int, list[int]] = {}
@@ -157,10 +141,6 @@ def test_a_later_start_goes_on_from_disk(remote: Open, tmp_path: Path) -> None:
 def test_another_place_is_another_computation(remote: Open, open_model: Open) -> None:
     names = {llm.runner.live.identity.computation.fingerprint for llm in (remote(), remote(), open_model())}
     assert len(names) == 2
-
-
-def test_pickling_keeps_the_servers(remote: Open, rpc: RpcServer) -> None:
-    assert remote().__getstate__()["rpc_servers"] == rpc.address
 
 
 def test_no_layers_for_the_servers_is_warned_of(remote: Open, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,17 +33,3 @@ def test_an_address_of_another_machine_is_an_error(started: list[tuple[object, .
     with pytest.raises(DeviceError, match="no address of this machine"):
         server.run("nowhere.invalid", 50052)
     assert not started
-
-
-def test_native_code_that_comes_back_is_an_error(started: list[tuple[object, ...]]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(DeviceError, match="could not listen"):
-        server.run("localhost", port, 3)
-    assert started == [(f"127.0.0.1:{port}", 3, None)]
-
-
-@pytest.mark.parametrize(("host", "private"), [("127.0.0.1", True), ("127.8.0.1", True), ("0.0.0.0", False)])
-def test_only_this_machine_reaches_loopback_addresses(host: str, private: bool) -> None:
-    assert server.is_private(server.address_of(host)) is private

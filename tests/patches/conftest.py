@@ -80,16 +80,25 @@ def more_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 _UNDER_TEST = [pytest.param(PATCHED, id="patched" if PATCHED else "stock")]
 _FAIL_ON_STOCK = {"run", "catalogued", "libraries"}
+_PASS_ON_STOCK = {"run_both"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect those tests to fail whose patches the library under test has not."""
+    """Expect those tests to fail whose patches the library under test has not.
+
+    On stock they are for the full suite, and so are those that pass there: the hazard catalogue shows each
+    fault of stock quickly.
+    """
     for item in items:
         if item.path.parent != HERE:
             continue
-        item.add_marker("patched")
-        if _FAIL_ON_STOCK & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & (_FAIL_ON_STOCK | _PASS_ON_STOCK):
+            item.add_marker("patched")
+        if fixtures & _PASS_ON_STOCK and not PATCHED:
+            item.add_marker("full")
+        if fixtures & _FAIL_ON_STOCK:
             numbers = _patches(item)
             if not numbers:
                 raise pytest.UsageError(f"{item.nodeid} names no patch, and is to fail without one")

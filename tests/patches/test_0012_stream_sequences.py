@@ -26,12 +26,6 @@ def keep_a_far_sequence(path):
     return continued(context, path, 12, **SPLIT)
 
 
-def all_of_a_window(path):
-    context = Context(path, **SPLIT)
-    context.feed(0, 12)
-    return context.rm(-1, -1, -1), context.ends(0)
-
-
 @pytest.mark.parametrize(
     ("arch", "window"), [("llama", None), ("gemma3", 16), ("qwen35", None), ("lfm2", 16)]
 )
@@ -43,7 +37,3 @@ def test_a_sequence_without_a_stream_is_refused(run, tiny_model, arch, window):
 
 def test_keeping_a_sequence_without_a_stream_changes_nothing(run, tiny_model):
     assert run(keep_a_far_sequence, tiny_model("llama")) < EXACT
-
-
-def test_all_sequences_of_a_window_are_removed(run_both, tiny_model):
-    assert run_both(all_of_a_window, tiny_model("gemma3", window=16)) == [True, [-1, -1]]

@@ -7,26 +7,6 @@ import pytest
 from capi import EXACT, Context, difference
 
 
-def copied_over(path):
-    """A copy of a part, onto a sequence that shares its beginning and one that does not."""
-    shape = {"n_seq_max": 3, "kv_unified": True}
-    context, plain = Context(path, **shape), Context(path, **shape)
-    assert context.feed(0, 20) == plain.feed(0, 20) == 0
-    context.cp(0, 1, 0, 12)
-    assert context.feed(12, 30, seq=1, text=2) == plain.feed(20, 21) == 0
-    context.cp(0, 1, 5, -1)
-    context.rm(1, 20, -1)
-    assert context.feed(20, 21, seq=1, text=0) == 0
-    return difference(context.logits(), plain.logits()), context.ends(0), context.ends(1)
-
-
-def test_what_both_share_stays_shared(run, tiny_model):
-    apart, source, target = run(copied_over, tiny_model("llama"))
-    assert apart < EXACT
-    assert source == [0, 19]
-    assert target == [0, 20]
-
-
 def beside_many(path):
     """What both have already is copied again, and a little more onto much."""
     context, at = heap.filled(path)

@@ -37,10 +37,3 @@ def test_a_row_of_embeddings_is_filled_up_with_zeros(run, tiny_model, arch):
     assert not alone[width:].any()
     assert np.allclose(among, alone, rtol=1e-3, atol=1e-4)
     assert np.allclose(pooled, alone, rtol=1e-3, atol=1e-4)
-
-
-def test_embeddings_as_wide_as_the_hidden_states_stay(run_both, tiny_model):
-    (among, alone, pooled), width = run_both(rows, tiny_model("qwen35"))
-    assert len(alone) == width
-    assert np.allclose(among, alone, rtol=1e-3, atol=1e-4)
-    assert np.allclose(pooled, alone, rtol=1e-3, atol=1e-4)

@@ -68,22 +68,6 @@ def test_sequences_of_equal_length_lie_in_one_piece_each_however_full_the_cache_
     assert run(in_a_full_cache, tiny_model(arch)) == [[True, [0.0] * slots] for slots in (2, 4, 8)]
 
 
-def behind_a_long_one(path):
-    """A sequence that has more than half of the cache goes on after another one has begun behind it."""
-    shape = {**SHARED, "n_seq_max": 2, "n_ctx": 2048}
-    context, alone = Context(path, **shape), Context(path, **{**shape, "n_seq_max": 1})
-    assert context.feed(0, 1200) == alone.feed(0, 1200) == 0
-    assert context.feed(0, 40, 1) == 0
-    assert context.feed(1200, 1300) == alone.feed(1200, 1300) == 0
-    assert context.feed(1300, 1301) == alone.feed(1300, 1301) == 0
-    return [_by_seq(context), float(np.abs(context.logits() - alone.logits()).max())]
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
-def test_a_sequence_of_more_than_half_the_cache_has_room_behind_it(run, tiny_model, arch):
-    assert run(behind_a_long_one, tiny_model(arch)) == [True, 0.0]
-
-
 def of_two_sequences(path):
     """How many cells a token of two sequences attends to, beside two others, and how far it is off."""
     attended = cells.Attended()
