@@ -31,7 +31,7 @@ test: lint ## lint, types, the suite on the stock engine, and its native part on
 test-all: lint llama-server ## everything: all architectures, long campaigns, llama-server, the hardening patches
 	LLAMAHYBRID_ENGINE=stock $(PYTEST) -m ""
 	lib=$$($(BUILD)) && $(ON) -m patched
-	lib=$$($(BUILD) --hardening) && $(ON) -m "" tests/patches tests/hazards tests/devices
+	lib=$$($(BUILD) --hardening) && $(ON) -m "" tests/patches tests/hazards tests/devices tests/test_pytest_plugin.py
 
 mutations: venv ## plants faults in copies of the package, one at a time: which test notices?
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.mutations --workers 2
