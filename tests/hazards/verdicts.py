@@ -40,7 +40,8 @@ def known_of(probes: Iterable[Probe]) -> Callable[..., None]:
         for model in probe.known
     ]
 
-    @pytest.mark.timeout(1800)  # the first test waits for all children
+    @pytest.mark.xdist_group("hazards")  # one worker runs all probes, at the first of these tests
+    @pytest.mark.timeout(1800)
     @pytest.mark.parametrize(("probe", "model"), cases)
     def test(results: Results, probe: Probe, model: Model) -> None:
         assert surprise(results[probe.id, model], PATCHED) is None
