@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -18,6 +19,12 @@ os.environ.setdefault("LLAMAHYBRID_COSTS", "off")  # each test measures for itse
 # Tiny models: a second thread costs more than it saves, and far more where it waits for a busy core.
 os.environ.setdefault("OMP_THREAD_LIMIT", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A session in the background, or under nohup, ignores signals, and so would the programs that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 llamahybrid.engine.activation.activate()  # before any test module imports llama_cpp
 

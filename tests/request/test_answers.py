@@ -339,15 +339,14 @@ def test_cancelling_ends_all_with_the_text_so_far(several, alone, patient, n_par
     with llm.request() as handle:
         stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **LONG)
     chunks = [next(stream) for _ in range(5)]
-    while {c["choices"][0]["index"] for c in chunks} != set(range(n_parallel)):
+    while len({c["choices"][0]["index"] for c in chunks}) < n_parallel:
         chunks.append(next(stream))
     (handle if by == "handle" else llm).cancel()
     texts, ends = gathered([*chunks, *stream])
     assert ends == ["cancelled"] * 3
     whole = [text(c) for c in alone("qwen35", PROMPT, max_tokens=400)[0]]
     assert all(there.startswith(said.rstrip("\ufffd")) for said, there in zip(texts, whole, strict=True))
-    assert texts[0]
-    assert texts[2] == "", "the third had not begun, and does not"
+    assert texts.count("") == 3 - n_parallel, "an answer that had not begun does not begin"
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
