@@ -10,7 +10,7 @@ from pathlib import Path
 
 import xxhash
 
-from llamahybrid.engine import installed
+from llamahybrid.engine import installed, series
 from llamahybrid.engine.bindings import loaded_from
 from llamahybrid.engine.content import Signature, digest
 
@@ -62,7 +62,7 @@ def patches() -> frozenset[str]:
     engine = installed.owner(folder) if folder else None
     if engine is None or not engine.files or engine.damage():
         return frozenset()
-    return frozenset(name[:4] for name in engine.patches)
+    return frozenset(map(series.number, engine.patches))
 
 
 _known: dict[tuple[tuple[Path, Signature], ...], bytes] = {}
