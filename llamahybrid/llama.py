@@ -110,6 +110,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._gate = self.requests.gate
         self._calls = NativeCalls()
         self.slots = Slots(self._gate)
+        self.slots.outlived = isinstance(prompt_cache, PromptCache)
         self._explain = explain
         reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
         cache = cache_for(prompt_cache, reusing)

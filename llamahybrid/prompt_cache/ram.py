@@ -35,11 +35,16 @@ have to be made of others first, or the host of a virtual machine to find the me
 
 def default_ram_bytes() -> int:
     """An eighth of physical memory, or of what a container may have, within 256 MiB and 8 GiB."""
+    return max(MIN_RAM_BYTES, min(MAX_RAM_BYTES, physical_bytes() // 8))
+
+
+def physical_bytes() -> int:
+    """Physical memory, or what a container may have of it; 0 where the system does not tell."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not every system tells
         physical = 0
-    return max(MIN_RAM_BYTES, min(MAX_RAM_BYTES, min([physical, *_group_limits()]) // 8))
+    return min([physical, *_group_limits()])
 
 
 def _group_limits() -> Iterator[int]:

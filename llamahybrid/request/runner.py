@@ -175,6 +175,12 @@ class RequestRunner:
         if self._batcher is not None and live.n and live.profile.keeps_chats and not live.touched_outside():
             self.checkpoints.page_out(deep=True)
 
+    def store_live(self) -> None:
+        """What is live goes with its context, and the cache stays: store what a prompt can go on from."""
+        if self.live.n and self.live.profile.keeps_chats and not self.live.touched_outside():
+            self.save_tip()
+            self.checkpoints.page_out(deep=True)
+
     def wait_to_return(self, tokens: int) -> None:
         """What was live was given up to older requests: wait until there is room for so many tokens again."""
         assert self._batcher is not None, "with one slot nobody else needs any"

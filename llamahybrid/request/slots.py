@@ -93,6 +93,8 @@ class Slots:
         """That of the request whose step it is."""
         self.batcher: Batcher | None = None
         """What decodes for several; None with one slot."""
+        self.outlived = False
+        """The prompt cache was given to the model, and stays when that is closed."""
         self._came_from = self.all[0]
         self.one = True
         """There is one slot: asked seven times a token, so it is no comparison of lengths."""
@@ -250,6 +252,8 @@ class Slots:
     def end(self, free: Callable[[], None]) -> None:
         """`free()` ends the context; the cache may be another model's, too, and has what it needs first."""
         try:
+            for runner in self.runners if self.outlived else ():
+                runner.store_live()
             self.store_attention()
         finally:
             free()

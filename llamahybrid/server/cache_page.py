@@ -82,13 +82,19 @@ async def data(
     request: Request,
     text: bool = False,
     most: Annotated[int, Query(ge=1, le=MOST_BRANCHES)] = MOST_BRANCHES,
+    model: str | None = None,
 ) -> Response:
-    """What it shows. `text`: with text, where the viewer may read it; `most`: branches of each tier."""
+    """What it shows. `text`: with text, where the viewer may read it; `most`: branches of each tier.
+
+    `model`: an alias; None for the open model that was used last.
+    """
     service: Service = request.app.state.service
     viewer = service.viewers.of(getattr(request.state, "api_key", None))
-    seen = await service.look(lambda llm: _model(llm, viewer, text, most))
+    alias = model or service.admission.current
+    seen = await service.look(lambda llm: _model(llm, viewer, text, most), alias)
     told = {
-        "model": service.models.current,
+        "model": alias,
+        "models": {each: each in service.models.opened for each in service.models},
         "operator": viewer.operator,
         "text": {"allowed": viewer.operator or bool(viewer.own), "shown": text},
         "waiting": service.admission.waiting,

@@ -46,7 +46,9 @@ class Gauges:
     tier_bytes: Mapping[str, int]
     """Bytes kept, by tier: "ram", "disk", "remote"."""
     tier_errors: Mapping[str, int]
-    """Times that the disk, or the remote store, refused, since the model was opened."""
+    """Times that the disk, or the remote store, refused, since the model was opened first."""
+    models: Mapping[str, bool]
+    """Whether each model is open."""
 
 
 class Metrics:
@@ -136,6 +138,10 @@ class _Now(Collector):
             yield GaugeMetricFamily(name, text, value=value)
         for name, rate in self._rates().items():
             yield GaugeMetricFamily(name, "Average throughput in tokens/s.", value=rate)
+        models = GaugeMetricFamily("llamahybrid:model_open", "Whether a model is open.", labels=["model"])
+        for alias, is_open in now.models.items():
+            models.add_metric([alias], is_open)
+        yield models
         tiers = GaugeMetricFamily("llamahybrid:cache_bytes", "Bytes that are kept, by tier.", labels=["tier"])
         for tier, n in now.tier_bytes.items():
             tiers.add_metric([tier], n)

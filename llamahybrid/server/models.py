@@ -1,15 +1,17 @@
-"""Models by alias, one open at a time, as llama_cpp.server has them."""
+"""Models by alias: which are open, within a budget of memory, and what each knows."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.server.errors import Refusal
+from llamahybrid.server.footprint import default_models_bytes, footprint
 from llamahybrid.server.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -18,13 +20,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("llamahybrid.server")
 
 
+class Opened(NamedTuple):
+    """An open model, and what tells routers of it."""
+
+    llm: Llama
+    events: EventPublisher | None
+
+
 class Models:
-    """Which models there are, and the one that is open. `open` and `close` block; one thread at a time."""
+    """Which models there are, and which are open. `open` and `close` block; one thread at a time.
 
-    def __init__(self, settings: Sequence[ModelSettings], load: Callable[..., Llama]) -> None:
-        """`load(settings)`, and `load(settings, cache)` for one that goes on with what another one had.
+    What a model knows, its prompt cache, stays when it is closed, until the program ends.
+    """
 
-        Raises ValueError for no model, or for two of one name.
+    def __init__(
+        self, settings: Sequence[ModelSettings], load: Callable[..., Llama], budget: int | None = None
+    ) -> None:
+        """`load(settings)`, and `load(settings, cache)` for one that goes on with what it had.
+
+        `budget`: bytes that open models may take together (see `footprint`); None: three quarters of physical
+        memory, or one model at a time where layers are offloaded. Raises ValueError for no model, or for two
+        of one name.
         """
         self._settings: dict[str, ModelSettings] = {}
         for each in settings:
@@ -37,13 +53,13 @@ class Models:
         if not self._settings:
             raise ValueError("no model was given")
         self._load = load
+        self._budget = budget
         self.default = next(iter(self._settings))
-        self.current: str | None = None
-        """The alias of the open one."""
-        self._llm: Llama | None = None
-        self._events: EventPublisher | None = None
-        self._kept: tuple[str, PromptCache | None] | None = None
-        """The alias of a model that was lost, and what it had in RAM, until it is open again."""
+        self._open: dict[str, Opened] = {}
+        """By alias, in the order of opening."""
+        self._caches: dict[str, PromptCache] = {}
+        """What each model that was ever open knows."""
+        self._bytes: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._settings)
@@ -61,41 +77,105 @@ class Models:
         return self.default
 
     @property
+    def current(self) -> str | None:
+        """The alias of the one that was opened last and is open; None: none is."""
+        return next(reversed(self._open.copy()), None)
+
+    @property
     def llm(self) -> Llama | None:
-        """The open one."""
-        return self._llm
+        """The one that was opened last and is open."""
+        return next((each.llm for each in reversed(self.opened.values())), None)
+
+    @property
+    def opened(self) -> dict[str, Opened]:
+        """The open ones by alias; a copy, for any thread."""
+        return self._open.copy()
+
+    @property
+    def caches(self) -> dict[str, PromptCache]:
+        """What each model that was ever open knows, by its alias; a copy, for any thread."""
+        return self._caches.copy()
+
+    def place(self, alias: str, tier: str) -> object:
+        """Where the cache of a model has its disk, or its server: the same for those that share one."""
+        settings = self._settings[alias]
+        return (settings.disk_dir or settings.cache) if tier == "disk" else settings.remote
+
+    def in_the_way(self, alias: str, others: Sequence[str]) -> list[str] | None:
+        """Which of these models, the first ones first, have to be closed for that one; None: others, too.
+
+        A model larger than the budget is open alone.
+        """
+        if not self._open.keys() - {alias}:
+            return []
+        if self._budget is None and any(self._settings[each].n_gpu_layers for each in (alias, *self._open)):
+            left, most = len(self._open.keys() - {alias}), 0  # by number: memory of devices is not known
+            sizes = dict.fromkeys(others, 1)
+        else:
+            most = default_models_bytes() if self._budget is None else self._budget
+            sizes = {each: self._size(each) for each in others}
+            most -= self._size(alias)
+            left = sum(self._size(each) for each in self._open if each != alias)
+        closing = list[str]()
+        for each in others:
+            if left <= most:
+                return closing
+            closing.append(each)
+            left -= sizes[each]
+        return closing if left <= max(0, most) else None
+
+    def _size(self, alias: str) -> int:
+        if alias not in self._bytes:
+            self._bytes[alias] = max(1, footprint(self._settings[alias]))
+        return self._bytes[alias]
 
     def open(self, alias: str) -> Llama:
-        """The model of that alias. One that is open is closed, which writes what waits for the disk.
+        """The model of that alias, with what it knew when it was open before.
 
-        So is one whose RPC server is gone; it is opened again, with what it had in RAM. Raises DeviceError
-        while the server is not back.
+        One whose RPC server is gone is opened again. Raises DeviceError while the server is not back.
         """
-        llm = self._llm
-        if llm is not None and self.current == alias:
-            if not llm.offload.lost:
-                return llm
-            self._kept = alias, llm.prompt_cache
-        self.close()
+        there = self._open.get(alias)
+        if there is not None:
+            if not there.llm.offload.lost:
+                return there.llm
+            self.close(alias)
         logger.info("opening %s", alias)
-        kept = [self._kept[1]] if self._kept is not None and self._kept[0] == alias else []
-        self._llm = self._load(self._settings[alias], *kept)
-        self.current, self._kept = alias, None
+        kept, settings = self._caches.get(alias), self._settings[alias]
+        llm = self._load(settings) if kept is None else self._load(settings, kept)
+        self._open[alias] = Opened(llm, None)
         try:
-            self._events = published(self._llm, self._settings[alias])
+            if llm.prompt_cache is not None:
+                self._caches[alias] = llm.prompt_cache
+                self._share_ram()
+            self._open[alias] = Opened(llm, published(llm, settings))
         except BaseException:
-            self.close()  # or the next request would have it, with nothing told
+            self.close(alias)  # or the next request would have it, with nothing told
             raise
-        return self._llm
+        return llm
 
-    def close(self) -> None:
-        """Close the one that is open."""
-        events, self._events = self._events, None
-        if events is not None:
-            events.close()
-        llm, self._llm, self.current = self._llm, None, None
-        if llm is not None:
-            llm.close()
+    def close(self, *aliases: str) -> None:
+        """Close these models, or all; what waits for the disk is written."""
+        for alias in aliases or tuple(self._open):
+            llm, events = self._open[alias]
+            logger.info("closing %s", alias)
+            try:
+                if events is not None:
+                    events.close()
+                llm.close()
+            finally:
+                del self._open[alias]
+
+    def _share_ram(self) -> None:
+        """Caches without a budget of their own have one default budget together."""
+        sharing = [cache for alias, cache in self._caches.items() if not own_ram(self._settings[alias])]
+        if len(sharing) > 1:
+            for cache in sharing:
+                cache.ram_bytes = default_ram_bytes() // len(sharing)
+
+
+def own_ram(settings: ModelSettings) -> bool:
+    """The operator has said how much RAM this model's cache has."""
+    return settings.ram_bytes is not None or bool(settings.cache and settings.cache_type == "ram")
 
 
 def published(llm: Llama, settings: ModelSettings) -> EventPublisher | None:

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.security import HTTPBearer
 from llama_cpp.server.types import (
     DetokenizeInputResponse,
-    ModelList,
     TokenizeInputCountResponse,
     TokenizeInputRequest,
     TokenizeInputResponse,
@@ -136,15 +135,13 @@ def packed(embedding: list[Any]) -> str | list[Any]:
     return b64encode(np.asarray(embedding, "<f4").tobytes()).decode()
 
 
-@router.get("/v1/models", summary="Models", tags=[_OPENAI])
-async def get_models(service: InService) -> ModelList:
-    """The aliases that requests may name."""
-    return {
-        "object": "list",
-        "data": [
-            {"id": alias, "object": "model", "owned_by": "me", "permissions": []} for alias in service.models
-        ],
-    }
+@router.get("/v1/models", summary="Models", tags=[_OPENAI], response_model=None)
+async def get_models(service: InService) -> dict[str, Any]:
+    """The aliases that requests may name; `status` as llama-server's router tells it."""
+    opened, told = service.models.opened, {"object": "model", "owned_by": "me", "permissions": list[str]()}
+    states = {alias: "loaded" if alias in opened else "unloaded" for alias in service.models}
+    data = [{"id": alias, **told, "status": {"value": state}} for alias, state in states.items()]
+    return {"object": "list", "data": data}
 
 
 def _tokens(text: str) -> Any:

@@ -17,10 +17,10 @@ from starlette.requests import Request
 
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.prompt_cache.base import OUTSIDE, CacheStats
+from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.request.extras import asking
 from llamahybrid.request.salt import digest
-from llamahybrid.server.admission import Admission, Place
+from llamahybrid.server.admission import Admission
 from llamahybrid.server.answer import Account, Answer
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest
@@ -33,6 +33,7 @@ from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
 from llamahybrid.server.request_fields import fault
+from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
@@ -64,8 +65,15 @@ class Service:
         if settings.salt_by_key and not settings.keys():
             raise ValueError("salt_by_key: there are no API keys")
         self.settings = settings
-        self.models = Models(models, loader)
-        self.admission = Admission(self._open, settings.max_queue, lambda llm: llm.offload.lost)
+        self.models = Models(models, loader, settings.models_bytes)
+        self.admission = Admission(
+            self._open,
+            settings.max_queue,
+            lambda llm: llm.offload.lost,
+            self._close,
+            self.models.in_the_way,
+            settings.idle_seconds,
+        )
         self.metrics = Metrics(self._gauges)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
@@ -120,6 +128,9 @@ class Service:
     async def _open(self, alias: str) -> tuple[Llama, int]:
         llm = await asyncio.get_running_loop().run_in_executor(self._opener, self.models.open, alias)
         return llm, len(llm.slots.all)
+
+    async def _close(self, aliases: Sequence[str]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._opener, partial(self.models.close, *aliases))
 
     def _interrupt(self) -> None:
         """Somebody waits: the stream that has run longest ends, as the operator asked for."""
@@ -207,9 +218,12 @@ class Service:
         made.add_done_callback(lambda _: self.admission.leave(place))
         return made
 
-    async def look(self, see: Callable[[Llama], Result]) -> Result | None:
-        """What is seen of the open model, in a thread; None where none is open, or it is about to change."""
-        if (visit := self.admission.visit()) is None:
+    async def look(self, see: Callable[[Llama], Result], alias: str | None = None) -> Result | None:
+        """What is seen of an open model, in a thread; None where it is not open, or about to change.
+
+        `alias`: None for the one that was used last.
+        """
+        if (visit := self.admission.visit(alias)) is None:
             return None
         return await asyncio.shield(self._run(see, *visit))
 
@@ -252,16 +266,18 @@ class Service:
     # -- what is so --------------------------------------------------------------------------------
 
     def _gauges(self) -> Gauges:
-        llm, kept, busy = self.models.llm, CacheStats(), 0
-        if llm is not None:
-            busy = len(llm.requests.gate.seated)
-            if llm.prompt_cache is not None:
-                kept = llm.prompt_cache.stats()
-        tiers, errors = {"ram": kept.bytes_ram}, dict[str, int]()
+        opened, caches = self.models.opened, self.models.caches
+        busy = sum(len(each.llm.requests.gate.seated) for each in opened.values())
+        stats = {alias: cache.stats() for alias, cache in caches.items()}
+        tiers = {"ram": sum(kept.bytes_ram for kept in stats.values())}
+        errors = dict[str, int]()
         for name in OUTSIDE:
-            tiers[name], errors[name] = (kept.extra.get(f"{name}_{of}", 0) for of in ("bytes", "errors"))
-        admission = self.admission
-        return Gauges(admission.running, admission.waiting, admission.slots, busy, tiers, errors)
+            errors[name] = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
+            # several models may share a folder, or a server
+            held = {self.models.place(alias, name): kept for alias, kept in stats.items()}
+            tiers[name] = sum(kept.extra.get(f"{name}_bytes", 0) for kept in held.values())
+        admission, is_open = self.admission, {alias: alias in opened for alias in self.models}
+        return Gauges(admission.running, admission.waiting, admission.slots, busy, tiers, errors, is_open)
 
 
 def require_known(body: Any, ignore_unknown: bool) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import expanduser
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 from llama_cpp.server import settings as upstream
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
 DEFAULT_SLOTS = 4
 """As llama-server's."""
@@ -167,6 +168,17 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     max_logprobs: int = Field(
         default=20, ge=0, description="Logprobs that one request may ask for at each token, as vLLM's."
     )
+    models_bytes: Optional[int] = Field(
+        default=None,
+        ge=0,
+        description="Memory that open models may take together, by the size of their files and contexts. "
+        "None: three quarters of this machine's, or one model at a time where layers are offloaded.",
+    )
+    idle_unload: Optional[str] = Field(
+        default=None,
+        description="A model that nobody used for so long is closed until it is asked for again: "
+        "90s, 10m, 2h. None: none is.",
+    )
     max_connections: int = Field(default=4096, ge=1, description="More connections get 503.")
     header_seconds: float = Field(
         default=15.0, gt=0, description="A connection that has not sent its headers by then is closed."
@@ -186,6 +198,18 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     shutdown_seconds: float = Field(
         default=30.0, ge=0, description="Requests that run on shutdown are cancelled after so long."
     )
+
+    @field_validator("idle_unload")
+    @classmethod
+    def _a_duration(cls, said: Optional[str]) -> Optional[str]:
+        if said is not None:
+            seconds_of(said)
+        return said
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """`idle_unload` in seconds."""
+        return None if self.idle_unload is None else seconds_of(self.idle_unload)
 
     def keys(self) -> list[str]:
         """All API keys; none: everybody is let in. Raises ValueError for a file without any."""
@@ -213,6 +237,14 @@ class ConfigFileSettings(ServerSettings):
     """What a config file says."""
 
     models: list[ModelSettings] = Field(default=[], description="Model configs")
+
+
+def seconds_of(said: str) -> float:
+    """A duration: seconds, or a number with a unit (s, m, h). Raises ValueError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", said.strip())
+    if found is None:
+        raise ValueError(f"{said!r} is no duration; say 90s, 10m or 2h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,19 +15,37 @@ from llamahybrid.server.errors import Refusal
 Scenario = Callable[[Admission, list[str]], Awaitable[None]]
 
 
-def play(scenario: Scenario, slots: int = 2, max_queue: int = 8) -> list[str]:
-    """What happened: the models that were opened, and what the scenario noted."""
+def play(
+    scenario: Scenario, slots: int = 2, max_queue: int = 8, most: int = 1, idle_seconds: float | None = None
+) -> list[str]:
+    """What happened: the models that were opened and closed, and what the scenario noted.
+
+    `most`: models that are open at a time.
+    """
     log: list[str] = []
+    is_open: list[str] = []
 
     async def opened(alias: str) -> tuple[Any, int]:
         log.append(f"open {alias}")
         await asyncio.sleep(0)
         if alias == "broken":
             raise OSError("no such file: /secret/place")
+        is_open.append(alias)
+        assert len(is_open) <= most
         return alias, slots
 
+    async def close(aliases: Sequence[str]) -> None:
+        log.extend(f"close {alias}" for alias in aliases)
+        for alias in aliases:
+            is_open.remove(alias)
+
+    def in_the_way(alias: str, others: Sequence[str]) -> list[str] | None:
+        closing = max(0, len(is_open) + 1 - most)
+        return list(others[:closing]) if closing <= len(others) else None
+
     async def run() -> None:
-        await asyncio.wait_for(scenario(Admission(opened, max_queue), log), 5)
+        admission = Admission(opened, max_queue, lambda _: False, close, in_the_way, idle_seconds)
+        await asyncio.wait_for(scenario(admission, log), 30)
 
     asyncio.run(run())
     return log
@@ -118,3 +136,70 @@ def test_a_model_that_cannot_be_opened_is_told_to_who_asked_for_it_alone() -> No
         await fine
 
     assert play(scenario) == ["open broken", "open a", "2 on a"]
+
+
+def test_a_busy_model_keeps_nobody_from_another_open_one() -> None:
+    async def scenario(admission: Admission, log: list[str]) -> None:
+        await client(admission, log, "1", "a")
+        waits = asyncio.ensure_future(client(admission, log, "2", "a"))
+        await client(admission, log, "3", "b")
+        assert admission.waiting == 1
+        waits.cancel()
+
+    assert play(scenario, slots=1, most=2) == ["open a", "1 on a", "open b", "3 on b"]
+
+
+def test_the_model_whose_last_use_is_longest_ago_goes_and_a_look_is_no_use() -> None:
+    async def scenario(admission: Admission, log: list[str]) -> None:
+        for alias in ("a", "b", "a", "b"):
+            admission.leave(await client(admission, log, alias, alias))
+        visit = admission.visit("a")
+        assert visit is not None
+        admission.leave(visit[1])
+        await client(admission, log, "c", "c")
+        assert admission.visit("a") is None
+
+    assert play(scenario, most=2)[-3:] == ["close a", "open c", "c on c"]
+
+
+def test_a_model_in_use_is_closed_once_its_users_have_left_and_nobody_enters_it_before() -> None:
+    async def scenario(admission: Admission, log: list[str]) -> None:
+        one = await client(admission, log, "1", "a")
+        two = asyncio.ensure_future(client(admission, log, "2", "b"))
+        await beat()
+        three = asyncio.ensure_future(client(admission, log, "3", "a"))
+        await beat()
+        assert not two.done()
+        assert not three.done(), "there is a free slot, which came later than who waits for b"
+        admission.leave(one)
+        admission.leave(await two)
+        await three
+
+    assert play(scenario) == [
+        *("open a", "1 on a", "close a", "open b", "2 on b", "close b", "open a", "3 on a")
+    ]
+
+
+def test_an_unused_model_goes_before_one_in_use() -> None:
+    async def scenario(admission: Admission, log: list[str]) -> None:
+        await client(admission, log, "1", "a")
+        admission.leave(await client(admission, log, "2", "b"))
+        await client(admission, log, "3", "c")
+
+    assert play(scenario, most=2)[-3:] == ["close b", "open c", "3 on c"]
+
+
+def test_a_model_that_nobody_uses_is_closed_after_a_time_and_one_in_use_is_not() -> None:
+    async def scenario(admission: Admission, log: list[str]) -> None:
+        stays = await client(admission, log, "1", "a")
+        admission.leave(await client(admission, log, "2", "b"))
+        while (visit := admission.visit("b")) is not None:  # a look does not keep it open
+            admission.leave(visit[1])
+            await asyncio.sleep(0.001)
+        assert admission.visit("a") is not None
+        admission.leave(await client(admission, log, "3", "b"))
+        admission.leave(stays)
+
+    assert play(scenario, most=2, idle_seconds=0.02) == [
+        *("open a", "1 on a", "open b", "2 on b", "close b", "open b", "3 on b")
+    ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from llamahybrid.errors import DeviceError
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.server.errors import Refusal
 from llamahybrid.server.models import Models
 from llamahybrid.server.settings import ModelSettings
@@ -19,7 +22,7 @@ class Opened:
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name = log, name
         self.offload = SimpleNamespace(lost=False)
-        self.prompt_cache = f"what {name} knows"
+        self.prompt_cache = PromptCache(1 << 20)
         log.append(f"open {name}")
 
     def close(self) -> None:
@@ -32,16 +35,56 @@ def models(*names: str, log: list[str] | None = None) -> Models:
     return Models(settings, loader)
 
 
-def test_one_is_open_at_a_time() -> None:
+def test_open_models_stay_open_until_they_are_closed() -> None:
     log: list[str] = []
     both = models("a", "b", log=log)
     assert both.default == "a"
     assert both.open("a") is both.open("a") is both.llm
     both.open("b")
+    assert (list(both.opened), both.current) == (["a", "b"], "b")
+    both.close("b")
+    assert both.current == "a"
     both.close()
     both.close()
-    assert log == ["open a", "close a", "open b", "close b"]
+    assert log == ["open a", "open b", "close b", "close a"]
     assert both.llm is None
+
+
+def sized(tmp_path: Path, sizes: dict[str, int], budget: int | None, **more: Any) -> Models:
+    """Models whose files have so many bytes, and no attention."""
+    settings = []
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+        settings.append(ModelSettings(model=str(tmp_path / name), model_alias=name, **more))
+    return Models(settings, lambda s: Opened([], str(s.model_alias)), budget)  # type: ignore[arg-type, return-value]
+
+
+def test_as_many_are_closed_for_another_as_the_budget_asks_for(tmp_path: Path) -> None:
+    all_of_them = sized(tmp_path, {"a": 1000, "b": 1000, "c": 1000, "large": 90_000}, 3000)
+    for name in "ab":
+        all_of_them.open(name)
+    assert all_of_them.in_the_way("a", ["b"]) == [], "it is open already"
+    assert all_of_them.in_the_way("c", ["b", "a"]) == ["b"], "a tenth on top leaves room for two"
+    assert all_of_them.in_the_way("c", []) is None, "those that may be closed are too few"
+    assert all_of_them.in_the_way("large", ["b", "a"]) == ["b", "a"], "it is open alone"
+    assert all_of_them.in_the_way("large", ["b"]) is None
+
+
+def test_with_layers_on_devices_one_is_open_at_a_time_unless_the_operator_says_more(tmp_path: Path) -> None:
+    for budget, closed in ((None, ["a"]), (1 << 30, [])):
+        both = sized(tmp_path, {"a": 1000, "b": 1000}, budget, n_gpu_layers=-1)
+        both.open("a")
+        assert both.in_the_way("b", ["a"]) == closed
+
+
+def test_caches_without_a_budget_of_their_own_share_one() -> None:
+    settings = [ModelSettings(model=f"/{n}.gguf", model_alias=n) for n in "ab"]
+    settings.append(ModelSettings(model="/c.gguf", model_alias="c", ram_bytes=1 << 20))
+    three = Models(settings, lambda s: Opened([], str(s.model_alias)))  # type: ignore[arg-type, return-value]
+    for name in "abc":
+        three.open(name)
+    shares = [cache.ram_bytes for cache in three.caches.values()]
+    assert shares == [default_ram_bytes() // 2, default_ram_bytes() // 2, 1 << 20]
 
 
 def test_a_model_whose_server_is_gone_is_opened_again_with_what_it_knew() -> None:
@@ -63,12 +106,22 @@ def test_a_model_whose_server_is_gone_is_opened_again_with_what_it_knew() -> Non
         both.open("a")
     assert (both.llm, both.current) == (None, None)
     again: Any = both.open("a")
-    assert given == [(), ("what a knows",), ("what a knows",)]
+    assert given == [(), (first.prompt_cache,), (first.prompt_cache,)]
     assert both.open("a") is again is not first
-    again.offload.lost = True
-    both.open("b")
-    both.open("a")
-    assert given[3:] == [(), ()], "one that was closed as usual begins anew, as ever"
+
+
+def test_a_model_that_was_closed_opens_with_what_it_knew() -> None:
+    given: list[tuple[Any, ...]] = []
+
+    def load(settings: ModelSettings, *cache: Any) -> Any:
+        given.append(cache)
+        return Opened([], str(settings.model_alias))
+
+    one = Models([ModelSettings(model="/a.gguf", model_alias="a")], load)
+    first: Any = one.open("a")
+    one.close("a")
+    one.open("a")
+    assert given == [(), (first.prompt_cache,)]
 
 
 def test_a_name_that_nobody_gave_means_the_default() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from llamahybrid.errors import ModelClosed
 from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.request.report import RequestReport
 from llamahybrid.server.loading import load
 from llamahybrid.server.settings import ModelSettings
@@ -248,14 +249,14 @@ def is_closed(llm: Llama) -> bool:
 def test_two_models_take_turns_and_the_first_is_closed(tiny_model: TinyModel) -> None:
     opened: list[Llama] = []
 
-    def noted(settings: ModelSettings) -> Llama:
-        opened.append(load(settings))
+    def noted(settings: ModelSettings, *cache: PromptCache) -> Llama:
+        opened.append(load(settings, *cache))
         return opened[-1]
 
     both = [
         ModelSettings(model=str(tiny_model(arch)), model_alias=arch, **SMALL) for arch in ("qwen35", "mamba")
     ]
-    with serving(*both, loader=noted) as server:
+    with serving(*both, loader=noted, models_bytes=1) as server:
 
         def ask(model: str) -> Any:
             asked = {"prompt": "Hello there", "max_tokens": 8, "temperature": 0.0, "model": model}
@@ -279,7 +280,7 @@ def test_who_reads_slowly_is_told_all_when_the_model_was_closed(
     both = [
         ModelSettings(model=str(tiny_model(arch)), model_alias=arch, **SMALL) for arch in ("qwen35", "mamba")
     ]
-    with serving(*both) as server, socket.socket() as reader:
+    with serving(*both, models_bytes=1) as server, socket.socket() as reader:
         first, asked, ends = server.llm, list[int](), llama_cpp.llama_vocab_is_eog
 
         def told(*args: Any) -> Any:

@@ -1,0 +1,68 @@
+"""Footprint: about how much memory a model takes while it is open, told from its files beforehand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamahybrid.capi.gguf import Gguf
+from llamahybrid.errors import EngineError
+from llamahybrid.memory.model_files import shards
+from llamahybrid.prompt_cache.ram import physical_bytes
+from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
+
+logger = logging.getLogger("llamahybrid.server")
+
+SHARE = 3 / 4
+"""Of physical memory: what open models may take, unless the operator says otherwise."""
+
+BESIDE = 1.1
+"""Buffers of a computation, and recurrent states, beside weights and attention."""
+
+ELEMENT_BYTES = {0: 4, 2: 18 / 32, 3: 20 / 32, 6: 22 / 32, 7: 24 / 32, 8: 34 / 32, 20: 18 / 32}
+"""Of a KV cache, by ggml's number of its type; others have 2."""
+
+
+def default_models_bytes() -> int:
+    """Three quarters of physical memory, or of what a container may have."""
+    return int(SHARE * physical_bytes())
+
+
+def footprint(settings: ModelSettings) -> int:
+    """Bytes: its files, and attention of `n_ctx` tokens for each slot. 0 where there are none."""
+    files = [*shards(settings.model), settings.lora_path, settings.clip_model_path]
+    weights = sum(Path(file).stat().st_size for file in files if file is not None and Path(file).exists())
+    if settings.vocab_only or not Path(settings.model).exists():
+        return weights
+    try:
+        attention = _attention(settings)
+    except (OSError, KeyError, EngineError, ValueError) as error:
+        logger.info("the size of %s's context is not known: %s", settings.model_alias, error)
+        attention = 0.0
+    return int(BESIDE * (weights + attention))
+
+
+def _attention(settings: ModelSettings) -> float:
+    with Gguf(Path(settings.model)) as gguf:
+        architecture = str(gguf.read("general.architecture")["general.architecture"])
+        told: Mapping[str, Any] = gguf.read(f"{architecture}.")
+
+    def number(name: str, otherwise: Any = 0) -> Any:
+        return told.get(f"{architecture}.{name}", otherwise)
+
+    layers, heads = int(number("block_count")), number("attention.head_count", 1)
+    keyed = number("attention.head_count_kv", heads)
+    kv_heads = float(np.sum(keyed)) if np.ndim(keyed) else float(keyed) * layers
+    width = number("embedding_length") / max(1, int(np.max(heads)))
+    key, value = number("attention.key_length", width), number("attention.value_length", width)
+    per_token = kv_heads * (key * _element(settings.type_k) + value * _element(settings.type_v))
+    slots = settings.n_parallel or DEFAULT_SLOTS
+    return float(per_token * slots * (settings.n_ctx or number("context_length")))
+
+
+def _element(kind: int | None) -> float:
+    return 2.0 if kind is None else ELEMENT_BYTES.get(kind, 2.0)
