@@ -44,7 +44,7 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
     for name in ("presence_penalty", "frequency_penalty"):  # null to OpenAI, a number to upstream
         options[name] = options[name] or 0.0
     if isinstance(body, CompletionRequest):
-        options["prompt"] = prompt = body.text_or_tokens()
+        options["prompt"] = prompt = body.prompts()[0]
         if not isinstance(prompt, str) and any(not 0 <= token < llm.n_vocab() for token in prompt):
             raise bad(f"token ids lie in [0, {llm.n_vocab()})", "prompt")
         if isinstance(prompt, str) and not body.add_special_tokens:

@@ -38,6 +38,7 @@ MOST_TOOLS = 1000
 """OpenAI takes 128. Of 12 MB of them the event loop looked at each before anybody else was served."""
 
 MOST_BIASES = 200_000
+MOST_PROMPTS = 1000
 MOST_STOPS = 1000
 """Upstream looks for each of them after each token, and meanwhile no other answer goes on."""
 
@@ -125,7 +126,7 @@ class CompletionRequest(upstream.CreateCompletionRequest, SamplingOptions, Cache
     route: ClassVar = Route.COMPLETIONS
 
     prompt: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
-        default="", description="The prompt, as text or as token ids; one of them."
+        default="", description="The prompt, or several, as text or as token ids."
     )
     stop: str | Texts | None = upstream.stop_field
     response_format: llama_cpp.ChatCompletionRequestResponseFormat | None = None
@@ -136,19 +137,22 @@ class CompletionRequest(upstream.CreateCompletionRequest, SamplingOptions, Cache
     def _translated(cls, said: Any) -> Any:
         return translated(said, chat=False) if isinstance(said, dict) else said
 
-    def text_or_tokens(self) -> str | list[int]:
-        """The prompt. Raises Refusal for several."""
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each as text or as token ids; one at least."""
         prompt: Any = self.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise bad("one prompt at a time; several are several requests", "prompt")
-            prompt = prompt[0]
-        return prompt or ""
+        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        return [each or "" for each in (prompt if several else [prompt])]
+
+    def of_prompt(self, at: int) -> CompletionRequest:
+        """The same request with the prompt of that index alone."""
+        return self.model_copy(update={"prompt": self.prompts()[at]})
 
     def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
         """Why this cannot be answered, if it cannot."""
         if (self.logprobs or 0) > max_logprobs:
             return bad(f"no more than {max_logprobs} logprobs for each token", "logprobs")
+        if len(self.prompts()) > MOST_PROMPTS:
+            return bad(f"no more than {MOST_PROMPTS} prompts in one request", "prompt")
         if self.best_of not in (None, 1, self.n):
             return bad("best_of is not supported; ask for n answers", "best_of")
         if self.echo and self.stream:

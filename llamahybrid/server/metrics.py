@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llamahybrid.request.report import RequestReport
+from llamahybrid.server.usage import leading
 
 TTFT_BUCKETS = (
     0.001,
@@ -89,8 +90,8 @@ class Metrics:
             "llamacpp:predicted_tokens_seconds": self._sums["said"] / max(self._sums["said_seconds"], 1e-9),
         }
 
-    def answered(self, reports: tuple[RequestReport, ...], waited: float, end: str) -> None:
-        """A request is over; `waited`: seconds from its arrival until it was begun with."""
+    def answered(self, reports: tuple[RequestReport, ...], waited: float, end: str, prompts: int = 1) -> None:
+        """A request of so many prompts is over; `waited`: seconds from its arrival to its begin."""
         self._requests.labels(end).inc()
         for report in reports:
             self._prompt.inc(report.decoded)
@@ -102,7 +103,7 @@ class Metrics:
             self._sums["prompt_seconds"] += report.prefill_seconds
             self._sums["said"] += report.generated
             self._sums["said_seconds"] += said_seconds
-        for report in reports[:1]:  # the others go on from its prompt
+        for report in leading(reports, prompts):
             self._queries.inc(report.total)
             self._hits.inc(report.cached)
         if reports and reports[0].generated:

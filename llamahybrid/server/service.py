@@ -35,6 +35,7 @@ from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
 from llamahybrid.server.request_fields import fault
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
+from llamahybrid.server.several import completions
 from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
 
@@ -159,7 +160,8 @@ class Service:
         named = salt_of_request(body.cache_salt, key, self.settings.salt_by_key)
         if self.settings.require_salt and not named:
             raise bad("this server takes no requests without a cache_salt", "cache_salt")
-        llm, place = await self._enter(request, alias, body.n or 1)
+        prompts = len(body.prompts()) if isinstance(body, CompletionRequest) else 1
+        llm, place = await self._enter(request, alias, (body.n or 1) * prompts)
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
@@ -167,8 +169,9 @@ class Service:
             limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
             job = Job(limited, options, partial(llm.request, named), lambda last: None, self._outbox)
             include = body.stream_options is not None and body.stream_options.include_usage
-            account = Account(partial(_told, llm, frozenset(getattr(body, "stop_token_ids", ()))), include)
-            job.over = partial(self._over, job, account, arrived, place, salt_tag(digest(named)))
+            stops = frozenset(getattr(body, "stop_token_ids", ()))
+            account = Account(partial(_told, llm, stops, prompts), include)
+            job.over = partial(self._over, job, account, arrived, place, salt_tag(digest(named)), prompts)
             self.jobs[job] = None
             job.start(self._threads)
         except BaseException:
@@ -249,14 +252,16 @@ class Service:
         if not entered.cancelled() and entered.exception() is None:
             self.admission.leave(entered.result()[1])
 
-    def _over(self, job: Job, account: Account, arrived: float, place: Place, tag: str, last: Any) -> None:
+    def _over(
+        self, job: Job, account: Account, arrived: float, place: Place, tag: str, prompts: int, last: Any
+    ) -> None:
         self.jobs.pop(job, None)
         if isinstance(last, Done):
             account.settle(last)
         self.admission.leave(place)
         reports = last.reports if isinstance(last, Done) else ()
         end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
-        self.metrics.answered(reports, job.started - arrived, end)
+        self.metrics.answered(reports, job.started - arrived, end, prompts)
         self.history.add(tag, last if isinstance(last, Done) else None, job.started - arrived, end)
 
     @property
@@ -290,6 +295,22 @@ def require_known(body: Any, ignore_unknown: bool) -> None:
 
 def _complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
     """In the request's thread: tokenizing names, and schemas, may take seconds."""
+    prompts = len(body.prompts()) if isinstance(body, CompletionRequest) else 1
+    if prompts == 1:
+        return _complete_one(llm, body, alias, ignore_unread, stream)
+    handle = llm.requests.handle()
+    assert handle is not None, "a job's requests have one"
+    return completions(
+        lambda at: _complete_one(llm, body.of_prompt(at), alias, ignore_unread, stream),
+        prompts,
+        body.n,
+        len(llm.slots.all),
+        handle.cancel,
+        stream,
+    )
+
+
+def _complete_one(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
     told = AnswerTokens() if body.return_tokens else None
     options = {**arguments(llm, body, alias), "stream": stream}
     create = llm.create_completion
@@ -314,11 +335,13 @@ def _limited(
     return create(**options)
 
 
-def _told(llm: Llama, stops: frozenset[int], done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
+def _told(
+    llm: Llama, stops: frozenset[int], prompts: int, done: Done
+) -> tuple[dict[str, Any], dict[str, Any]]:
     def ends(token: int) -> bool:
         return token in stops or bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
 
-    return usage(done.reports, ends), timings(done.reports)
+    return usage(done.reports, ends, prompts), timings(done.reports, prompts)
 
 
 async def _gone(request: Request) -> None:

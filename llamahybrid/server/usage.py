@@ -8,40 +8,47 @@ from typing import Any
 from llamahybrid.request.report import RequestReport
 
 
-def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool]) -> dict[str, Any]:
-    """Tokens of all answers to one prompt, which counts once.
+def leading(reports: Sequence[RequestReport], prompts: int = 1) -> Sequence[RequestReport]:
+    """Those that decoded the prompts, one for each: further answers to a prompt go on from its end."""
+    return reports[:1] if prompts == 1 else sorted(reports, key=lambda report: -report.left)[:prompts]
+
+
+def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool], prompts: int = 1) -> dict[str, Any]:
+    """Tokens of all answers to so many prompts, each of which counts once.
 
     `ends`: this token ends an answer; upstream counts none of those.
     """
     if not reports:
         return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    prompt = reports[0].total
+    prompt = reports[0].total if prompts == 1 else sum(r.total for r in reports) * prompts // len(reports)
+    left = sum(report.left for report in leading(reports, prompts))
     said = sum(r.generated - (r.generated > 0 and ends(r.last)) for r in reports)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,
         "total_tokens": prompt + said,
-        "prompt_tokens_details": {"cached_tokens": reports[0].cached},
+        "prompt_tokens_details": {"cached_tokens": prompt - left},
     }
 
 
-def timings(reports: Sequence[RequestReport]) -> dict[str, Any]:
+def timings(reports: Sequence[RequestReport], prompts: int = 1) -> dict[str, Any]:
     """As llama-server's (tools/server/server-common.cpp, server_slot_stats::to_json).
 
-    Milliseconds. Of several answers: the first one's prompt, all tokens, and the time that the longest took.
+    Milliseconds. Of several answers: each prompt once, all tokens, and the time that the longest took.
     """
     if not reports:
         return {}
-    first = reports[0]
-    prompt_ms = 1e3 * (first.plan_seconds + first.restore_seconds + first.prefill_seconds)
+    first = leading(reports, prompts)
+    decoded, cached = sum(r.decoded for r in first), sum(r.cached for r in first)
+    prompt_ms = 1e3 * sum(r.plan_seconds + r.restore_seconds + r.prefill_seconds for r in first)
     said = sum(r.generated for r in reports)
     said_ms = 1e3 * max(r.last_token_seconds - r.first_token_seconds for r in reports)
     told: dict[str, Any] = {
-        "cache_n": first.cached,
-        "prompt_n": first.decoded,
+        "cache_n": cached,
+        "prompt_n": decoded,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / first.decoded if first.decoded else 0.0,
-        "prompt_per_second": _rate(first.decoded, prompt_ms),
+        "prompt_per_token_ms": prompt_ms / decoded if decoded else 0.0,
+        "prompt_per_second": _rate(decoded, prompt_ms),
         "predicted_n": said,
         "predicted_ms": said_ms,
         "predicted_per_token_ms": said_ms / said if said else 0.0,

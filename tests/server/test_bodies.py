@@ -30,10 +30,14 @@ def test_options_of_a_stream_are_for_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "taken"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([], ""), ("", "")]
+    ("prompt", "taken"),
+    [
+        *[("a", ["a"]), (["a"], ["a"]), ([1, 2], [[1, 2]]), ([[1, 2]], [[1, 2]]), ([], [""]), ("", [""])],
+        *[(["a", ""], ["a", ""]), ([[1], [2, 3]], [[1], [2, 3]])],
+    ],
 )
-def test_a_prompt_is_one_text_or_one_list(prompt: Any, taken: Any) -> None:
-    assert CompletionRequest(prompt=prompt).text_or_tokens() == taken
+def test_prompts_are_texts_or_lists_of_tokens(prompt: Any, taken: Any) -> None:
+    assert CompletionRequest(prompt=prompt).prompts() == taken
 
 
 def test_what_cannot_be_answered_is_told() -> None:
@@ -43,6 +47,8 @@ def test_what_cannot_be_answered_is_told() -> None:
     assert CompletionRequest(prompt="a", echo=True, stream=True).refused(16, 20)
     for n, fine in ((None, True), (1, True), (16, True), (17, False), (0, False), (-1, False)):
         assert (CompletionRequest(prompt="a", n=n).refused(16, 20) is None) is fine
+    assert CompletionRequest(prompt=["a"] * 1000).refused(16, 20) is None
+    assert CompletionRequest(prompt=["a"] * 1001).refused(16, 20)
     assert chat().refused(16, 20) is None
     assert ChatCompletionRequest(messages=[]).refused(16, 20)
     assert CompletionRequest(prompt="a", logprobs=20).refused(16, 20) is None

@@ -59,12 +59,20 @@ class Harness:
         self._tokenized = tokenized
 
     def score(self, context: str, choice: str) -> tuple[float, bool]:
-        text = context + choice
-        prompt: Any = [self._tokens(text)] if self._tokenized else [text]
+        (one,) = self.batch([(context, choice)])
+        return one
+
+    def batch(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """The scores of one request, of as many prompts as the harness's batch size says."""
+        texts = [context + choice for context, choice in pairs]
+        prompt: Any = [self._tokens(text) for text in texts] if self._tokenized else texts
         asked = {"model": "any", "prompt": prompt, "temperature": 0, "max_tokens": 1, "logprobs": 1}
         answer = self._http.post("/v1/completions", json={**asked, "seed": 1234, "echo": True})
-        (chosen,) = answer.raise_for_status().json()["choices"]
-        start, told = len(self._tokens(context)), chosen["logprobs"]
+        chosen = sorted(answer.raise_for_status().json()["choices"], key=lambda each: int(each["index"]))
+        return [self._read(pair[0], each["logprobs"]) for pair, each in zip(pairs, chosen, strict=True)]
+
+    def _read(self, context: str, told: Any) -> tuple[float, bool]:
+        start = len(self._tokens(context))
         assert start > 0
         scores = told["token_logprobs"][start:-1]
         tops = told["top_logprobs"][start:-1]
@@ -100,17 +108,20 @@ def accuracy(scored: Sequence[Sequence[tuple[float, bool]]]) -> float:
     return float(np.mean([choice == n % len(CHOICES) for n, choice in enumerate(chosen)]))
 
 
+@pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("tokenized", [True, False], ids=["ids", "text"])
 def test_a_task_has_the_accuracy_that_logits_give_by_hand(
-    scorers: tuple[Fresh, httpx.Client], tokenized: bool
+    scorers: tuple[Fresh, httpx.Client], tokenized: bool, batch_size: int
 ) -> None:
     fresh, http = scorers
     harness = Harness(http, fresh.tokens, tokenized)
     right = [[fresh.score(context, choice) for choice in CHOICES] for context in TASK]
-    got = [[harness.score(context, choice) for choice in CHOICES] for context in TASK]
+    pairs = [(context, choice) for context in TASK for choice in CHOICES]
+    batches = [pairs[at : at + batch_size] for at in range(0, len(pairs), batch_size)]
+    scored = list(chain.from_iterable(map(harness.batch, batches)))
+    got = [scored[at : at + len(CHOICES)] for at in range(0, len(scored), len(CHOICES))]
     assert accuracy(got) == accuracy(right)
-    pairs = zip(chain.from_iterable(got), chain.from_iterable(right), strict=True)
-    for ours, theirs in pairs:
+    for ours, theirs in zip(scored, chain.from_iterable(right), strict=True):
         assert ours[0] == pytest.approx(theirs[0], abs=1e-2)
         assert ours[1] is theirs[1]
 
