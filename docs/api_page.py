@@ -26,11 +26,11 @@ import llama_cpp
 from llamahybrid import errors
 from llamahybrid.prompt_cache import CacheStats
 from llamahybrid.request.handle import RequestHandle
-from llamahybrid.request.report import RequestReport
+from llamahybrid.request.report import PromptProgress, RequestReport
 
 PAGE = Path(__file__).with_name("api.md")
 
-HANDED_OUT = (RequestReport, RequestHandle, CacheStats)
+HANDED_OUT = (RequestReport, PromptProgress, RequestHandle, CacheStats)
 """Classes that users get and do not make."""
 
 FOR_USERS = {

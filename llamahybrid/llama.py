@@ -38,7 +38,7 @@ from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.extras import NO_EXTRAS, current_extras
 from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.request.native_calls import GuardedModel, NativeCalls, held
-from llamahybrid.request.report import RequestReport
+from llamahybrid.request.report import PromptProgress, RequestReport
 from llamahybrid.request.requests import Requests
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.salt import digest, model_salt, text_of
@@ -84,7 +84,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
     A generator that nobody advances for a second makes room; it goes on, with the same text, when it is.
 
-    `on_request`, if set, is called with the `RequestReport` of every finished request.
+    `on_request`, if set, is called with the `RequestReport` of every finished request; `on_progress` with the
+    `PromptProgress` of a prompt, when it begins and after each batch of it. Neither may use the model; what
+    `on_progress` raises ends the request.
 
     `requests`, `evaluation`, `runner` and `drafts` are what runs inside, for this package and its tests.
     """
@@ -127,6 +129,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._draft_model: LlamaDraftModel | None = None
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
+        self.on_progress: Callable[[PromptProgress], None] | None = None
         self._answer_text: AnswerText | None = None
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
@@ -214,10 +217,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         (request or self._gate).cancel()
 
-    def request(self, cache_salt: str | None = None) -> AbstractContextManager[RequestHandle]:
+    def request(
+        self, cache_salt: str | None = None, on_progress: Callable[[PromptProgress], None] | None = None
+    ) -> AbstractContextManager[RequestHandle]:
         """A handle for the requests made inside `with llm.request() as handle:`, to cancel just them.
 
         `handle.cancel()` from any thread; a stream made inside belongs to it wherever it is advanced.
+        `on_progress` is told of their prompts, instead of the model's.
 
         `cache_salt`: only requests of the same salt share anything, as with vLLM's: in RAM, in slots, on
         disk, beside the model's own `cache_salt`; what was evaluated under another one is not there, as after
@@ -226,7 +232,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         started inside opens its own block. Raises LlamaHybridError inside a request of another salt; so do
         requests with one where there is no prompt cache.
         """
-        return made_with(self.requests.handle_for(None if cache_salt is None else digest(cache_salt)))
+        handle = self.requests.handle_for(None if cache_salt is None else digest(cache_salt))
+        handle.on_progress = on_progress or handle.on_progress
+        return made_with(handle)
 
     def warm(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
         """Decode a prompt ahead of time, so that whatever begins with it starts there; what it took.

@@ -11,7 +11,7 @@ from typing import Any
 from llamahybrid.cli.conversation import Message
 from llamahybrid.llama import Llama
 from llamahybrid.request.handle import RequestHandle
-from llamahybrid.request.report import RequestReport
+from llamahybrid.request.report import PromptProgress, RequestReport
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Asking:
 
     def __init__(self, llm: Llama) -> None:
         self.outcome = Outcome()
+        self.on_progress: Callable[[PromptProgress], None] = lambda _: None
+        """Told of the progress of prompts, in the thread that asks."""
         self._llm = llm
         self._worker = ThreadPoolExecutor(1, "chat")  # one for all: OpenMP keeps a team for each thread
         self._handle: RequestHandle | None = None
@@ -77,12 +79,12 @@ class Asking:
             pass
 
     def _run(self, ask: Callable[[Callable[[str], None]], str]) -> Iterator[str]:
-        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        pieces: queue.SimpleQueue[str | PromptProgress | None] = queue.SimpleQueue()
 
         def work() -> Outcome:
             finish, error = "", None
             try:
-                with self._llm.request() as handle:
+                with self._llm.request(on_progress=pieces.put) as handle:
                     self._handle = handle
                     if self._stopped:  # before there was something to cancel
                         handle.cancel()
@@ -98,5 +100,8 @@ class Asking:
 
         done = self._worker.submit(work)
         while (piece := pieces.get()) is not None:
-            yield piece
+            if isinstance(piece, PromptProgress):
+                self.on_progress(piece)
+            else:
+                yield piece
         self.outcome = done.result()

@@ -15,6 +15,7 @@ from rich.console import Console
 from llamahybrid.cli.asking import Asking, Outcome
 from llamahybrid.cli.conversation import Conversation
 from llamahybrid.cli.dialogue import Dialogue, Do, Step
+from llamahybrid.cli.prompt_bar import PromptBar
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 from llamahybrid.request.report import RequestReport
@@ -169,9 +170,11 @@ class TerminalChat:
     def _answer(self) -> None:
         """Stream the answer to the last message, keep it, and tell what was reused."""
         pieces: list[str] = []
-        for piece in self._asking.answer(self.dialogue.conversation.messages, self._max_tokens):
-            pieces.append(piece)
-            self._console.out(piece.translate(_CONTROLS), end="", highlight=False)
+        with self._progress() as bar:
+            for piece in self._asking.answer(self.dialogue.conversation.messages, self._max_tokens):
+                bar.end()
+                pieces.append(piece)
+                self._console.out(piece.translate(_CONTROLS), end="", highlight=False)
         outcome, text = self._asking.outcome, "".join(pieces)
         said = text if self._keep_thinking else without_thinking(text)
         if outcome.finish != "stop" and not said:
@@ -183,9 +186,15 @@ class TerminalChat:
         if said is None:
             self._tell(Step(notice="not answered: /retry and /edit try again, a new message replaces it"))
 
+    def _progress(self) -> PromptBar:
+        bar = PromptBar(self._console)
+        self._asking.on_progress = bar.show
+        return bar
+
     def _prepare(self) -> None:
         """Decode the history, and tell what of it was reused."""
-        self._asking.prepare(self.dialogue.conversation.messages)
+        with self._progress():
+            self._asking.prepare(self.dialogue.conversation.messages)
         outcome = self._asking.outcome
         if outcome.error is None:  # there are templates that take no chat which ends in an answer
             self._report(outcome)

@@ -83,7 +83,7 @@ class RequestGate:
     def nested(self) -> bool:
         """The caller is part of a step."""
         if self.inside and self.telling:
-            raise LlamaHybridError("on_request cannot use its model; do that when it has returned")
+            raise LlamaHybridError("on_request and on_progress cannot use their model; do that afterwards")
         return self._in_step()
 
     def _in_step(self) -> bool:

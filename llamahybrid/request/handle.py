@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 
 from llamahybrid.request.gate import RequestGate
-from llamahybrid.request.report import RequestReport, sentence
+from llamahybrid.request.report import PromptProgress, RequestReport, sentence
 from llamahybrid.request.salt import SHARED
 from llamahybrid.request.ticket import Ticket
 
@@ -25,6 +25,10 @@ class RequestHandle:
 
     def __init__(self, gate: RequestGate, part_of: RequestHandle | None = None, salt: bytes = SHARED) -> None:
         """`part_of`: its requests are also those of this one; `salt`: theirs (see `salt.digest`)."""
+        self.on_progress: Callable[[PromptProgress], None] | None = None
+        """Told of the progress of their prompts, instead of `Llama.on_progress`."""
+        if part_of is not None:
+            self.on_progress = part_of.on_progress
         self.salt = salt
         """Digest of the salt that its requests have."""
         self.open = False

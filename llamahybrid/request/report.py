@@ -68,6 +68,20 @@ class RequestReport:
         return self.left - self.unreached
 
 
+@dataclass(frozen=True)
+class PromptProgress:
+    """How far a prompt has come: cached <= processed <= total."""
+
+    total: int
+    """Tokens of the prompt."""
+    cached: int
+    """Those that are not decoded again."""
+    processed: int
+    """Those that are there: cached, or decoded so far."""
+    seconds: float
+    """Since the request began."""
+
+
 def sentence(plan: Plan, spell: Callable[[int], str] | None = str, *, explain: bool = False) -> str:
     """A plan's reason in words; `spell` gives a token's text, None: no token is named.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from llamahybrid.prompt_cache.base import Bytes, Plan
-from llamahybrid.request.report import RequestReport, sentence
+from llamahybrid.request.report import PromptProgress, RequestReport, sentence
 from llamahybrid.request.schedule import Schedule
 from llamahybrid.speculation.drafts import DraftCounts
 
@@ -49,6 +49,8 @@ class Request:
     """Checkpoints of this prefill, (position, snapshot), kept back until its logits prove to be numbers."""
     salt: bytes = b""
     """See `Ticket.salt`."""
+    on_progress: Callable[[PromptProgress], None] | None = None
+    """Told where its prompt is, at the restore point and after each batch."""
 
     def report(self, spell: Callable[[int], str] = str, *, explain: bool = False) -> RequestReport:
         """The request so far; `spell` gives a token's text, `explain` as in `report.sentence`."""
@@ -75,6 +77,13 @@ class Request:
             last_token_seconds=self.last_token_seconds,
             last=self.last,
         )
+
+    def reach(self, end: int) -> None:
+        """So much of the prompt is there. Raises what `on_progress` raises."""
+        self.reached = end
+        if self.on_progress is not None:
+            seconds = time.perf_counter() - self.started
+            self.on_progress(PromptProgress(self.plan.total, self.plan.cached, end, seconds))
 
     def hand_out(self, token: int) -> None:
         """A token is about to go to the caller."""

@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
@@ -105,6 +106,7 @@ class Requests:
         ticket = Ticket(completing, rows)
         ticket.salt = self.salt()
         if (handle := self.handle()) is not None:
+            ticket.on_progress = handle.on_progress
             handle.add(ticket)
         return ticket
 
@@ -225,7 +227,23 @@ class Requests:
             request.salt = ticket.salt
             ticket.request = request
         self.last = request
+        self._begin_progress(request, ticket)
         return request, rest
+
+    def _begin_progress(self, request: Request, ticket: Ticket | None) -> None:
+        """Have the progress of a prompt told from its restore point on; of several answers, the first's."""
+        told = (ticket and ticket.on_progress) or self._llm.on_progress
+        if told is not None and (ticket is None or ticket.after is None):
+            request.on_progress = partial(self._outside, told)
+            request.reach(request.plan.cached)
+
+    def _outside(self, told: Callable[[Result], None], item: Result) -> None:
+        """`told(item)`, which must not use the model."""
+        self.gate.telling = True
+        try:
+            told(item)
+        finally:
+            self.gate.telling = False
 
     def end_active(self) -> None:
         """End the request that is open, keeping its progress, and tell of it; it cannot go on."""
@@ -258,13 +276,8 @@ class Requests:
     def _tell(self, request: Request | None) -> None:
         """Report a request that is over."""
         told = self._llm.on_request
-        if request is None or told is None:
-            return
-        self.gate.telling = True
-        try:
-            told(self.report(request))
-        finally:
-            self.gate.telling = False
+        if request is not None and told is not None:
+            self._outside(told, self.report(request))
 
     # -- for the gate: all inside a step -----------------------------------------------------------
 

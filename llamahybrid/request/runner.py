@@ -289,7 +289,7 @@ class RequestRunner:
                     if prefilled is not None:
                         self._measure(end - start, clock)
                 if prefilled is not None:
-                    prefilled.reached = end
+                    prefilled.reach(end)
                     self.checkpoints.carry_out(prefilled.schedule.decoded(end), prefilled)
                     if end < last and prefilled.schedule.recut(live.n):
                         borders = batch_borders(first, last, prefilled.schedule.cuts, self._n_batch)

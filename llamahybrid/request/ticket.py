@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamahybrid.prompt_cache.base import Tokens
 
 if TYPE_CHECKING:
+    from llamahybrid.request.report import PromptProgress
     from llamahybrid.request.request import Request
     from llamahybrid.request.requests import Parked
     from llamahybrid.request.slots import Slot
@@ -33,6 +35,7 @@ class Ticket:
         "idle_since",
         "leads",
         "number",
+        "on_progress",
         "over",
         "parked",
         "request",
@@ -81,6 +84,8 @@ class Ticket:
         """What has to be live still when it begins: content that was decoded natively."""
         self.leads = False
         """Others begin with the same prompt, and go on from what this one leaves behind."""
+        self.on_progress: Callable[[PromptProgress], None] | None = None
+        """See `RequestHandle.on_progress`."""
         self.after: Ticket | None = None
         """One that must be in before this one may be, which then waits as long as it takes."""
         self.cancelled = False

@@ -74,6 +74,10 @@ class CacheOptions(BaseModel):
         default=None, description="true: go on from what is known (llama-server). It cannot be turned off."
     )
 
+    return_progress: bool = Field(
+        default=False, description="The stream tells how far the prompt is: prompt_progress (llama-server)."
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, said: Any) -> Any:
@@ -99,6 +103,8 @@ class CacheOptions(BaseModel):
                 "the prompt cache cannot be turned off for one request; leave out cache_prompt",
                 "cache_prompt",
             )
+        if self.return_progress and not stream:
+            raise bad("return_progress is for streams: say stream, too", "return_progress")
         if self.stream_options is not None and not stream:
             raise bad("stream_options are for streams: say stream, too", "stream_options")
 
@@ -153,6 +159,8 @@ class CompletionRequest(upstream.CreateCompletionRequest, SamplingOptions, Cache
             return bad(f"no more than {max_logprobs} logprobs for each token", "logprobs")
         if len(self.prompts()) > MOST_PROMPTS:
             return bad(f"no more than {MOST_PROMPTS} prompts in one request", "prompt")
+        if len(self.prompts()) > 1 and self.return_progress:
+            return bad("return_progress is for one prompt", "return_progress")
         if self.best_of not in (None, 1, self.n):
             return bad("best_of is not supported; ask for n answers", "best_of")
         if self.echo and self.stream:

@@ -19,7 +19,8 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from llamahybrid.request.handle import RequestHandle
-from llamahybrid.request.report import RequestReport
+from llamahybrid.request.report import PromptProgress, RequestReport
+from llamahybrid.server.progress import Progress
 
 LATER = 2e-3
 """Seconds that what a request makes waits for the event loop: less than a step takes, more than its end."""
@@ -92,16 +93,18 @@ class Job:
         handle: Callable[[], AbstractContextManager[RequestHandle]],
         over: Callable[[Item], None],
         outbox: Outbox | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """`handle` makes what its requests belong to; `over` is told, in the loop, how its thread ended.
 
-        `outbox`: one that several jobs share.
+        `outbox`: one that several jobs share. `progress`: puts how far the prompt is into the stream.
         """
         self.stream = bool(options.get("stream"))
         self.started = time.perf_counter()
         self._create = create
         self._options = options
         self._make_handle = handle
+        self._progress = progress
         self.over = over
         self._items: asyncio.Queue[Item] = asyncio.Queue()
         self._outbox = outbox or Outbox(asyncio.get_running_loop())
@@ -147,6 +150,12 @@ class Job:
         if handle is not None:
             handle.drop()
 
+    @property
+    def reports(self) -> list[RequestReport]:
+        """What its requests have done so far."""
+        handle = self._handle
+        return [] if handle is None else handle.reports
+
     def _work(self) -> None:
         """In its thread."""
         last: Item
@@ -164,7 +173,11 @@ class Job:
                 handle.drop()
             elif self.cancelled:
                 handle.cancel()
+            if self._progress is not None:
+                handle.on_progress = self._tell
             made = self._create(**self._options)
+            if self._progress is not None:
+                made = self._progress.into(made)
             if not self.stream:
                 self._put(made)
             else:
@@ -174,6 +187,10 @@ class Job:
                             break
                         self._put(chunk)
         return Done(tuple(handle.reports), tuple(handle.reasons))
+
+    def _tell(self, progress: PromptProgress) -> None:
+        if self._progress is not None:
+            self._put(self._progress.chunk(progress))
 
     def _put(self, item: Item) -> None:
         if not self._dropped:

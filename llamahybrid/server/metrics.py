@@ -50,6 +50,10 @@ class Gauges:
     """Times that the disk, or the remote store, refused, since the model was opened first."""
     models: Mapping[str, bool]
     """Whether each model is open."""
+    prompts: int = 0
+    """Prompts that are being decoded."""
+    prompt_tokens_left: int = 0
+    """Tokens of them that are not decoded yet."""
 
 
 class Metrics:
@@ -135,6 +139,8 @@ class _Now(Collector):
             ("llamacpp:requests_deferred", "Number of requests deferred.", now.deferred),
             ("llamahybrid:slots", "Requests that can run at once.", now.slots),
             ("llamahybrid:slots_busy", "Slots in which a request runs.", now.slots_busy),
+            ("llamahybrid:prompts_processing", "Prompts that are being decoded.", now.prompts),
+            ("llamahybrid:prompt_tokens_left", "Tokens of these prompts to decode.", now.prompt_tokens_left),
         ):
             yield GaugeMetricFamily(name, text, value=value)
         for name, rate in self._rates().items():

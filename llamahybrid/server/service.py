@@ -32,6 +32,7 @@ from llamahybrid.server.loading import Observer, load, max_prompt, observed, pro
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
+from llamahybrid.server.progress import Progress
 from llamahybrid.server.request_fields import fault
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -167,7 +168,10 @@ class Service:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
             create, options = (prepare or self._native)(llm, body, alias)
             limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
-            job = Job(limited, options, partial(llm.request, named), lambda last: None, self._outbox)
+            told = getattr(body, "return_progress", False)
+            progress = Progress(not isinstance(body, CompletionRequest), alias) if told else None
+            handle = partial(llm.request, named)
+            job = Job(limited, options, handle, lambda last: None, self._outbox, progress)
             include = body.stream_options is not None and body.stream_options.include_usage
             stops = frozenset(getattr(body, "stop_token_ids", ()))
             account = Account(partial(_told, llm, stops, prompts), include)
@@ -282,7 +286,9 @@ class Service:
             held = {self.models.place(alias, name): kept for alias, kept in stats.items()}
             tiers[name] = sum(kept.extra.get(f"{name}_bytes", 0) for kept in held.values())
         admission, is_open = self.admission, {alias: alias in opened for alias in self.models}
-        return Gauges(admission.running, admission.waiting, admission.slots, busy, tiers, errors, is_open)
+        left = [report.unreached for job in list(self.jobs) for report in job.reports if report.unreached]
+        running, waiting, slots = admission.running, admission.waiting, admission.slots
+        return Gauges(running, waiting, slots, busy, tiers, errors, is_open, len(left), sum(left))
 
 
 def require_known(body: Any, ignore_unknown: bool) -> None:

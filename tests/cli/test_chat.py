@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -17,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from llamahybrid import Llama
 from llamahybrid.cli import chat
 from llamahybrid.cli.main import app
+from llamahybrid.cli.prompt_bar import PromptBar
+from llamahybrid.request.report import PromptProgress
 
 pytestmark = pytest.mark.xdist_group("serial")
 TinyModel = Callable[..., Path]
@@ -140,11 +144,11 @@ app()
 class Terminal:
     """`llamahybrid chat` on a pseudo-terminal of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, term: str = "dumb") -> None:
         self.out = ""
         self._end, end = pty.openpty()
         command = [sys.executable, "-c", _IN_A_TERMINAL, "chat", *arguments, "--threads", "1"]
-        env = {**os.environ, "TERM": "dumb", "PYTHONUTF8": "1"}
+        env = {**os.environ, "TERM": term, "PYTHONUTF8": "1"}
         streams = {"stdin": end, "stdout": end, "stderr": end}
         self.process = subprocess.Popen(command, env=env, start_new_session=True, **streams)
         os.close(end)
@@ -227,6 +231,26 @@ def test_ctrl_d_leaves_and_edit_offers_the_last_message(terminal: Terminal) -> N
     terminal.until(r"not changed\s+> $", at)
     terminal.type("\x04")
     assert terminal.process.wait(120) == 0
+
+
+def test_a_long_prompt_has_a_bar_until_its_answer_begins(tiny_model: TinyModel) -> None:
+    terminal = Terminal(str(tiny_model("qwen35")), "--max-tokens", "4", "--n-ctx", "4096", term="xterm")
+    try:
+        at = terminal.until("> ")
+        terminal.type(f"{'A word and another. ' * 45}\n")  # longer than a bar needs, and than one batch
+        at = terminal.until(r"prompt .*\d+/\d+", at)
+        terminal.until(r"cached 0 of \d+, decoded \d+", at)
+    finally:
+        terminal.close()
+
+
+def test_a_bar_is_for_long_prompts_and_terminals() -> None:
+    for total, is_terminal, shown in ((2000, True, True), (2000, False, False), (100, True, False)):
+        out = io.StringIO()
+        with PromptBar(Console(file=out, force_terminal=is_terminal, width=80)) as bar:
+            for processed in (0, total // 2, total):
+                bar.show(PromptProgress(total, 0, processed, 1.0))
+        assert (f"{total // 2}/{total}" in out.getvalue()) is shown
 
 
 @pytest.mark.skipif(not chat.readline, reason="readline reads what is pasted")

@@ -101,6 +101,7 @@ OBEYED: dict[str, dict[str, Any]] = {
     "enable_thinking": {"enable_thinking": False},
     "reasoning_effort": {"reasoning_effort": "none"},
     "documents": {"documents": [{"text": "a"}]},
+    "return_progress": {"return_progress": True},
     "cache_prompt": {"cache_prompt": False},
     "id_slot": {"id_slot": 1},
     "cache_salt": {"cache_salt": 1},

@@ -1,0 +1,44 @@
+"""Progress: how far a prompt is, told in the stream of its answer as by llama-server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any
+from uuid import uuid4
+
+from llamahybrid.request.report import PromptProgress
+
+
+class Progress:
+    """Chunks of one stream."""
+
+    def __init__(self, chat: bool, model: str) -> None:
+        """`model`: what the stream calls the model."""
+        self._named: dict[str, Any] = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid4()}",
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        said: dict[str, Any] = {"delta": {"role": "assistant", "content": None}} if chat else {"text": ""}
+        self._choice = {"index": 0, **said, "logprobs": None, "finish_reason": None}
+
+    def chunk(self, progress: PromptProgress) -> dict[str, Any]:
+        """A chunk that says nothing else (tools/server/server-task.cpp, result_prompt_progress::to_json)."""
+        told = {
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": round(1e3 * progress.seconds, 3),
+        }
+        return {**self._named, "choices": [dict(self._choice)], "prompt_progress": told}
+
+    def into(self, chunks: Iterator[Any]) -> Generator[Any, None, None]:
+        """The chunks of the answer, with the id of those before."""
+        assert isinstance(chunks, Generator), "streams are generators"
+        same = {name: self._named[name] for name in ("id", "created")}
+        with closing(chunks):
+            for chunk in chunks:
+                yield {**chunk, **same}

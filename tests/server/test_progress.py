@@ -1,0 +1,94 @@
+"""`return_progress`: a stream tells how far its prompt is, as llama-server's does; so does /metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.lab.serving import Held, Serving, serving, wait_until
+
+from .conftest import TinyModel
+
+LONG = "a word and another " * 40
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": LONG},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+}
+
+
+@pytest.fixture(scope="module")
+def slow(tiny_model: TinyModel) -> Iterator[Serving]:
+    """A server whose prompts take many batches."""
+    with serving(tiny_model("qwen35"), model={"n_batch": 64, "n_ubatch": 64}) as server:
+        yield server
+
+
+def chunks(server: Serving, path: str, **more: Any) -> list[dict[str, Any]]:
+    asked = {**ASKED[path], "max_tokens": 4, "temperature": 0, "stream": True, **more}
+    with server.client() as client:
+        text = client.post(path, json=asked).raise_for_status().text
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    return [json.loads(each) for each in events]
+
+
+def said(choice: dict[str, Any]) -> str:
+    return choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_stream_tells_how_far_its_prompt_is(slow: Serving, path: str) -> None:
+    salt = {"cache_salt": path}
+    got = chunks(slow, path, return_progress=True, stream_options={"include_usage": True}, **salt)
+    told = [each["prompt_progress"] for each in got if "prompt_progress" in each]
+    total = got[-1]["usage"]["prompt_tokens"]
+    assert all(each.keys() == {"total", "cache", "processed", "time_ms"} for each in told)
+    assert {(each["total"], each["cache"]) for each in told} == {(total, 0)}
+    far = [each["processed"] for each in told]
+    assert far == sorted(set(far))
+    assert (far[0], far[-1]) == (0, total)
+    assert len(far) > total // 64
+    assert got[: len(told)] == [each for each in got if "prompt_progress" in each], "all before the answer"
+    assert len({each["id"] for each in got}) == len({each["created"] for each in got}) == 1
+    assert not any(said(choice) for each in got[: len(told)] for choice in each["choices"])
+    plain = chunks(slow, path, cache_salt="another " + path)
+    texts = ["".join(said(c) for each in every for c in each["choices"]) for every in (got, plain)]
+    assert texts[0] == texts[1] != ""
+    assert not any("prompt_progress" in each for each in plain)
+    again = chunks(slow, path, return_progress=True, **salt)
+    told = [each["prompt_progress"] for each in again if "prompt_progress" in each]
+    assert told[0]["processed"] == told[0]["cache"] > total - 64
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prompt": "x"}, {"prompt": ["x", "y"], "stream": True}, {"prompt": "x", "stream": False}]
+)
+def test_what_cannot_be_told_is_refused(http: httpx.Client, wrong: dict[str, Any]) -> None:
+    refused = http.post("/v1/completions", json={**wrong, "return_progress": True})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "return_progress"
+
+
+def test_metrics_tell_what_is_left_of_prompts(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gauges() -> list[float]:
+        lines = [line.split() for line in slow.metrics().splitlines()]
+        names = ("llamahybrid:prompts_processing", "llamahybrid:prompt_tokens_left")
+        return [float(value) for name, *_, value in lines if name in names]
+
+    assert gauges() == [0, 0]
+    held = Held(monkeypatch, after=3)
+    with slow.client() as client, ThreadPoolExecutor(1) as pool:
+        asked = {"prompt": "x " + LONG, "max_tokens": 1, "cache_salt": "metrics"}
+        answer = pool.submit(client.post, "/v1/completions", json=asked)
+        wait_until(lambda: held.batches == 4)
+        prompts, left = gauges()
+        held.go_on()
+        total = answer.result().json()["usage"]["prompt_tokens"]
+    assert prompts == 1
+    assert total - 3 * 64 <= left < total
+    assert gauges() == [0, 0]
