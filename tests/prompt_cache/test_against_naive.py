@@ -120,10 +120,16 @@ class Conversations(RuleBasedStateMachine):
         self.cache.drop(checkpoint)
         self.exact = False
 
-    @rule(data=st.data(), which=st.integers(0, 1), goes_on=st.booleans(), again=st.booleans())
-    def forget(self, data: st.DataObject, which: int, goes_on: bool, again: bool) -> None:
+    @rule(
+        data=st.data(),
+        which=st.integers(0, 1),
+        beyond=st.just([]) | few_tokens,
+        goes_on=st.booleans(),
+        again=st.booleans(),
+    )
+    def forget(self, data: st.DataObject, which: int, beyond: list[int], goes_on: bool, again: bool) -> None:
         base = data.draw(st.sampled_from([*self.histories, self.engines[which].state]))
-        prefix = base[: data.draw(st.integers(0, len(base)))]
+        prefix = base[: data.draw(st.integers(0, len(base)))] + beyond
         self.cache.forget(prefix)
         self.naive.forget(prefix)
         for engine, twin in zip(self.engines, self.twins, strict=True):
