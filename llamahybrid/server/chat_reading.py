@@ -1,0 +1,104 @@
+"""Chat reading: chat completions, and their chunks, with calls and thinking in fields of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.bodies import ChatCompletionRequest
+from llamahybrid.server.loading import observed
+from llamahybrid.server.markers import Markers, markers_of
+from llamahybrid.server.reading import Delta, Reader, Schemas
+
+Chunk = dict[str, Any]
+
+LAST_TOKENS = 16
+"""Of a prompt, in which what begins the thinking is looked for."""
+
+
+class ChatReading:
+    """Reads the answers to one request, in its thread."""
+
+    def __init__(self, llm: Llama, markers: Markers, tools: Schemas, think: bool) -> None:
+        self._llm = llm
+        self._made_with = markers, tools, think
+        self._markers = markers
+        self._thinking = False
+        self._readers: dict[int, Reader] = {}
+        if think and markers.think is not None:
+            self._observe = observed.get()
+            observed.set(self._look)
+
+    def _look(self, prompt: Sequence[int]) -> None:
+        """Note whether a prompt ends with what begins the thinking."""
+        if self._observe is not None:
+            self._observe(prompt)
+        text = self._llm.detokenize(list(prompt[-LAST_TOKENS:]), special=True).decode("utf-8", "replace")
+        assert self._markers.think is not None
+        self._thinking = text.rstrip().endswith(self._markers.think[0])
+
+    def _reader(self, index: int) -> Reader:
+        if index not in self._readers:
+            self._readers[index] = Reader(*self._made_with, self._thinking)
+        return self._readers[index]
+
+    def into(self, made: Any) -> Any:
+        """The completion, or the stream of chunks, as they are read."""
+        return self._whole(made) if isinstance(made, dict) else self._stream(made)
+
+    def _whole(self, made: Chunk) -> Chunk:
+        for choice in made["choices"]:
+            reader, message = self._reader(choice["index"]), choice["message"]
+            text = message.get("content") or ""
+            told: Delta = {}
+            for delta in (*reader.feed(text), *reader.end()):
+                for name, value in delta.items():
+                    told[name] = told[name] + value if name in told else value
+            for call in told.get("tool_calls", ()):
+                del call["index"]
+            choice["message"] = {**message, "content": None if reader.calls else "", **told}
+            choice["finish_reason"] = reason(reader, choice["finish_reason"])
+        return made
+
+    def _stream(self, chunks: Any) -> Generator[Chunk, None, None]:
+        assert isinstance(chunks, Generator), "streams are generators"
+        with closing(chunks):
+            for chunk in chunks:
+                yield from self._chunks(chunk)
+
+    def _chunks(self, chunk: Chunk) -> Iterator[Chunk]:
+        (choice,) = chunk["choices"]
+        reader, delta, ended = self._reader(choice["index"]), choice["delta"], choice["finish_reason"]
+        told = list(reader.feed(delta["content"])) if delta.get("content") else []
+        rest: Delta = {name: value for name, value in delta.items() if name != "content"}
+        if ended is None:
+            first, *told = told or [{}]
+            yield {**chunk, "choices": [{**choice, "delta": {**rest, **first}}]}
+        else:
+            told += reader.end()
+        for each in told:
+            more = {"index": choice["index"], "delta": each, "logprobs": None, "finish_reason": None}
+            yield {**chunk, "choices": [more]}
+        if ended is not None:
+            yield {**chunk, "choices": [{**choice, "finish_reason": reason(reader, ended), "delta": rest}]}
+
+
+def reason(reader: Reader, ended: str | None) -> str | None:
+    """Why an answer ended, where it may have called tools."""
+    return "tool_calls" if reader.calls and ended == "stop" else ended
+
+
+def reading_of(llm: Llama, body: ChatCompletionRequest) -> ChatReading | None:
+    """How the answers to a chat are read; None: they are told as upstream tells them."""
+    free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
+    tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
+    think = body.reasoning_format != "none"
+    if not (tools or think):
+        return None
+    markers = markers_of(llm)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    if not ((markers.call and schemas) or (think and markers.think)):
+        return None
+    return ChatReading(llm, markers, schemas, think)
