@@ -100,5 +100,9 @@ def test_a_claude_code_shaped_session(api: Serving) -> None:
     turns = [events[0]["message"]["usage"]["cache_read_input_tokens"] for events in (told[0], *told[2:])]
     prompts = [counted[0], *counted[2:]]
     assert turns[0] < prompts[0]
+    if (
+        api.service.settings.api == "upstream"
+    ):  # its template takes thinking out of the history at each user text
+        return
     for cached, before in zip(turns[1:], prompts, strict=False):
         assert cached >= before - 16, "a turn reads the prompt before it from the cache"
