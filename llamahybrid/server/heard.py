@@ -11,20 +11,22 @@ from llamahybrid.request.extras import asking, current_extras
 
 
 class Heard:
-    """The tokens of one answer, its stop sequence included."""
+    """The tokens of one answer, where stop sequences may end it."""
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._tokens: list[int] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hear the completion that is made inside the block, wherever it is advanced later."""
-        with asking(replace(current_extras(), on_token=lambda _, token: self.tokens.append(token))):
+        if not self._stops:
+            yield
+            return
+        with asking(replace(current_extras(), on_token=lambda _, token: self._tokens.append(token))):
             yield
 
-    def stop_sequence(self, llm: Llama, stops: Sequence[str]) -> str | None:
-        """The one of these that the answer ends with; None: the model ended it."""
-        if not stops:
-            return None
-        text = llm.detokenize(self.tokens, special=True)
-        return next((stop for stop in stops if stop.encode("utf-8") in text), None)
+    def stop_sequence(self, llm: Llama) -> str | None:
+        """The one that the answer ended with; None: the model ended it."""
+        text = llm.detokenize(self._tokens, special=True)
+        return next((stop for stop in self._stops if stop.encode("utf-8") in text), None)

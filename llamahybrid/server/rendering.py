@@ -9,6 +9,7 @@ from typing import Any, cast
 from llamahybrid.llama import Llama
 from llamahybrid.request.chat_template import chat_with
 from llamahybrid.server.errors import bad
+from llamahybrid.server.loading import prompting
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,16 @@ class _Stand:
 def rendered(llm: Llama, template: Mapping[str, Any], **options: Any) -> Prompt:
     """The prompt of `create_chat_completion(**options)`; `template`: variables of the chat template.
 
-    Raises Refusal where this model's format decodes by itself, and what formats raise at messages.
+    Raises Refusal where this model's format decodes by itself, ContextOverflow for a prompt whose beginning
+    alone fills the context, and what formats raise at messages.
     """
     if llm.chat_handler is not None:
         raise bad("the chat format of this model makes no prompt of text alone", "messages")
+    token = prompting.set(True)
     try:
         chat_with(cast(Llama, _Stand(llm)), template, **options)
     except _Made as made:
         return made.prompt
+    finally:
+        prompting.reset(token)
     raise bad(f"the chat format {llm.chat_format!r} makes no prompt", "messages")

@@ -146,7 +146,9 @@ _ALL = [
     *_fields("---oo", "messages system tools tool_choice thinking output_config output_format"),
     *_fields("---oo", "context_management chat_template_kwargs"),
     *_fields("---on", "max_tokens stop_sequences stream temperature top_p top_k"),
-    *_fields("---on", "min_p repeat_penalty seed cache_salt"),  # llama-server's and vLLM's, taken here, too
+    *_fields(
+        "---on", "min_p repeat_penalty seed grammar cache_salt"
+    ),  # llama-server's and vLLM's, taken here, too
     *_fields("---nn", "cache_control"),  # checkpoints stand at the ends of system, tools and messages anyway
     *_fields("---nn", "metadata service_tier inference_geo speed diagnostics user_profile_id workspace_id"),
     *_fields("---nn", "betas billing_policy fallbacks fallback_credit_token"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
@@ -145,6 +146,62 @@ def test_a_tool_is_used(claude: anthropic.Anthropic, choice: Any) -> None:
     assert claude.messages.create(messages=[QUESTION, whole.to_param(), answered], **GREEDY).content
 
 
+WRITTEN = (
+    'Hm.\\n</think>\\n\\nLook.\\n<tool_call>{"name": "weather", "arguments": {"in": "Rome"}}</tool_call>'
+)
+ANSWER = WRITTEN.replace('"', '\\"')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_text_and_a_call_of_the_model_s_own(claude: anthropic.Anthropic, stream: bool) -> None:
+    options: dict[str, Any] = {"model": "any", "max_tokens": 200, "tools": [TOOL]}
+    options["extra_body"] = {"grammar": f'root ::= "{ANSWER}"'}
+    if stream:
+        with claude.messages.stream(messages=[QUESTION], **options) as events:
+            got = events.get_final_message()
+    else:
+        got = claude.messages.create(messages=[QUESTION], **options)
+    thought, text, use = dumped(got)
+    assert thought == {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    assert text == {"type": "text", "text": "Look."}
+    assert (use["name"], use["input"]) == ("weather", {"in": "Rome"})
+    assert got.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_and_thinking_of_a_chat(http: httpx.Client, stream: bool) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    asked = {
+        "messages": [QUESTION],
+        "max_tokens": 200,
+        "grammar": f'root ::= "{ANSWER}"',
+        "temperature": 0,
+        "return_tokens": True,
+    }
+
+    def said(**more: Any) -> tuple[str, str, list[Any], str]:
+        got = http.post("/v1/chat/completions", json={**asked, **more, "stream": stream}).raise_for_status()
+        chunks = [json.loads(line[6:]) for line in got.text.splitlines() if line[:7] == "data: {"]
+        choices = [each["choices"][0] for each in (chunks if stream else [got.json()])]
+        messages = [each["delta"] if stream else each["message"] for each in choices]
+        calls = [call["function"] for each in messages for call in each.get("tool_calls") or ()]
+        told = [
+            "".join(each.get(name) or "" for each in messages) for name in ("reasoning_content", "content")
+        ]
+        tokens = [token for each in choices for token in each.get("tokens", ())]
+        assert http.post("/extras/detokenize", json={"tokens": tokens}).json()["text"] == whole
+        return told[0], told[1], calls, choices[-1]["finish_reason"]
+
+    call = {"name": "weather", "arguments": '{"in": "Rome"}'}
+    whole = WRITTEN.replace("\\n", "\n")
+    text = whole.partition("\n<tool")[0]
+    assert said() == ("", whole, [], "stop")
+    assert said(tools=[tool]) == ("", text, [call], "tool_calls")
+    assert said(tools=[tool], parse_tool_calls=False) == ("", whole, [], "stop")
+    assert said(tools=[tool], reasoning_format="auto") == ("Hm.", "Look.", [call], "tool_calls")
+    assert said(reasoning_format="deepseek")[:3] == ("Hm.", whole.partition("</think>\n\n")[2], [])
+
+
 def test_a_call_that_is_cut_off_is_no_call(claude: anthropic.Anthropic) -> None:
     options: dict[str, Any] = {**GREEDY, "max_tokens": 2, "tools": [TOOL], "tool_choice": CHOICE}
     assert claude.messages.create(messages=[QUESTION], **options).stop_reason == "max_tokens"
@@ -275,6 +332,14 @@ def test_thinking_and_calls_are_blocks_of_their_own() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [QUESTION, {"role": "assistant", "content": "It is"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "content": [1] * 900}] * 900}
+                ]
+            },
+            "parts",
+        ),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),

@@ -92,7 +92,7 @@ class Telling:
         self._llm = llm
         self._asked = asked
         self._alias = alias
-        self._heard = Heard()
+        self._heard = Heard(asked.stops)
         self._blocks = Blocks()
 
     def make(self, create: Create, **options: Any) -> Chunk | Generator[Chunk, None, None]:
@@ -150,9 +150,9 @@ class Telling:
 
     def _stop(self, reason: str | None) -> Chunk:
         """Why the answer ended, from why the chat did."""
-        full = usage_so_far(self._llm)["total_tokens"] >= self._llm.n_ctx() - 1
-        cut = "max_tokens"
-        if full and len(self._heard.tokens) < self._asked.max_tokens:
+        used, cut = usage_so_far(self._llm), "max_tokens"
+        full = used["total_tokens"] >= self._llm.n_ctx() - 1
+        if full and used["completion_tokens"] < self._asked.max_tokens:
             cut = "model_context_window_exceeded"
         if reason in ("tool_calls", "function_call"):  # upstream says so of calls that are cut off, too
             return {"stop_reason": "tool_use" if self._blocks.whole else cut, "stop_sequence": None}
@@ -160,5 +160,5 @@ class Telling:
             return {"stop_reason": cut, "stop_sequence": None}
         if reason != "stop":  # it was cancelled
             return {"stop_reason": "pause_turn", "stop_sequence": None}
-        found = self._heard.stop_sequence(self._llm, self._asked.stops)
+        found = self._heard.stop_sequence(self._llm)
         return {"stop_reason": "stop_sequence" if found else "end_turn", "stop_sequence": found}

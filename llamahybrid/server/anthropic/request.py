@@ -26,7 +26,7 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that templates do not know."""
 
 _SAME = {"model", "stream", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "cache_salt"}
-_SAME |= {"chat_template_kwargs"}
+_SAME |= {"chat_template_kwargs", "grammar"}
 """Fields that chats have, too."""
 
 
@@ -56,6 +56,7 @@ class CountTokensRequest(BaseModel):
         if not isinstance(said, dict):
             return said
         require_few(said.get("messages"))
+        require_few(_parts(said.get("messages")))  # results of calls have parts, too
         return without_nulls(said)
 
     @model_validator(mode="after")
@@ -119,6 +120,7 @@ class MessagesRequest(CountTokensRequest):
     min_p: float | None = Field(default=None, ge=0, le=1)
     repeat_penalty: float | None = Field(default=None, ge=0)
     seed: int | None = None
+    grammar: str | None = Field(default=None, description="In GBNF; the answer follows it (llama-server).")
     cache_salt: str | None = Field(
         default=None, max_length=1024, description="Only requests with the same salt share what is cached."
     )
@@ -130,6 +132,12 @@ class MessagesRequest(CountTokensRequest):
 
     def _bounds(self) -> dict[str, Any]:
         return {"max_tokens": max(1, self.max_tokens), "stop": self.stops or None}
+
+
+def _parts(messages: Any) -> list[Any]:
+    """The parts of messages, as they come."""
+    contents = [each.get("content") for each in messages or () if isinstance(each, dict)]
+    return [part for content in contents if isinstance(content, list) for part in content]
 
 
 def _system(blocks: Sequence[types.TextBlock]) -> list[dict[str, Any]]:

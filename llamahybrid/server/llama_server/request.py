@@ -35,6 +35,9 @@ _IDLE = ("infill",)
 WINDOW = 2048
 """Tokens of prefix and suffix, at most, where batches are smaller: llama-server's default batch."""
 
+MOST_LETTERS = 32
+"""Of a token, when a text is cut to what has room."""
+
 SNIP = "\n\n--- snip ---\n\n"
 """Between chunks of other files, for a model without a token for it."""
 
@@ -85,14 +88,14 @@ class LlamaServerRequest(BaseModel):
             return CompletionRequest.model_validate({**given, "stream": self.stream})
 
     def prepare(self, llm: Llama, completion: CompletionRequest) -> None:
-        """Put the prompt for this model into the completion. Raises Refusal."""
+        """Put the prompt for this model into the completion, in the request's thread. Raises Refusal."""
 
 
 class Chunk(BaseModel):
     """A piece of another file."""
 
     text: str
-    filename: str = "tmp"
+    filename: Text = "tmp"
 
 
 class InfillRequest(LlamaServerRequest):
@@ -132,19 +135,19 @@ def infill_prompt(llm: Llama, asked: InfillRequest) -> list[int]:
 
     middle = ids(asked.prompt)
     room = min(max(llm.n_batch, WINDOW), llm.n_ctx() // 2) // 4
-    prefix = _last(ids(asked.input_prefix), 3 * room)
-    suffix = ids(asked.input_suffix)[: max(0, room - 2 - len(middle))]
-    extra: list[int] = []
+    prefix = _last(ids(asked.input_prefix[-3 * room * MOST_LETTERS :]), 3 * room)
+    suffix = ids(asked.input_suffix[: room * MOST_LETTERS])[: max(0, room - 2 - len(middle))]
+    left = max(0, llm.n_ctx() - 4 * room - 2 * max(0, asked.n_predict))
+    extra = [fim["sep"], *ids("filename\n")] if fim["sep"] >= 0 else []
+    for chunk in reversed(asked.input_extra):
+        if len(extra) >= left:
+            break
+        head = [fim["sep"], *ids(f"{chunk.filename}\n")] if fim["sep"] >= 0 else ids(SNIP)
+        extra = [*head, *ids(chunk.text[-left * MOST_LETTERS :]), *extra]
     if fim["rep"] >= 0:
-        extra += [fim["rep"], *ids("myproject\n")]
-    for chunk in asked.input_extra:
-        extra += [fim["sep"], *ids(f"{chunk.filename}\n")] if fim["sep"] >= 0 else ids(SNIP)
-        extra += ids(chunk.text)
-    if fim["sep"] >= 0:
-        extra += [fim["sep"], *ids("filename\n")]
-    extra = _last(extra, llm.n_ctx() - 4 * room - 2 * max(0, asked.n_predict))
+        extra = [fim["rep"], *ids("myproject\n"), *extra]
     bos = [llm.token_bos()] if llm._model.add_bos_token() else []
-    return [*extra, *bos, fim["pre"], *prefix, *middle, fim["suf"], *suffix, fim["mid"]]
+    return [*_last(extra, left), *bos, fim["pre"], *prefix, *middle, fim["suf"], *suffix, fim["mid"]]
 
 
 def _last(tokens: Sequence[int], most: int) -> list[int]:

@@ -20,7 +20,7 @@ from llamahybrid.server.errors import bad, later
 from llamahybrid.server.job import Create
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
 from llamahybrid.server.llama_server.told import Telling
-from llamahybrid.server.options import First
+from llamahybrid.server.options import MOST_TOKENS, First
 from llamahybrid.server.prompts import InChatApi
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Service, require_known
@@ -68,16 +68,15 @@ async def _answer(request: Request, asked: LlamaServerRequest, service: Service)
 def _prepared(
     service: Service, asked: LlamaServerRequest, llm: Llama, body: Any, alias: str
 ) -> tuple[Create, dict[str, Any]]:
-    asked.prepare(llm, body)
     create, options = service.native(llm, body, alias)
-    return partial(Telling(llm, asked, alias).make, create), options
+    return partial(Telling(llm, asked, body, alias).make, create), options
 
 
 class TokenizeRequest(BaseModel):
     """`/tokenize`."""
 
     model: str | None = None
-    content: str | Annotated[list[str | int], First()] = ""
+    content: str | Annotated[list[str | int], First(), Field(max_length=MOST_TOKENS)] = ""
     add_special: bool = Field(default=False, description="With BOS.")
     parse_special: bool = Field(default=True, description="Control tokens are read as such.")
     with_pieces: bool = Field(default=False, description="The text of each token, too.")

@@ -9,6 +9,7 @@ from contextlib import closing
 
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer import Chunk
+from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.heard import Heard
 from llamahybrid.server.job import Create
 from llamahybrid.server.llama_server.request import LlamaServerRequest
@@ -18,15 +19,20 @@ from llamahybrid.server.usage import timings, usage_so_far
 class Telling:
     """Tells the answer to one request, in that request's thread."""
 
-    def __init__(self, llm: Llama, asked: LlamaServerRequest, alias: str) -> None:
+    def __init__(
+        self, llm: Llama, asked: LlamaServerRequest, completion: CompletionRequest, alias: str
+    ) -> None:
+        """`completion`: what is asked for, without its prompt where that depends on the model."""
         self._llm = llm
         self._asked = asked
+        self._completion = completion
         self._alias = alias
-        self._heard = Heard()
+        self._heard = Heard(asked.stops)
         self._text = ""
 
     def make(self, create: Create, stream: bool) -> Chunk | Generator[Chunk, None, None]:
         """The answer, or what a stream tells of it, of the chunks that `create` makes."""
+        self._asked.prepare(self._llm, self._completion)
         with self._heard.listening():
             chunks = create(stream=True)
         told = self._events(chunks)
@@ -52,7 +58,7 @@ class Telling:
                 if done:
                     reason = "length"
                     break
-        stop = self._heard.stop_sequence(self._llm, self._asked.stops) if reason == "stop" else None
+        stop = self._heard.stop_sequence(self._llm) if reason == "stop" else None
         handle = self._llm.requests.handle()
         yield {
             **self._counts(),
