@@ -136,7 +136,8 @@ class MessagesRequest(CountTokensRequest):
 
 def _parts(messages: Any) -> list[Any]:
     """The parts of messages, as they come."""
-    contents = [each.get("content") for each in messages or () if isinstance(each, dict)]
+    listed = messages if isinstance(messages, list) else ()
+    contents = [each.get("content") for each in listed if isinstance(each, dict)]
     return [part for content in contents if isinstance(content, list) for part in content]
 
 
