@@ -106,6 +106,7 @@ def test_how_a_completion_ended(http: httpx.Client, stream: bool) -> None:
     assert last(stop=[said[4:7]])["stop_type"] == "word"
     assert last(grammar='root ::= "yes"')["stop_type"] == "eos"
     assert last()["stop_type"] == "limit"
+    assert last(n_predict=None, max_tokens=5)["tokens_predicted"] == 5
 
 
 def test_llama_vim_fills_in(editor: httpx.Client, fim: Serving) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import llama_cpp
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.errors import Refusal
+from llamahybrid.server.messages import without_nulls
 from llamahybrid.server.options import First, Text
 from llamahybrid.server.request_fields import Effect, Route, effect
 from llamahybrid.server.settings import in_one_line
@@ -63,6 +64,16 @@ class LlamaServerRequest(BaseModel):
         default=[], max_length=1000, description="Only these: content, timings/prompt_n."
     )
     stop: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_bound(cls, said: Any) -> Any:
+        """`max_tokens` is another name of `n_predict`, which counts where both are given, as there."""
+        if isinstance(said, dict):
+            said = without_nulls(said)
+            most = said.pop("max_tokens", -1)
+            said.setdefault("n_predict", most)
+        return said
 
     @property
     def stops(self) -> list[str]:
