@@ -28,12 +28,16 @@ def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool]) -> dict
     }
 
 
-def usage_so_far(llm: Llama) -> dict[str, Any]:
-    """The usage of the requests that belong together with those that are made here and now."""
+def reports_so_far(llm: Llama) -> list[RequestReport]:
+    """Of the requests that belong together with those that are made here and now."""
     handle = llm.requests.handle()
+    return [] if handle is None else handle.reports
+
+
+def usage_so_far(llm: Llama) -> dict[str, Any]:
+    """The usage of the same."""
     vocab = llm._model.vocab
-    reports = [] if handle is None else handle.reports
-    return usage(reports, lambda token: bool(llama_cpp.llama_vocab_is_eog(vocab, token)))
+    return usage(reports_so_far(llm), lambda token: bool(llama_cpp.llama_vocab_is_eog(vocab, token)))
 
 
 def timings(reports: Sequence[RequestReport]) -> dict[str, Any]:

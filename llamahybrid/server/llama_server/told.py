@@ -13,7 +13,7 @@ from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.heard import Heard
 from llamahybrid.server.job import Create
 from llamahybrid.server.llama_server.request import LlamaServerRequest
-from llamahybrid.server.usage import timings, usage_so_far
+from llamahybrid.server.usage import reports_so_far, timings, usage_so_far
 
 
 class Telling:
@@ -59,14 +59,13 @@ class Telling:
                     reason = "length"
                     break
         stop = self._heard.stop_sequence(self._llm) if reason == "stop" else None
-        handle = self._llm.requests.handle()
         yield {
             **self._counts(),
             **{"content": "", "tokens": [], "stop": True, "model": self._alias, "truncated": False},
             **{"has_new_line": "\n" in self._text, "stopping_word": stop or ""},
             "stop_type": "word" if stop else "eos" if reason == "stop" else "limit",
             "tokens_cached": usage_so_far(self._llm)["total_tokens"],
-            "timings": timings(handle.reports if handle is not None else ()),
+            "timings": timings(reports_so_far(self._llm)),
         }
 
     def _piece(self, text: str, seconds: float) -> tuple[str, bool]:
