@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import ChatCompletionRequest
-from llamahybrid.server.loading import observed
-from llamahybrid.server.markers import Markers, markers_of
-from llamahybrid.server.reading import Delta, Reader, Schemas
+from llamahybrid.server.markers import begins_thinking, markers_of
+from llamahybrid.server.reading import Delta, Reader
 
 Chunk = dict[str, Any]
-
-LAST_TOKENS = 16
-"""Of a prompt, in which what begins the thinking is looked for."""
 
 
 class ChatReading:
     """Reads the answers to one request, in its thread."""
 
-    def __init__(self, llm: Llama, markers: Markers, tools: Schemas, think: bool) -> None:
-        self._llm = llm
-        self._made_with = markers, tools, think
-        self._markers = markers
-        self._thinking = False
-        self._readers: dict[int, Reader] = {}
-        if think and markers.think is not None:
-            self._observe = observed.get()
-            observed.set(self._look)
-
-    def _look(self, prompt: Sequence[int]) -> None:
-        """Note whether a prompt ends with what begins the thinking."""
-        if self._observe is not None:
-            self._observe(prompt)
-        text = self._llm.detokenize(list(prompt[-LAST_TOKENS:]), special=True).decode("utf-8", "replace")
-        assert self._markers.think is not None
-        self._thinking = text.rstrip().endswith(self._markers.think[0])
-
-    def _reader(self, index: int) -> Reader:
-        if index not in self._readers:
-            self._readers[index] = Reader(*self._made_with, self._thinking)
-        return self._readers[index]
+    def __init__(self, make: Callable[[], Reader]) -> None:
+        """`make`: a reader of one answer."""
+        self._readers = defaultdict[int, Reader](make)
 
     def into(self, made: Any) -> Any:
         """The completion, or the stream of chunks, as they are read."""
@@ -50,7 +29,7 @@ class ChatReading:
 
     def _whole(self, made: Chunk) -> Chunk:
         for choice in made["choices"]:
-            reader, message = self._reader(choice["index"]), choice["message"]
+            reader, message = self._readers[choice["index"]], choice["message"]
             text = message.get("content") or ""
             told: Delta = {}
             for delta in (*reader.feed(text), *reader.end()):
@@ -70,7 +49,7 @@ class ChatReading:
 
     def _chunks(self, chunk: Chunk) -> Iterator[Chunk]:
         (choice,) = chunk["choices"]
-        reader, delta, ended = self._reader(choice["index"]), choice["delta"], choice["finish_reason"]
+        reader, delta, ended = self._readers[choice["index"]], choice["delta"], choice["finish_reason"]
         told = list(reader.feed(delta["content"])) if delta.get("content") else []
         rest: Delta = {name: value for name, value in delta.items() if name != "content"}
         if ended is None:
@@ -90,15 +69,20 @@ def reason(reader: Reader, ended: str | None) -> str | None:
     return "tool_calls" if reader.calls and ended == "stop" else ended
 
 
-def reading_of(llm: Llama, body: ChatCompletionRequest) -> ChatReading | None:
-    """How the answers to a chat are read; None: they are told as upstream tells them."""
+def reading_of(llm: Llama, body: ChatCompletionRequest, template: Mapping[str, Any]) -> ChatReading | None:
+    """How the answers to a chat are read; None: they are told as upstream tells them.
+
+    `template`: variables of the chat template.
+    """
     free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
     tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
     think = body.reasoning_format != "none"
     if not (tools or think):
         return None
     markers = markers_of(llm)
+    think = think and markers.think is not None
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    if not ((markers.call and schemas) or (think and markers.think)):
+    if not (think or (schemas and markers.call)):
         return None
-    return ChatReading(llm, markers, schemas, think)
+    thinking = think and begins_thinking(llm, template)
+    return ChatReading(partial(Reader, markers, schemas, think, thinking))

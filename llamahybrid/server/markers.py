@@ -7,7 +7,7 @@ difference is how a call is written. llama.cpp's common/chat-diff-analyzer.cpp d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -79,6 +79,12 @@ def markers_of(llm: Llama) -> Markers:
 
         found = _known[llm] = probe(render, lambda text: _spelt(llm, text))
     return found
+
+
+def begins_thinking(llm: Llama, template: Mapping[str, Any]) -> bool:
+    """Prompts of a model end with what begins its thinking, with these variables of the template."""
+    think = markers_of(llm).think
+    return think is not None and rendered(llm, template, messages=[_USER]).text.rstrip().endswith(think[0])
 
 
 def _spelt(llm: Llama, text: str) -> bool:

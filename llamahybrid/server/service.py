@@ -282,8 +282,8 @@ def _complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bo
     reading = None
     if not isinstance(body, CompletionRequest):
         create = llm.create_chat_completion
-        options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
-        reading = reading_of(llm, body)
+        template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
+        reading = reading_of(llm, body, template)
     with asking(extras_of(llm, body, told)):
         made = create(**options)
     made = made if told is None else told.into(made)

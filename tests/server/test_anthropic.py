@@ -283,6 +283,10 @@ def test_thinking_is_switched_where_the_template_can(
         assert off > plain == count(thinking={"type": "enabled", "budget_tokens": 2000})
         assert plain == count(thinking={"type": "adaptive"}, output_config={"effort": "max"})
         assert off == count(chat_template_kwargs={"enable_thinking": False})
+        for kind, block in (("enabled", "thinking"), ("disabled", "text")):
+            asked = {**ASKED, "thinking": {"type": kind}, "grammar": 'root ::= "Yes."'}
+            (said,) = client.post(PATH, json=asked).raise_for_status().json()["content"]
+            assert (said["type"], said[block]) == (block, "Yes.")
     for thinking in ({"type": "disabled"}, {"type": "adaptive"}):
         asked = {**ASKED, "thinking": thinking, "output_config": {"effort": "low"}}
         assert http.post(PATH, json=asked).status_code == 200, "no switch, no error"
