@@ -74,7 +74,8 @@ class Refusal(Exception):
     def anthropic(self) -> dict[str, Any]:
         """In Anthropic's form."""
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        details = {"details": {"error_code": self.code}} if self.code else {}
+        return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
 
     def response(self, scope: Scope | None = None) -> Response:
         """The whole answer to the request of a scope. ASCII: what it quotes may be no text."""

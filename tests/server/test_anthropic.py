@@ -168,6 +168,30 @@ def test_thinking_text_and_a_call_of_the_model_s_own(claude: anthropic.Anthropic
     assert got.stop_reason == "tool_use"
 
 
+def test_the_client_s_own_tool_runner(claude: anthropic.Anthropic) -> None:
+    """It would have the server hold the conversation, and sends all of it where that is refused."""
+
+    @anthropic.beta_tool
+    def weather(place: str) -> str:
+        """Tells the weather.
+
+        Args:
+            place: Where.
+        """
+        return f"Rain in {place}."
+
+    answer = ANSWER.replace('\\"in\\"', '\\"place\\"')
+    messages: list[Any] = [QUESTION]
+    runner = claude.beta.messages.tool_runner(
+        **{"model": "any", "max_tokens": 200, "messages": messages, "tools": [weather], "max_iterations": 2},
+        extra_body={"grammar": f'root ::= "{answer}"'},
+    )
+    first, second = runner
+    assert first.stop_reason == second.stop_reason == "tool_use"
+    held = (first.usage.cache_read_input_tokens or 0) + first.usage.input_tokens
+    assert (second.usage.cache_read_input_tokens or 0) >= held - 8
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_and_thinking_of_a_chat(http: httpx.Client, stream: bool) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
@@ -431,7 +455,7 @@ def test_other_fields_are_named_or_change_nothing(http: httpx.Client, path: str)
         if effect(route, name) is Effect.REFUSED:
             refused = http.post(path, json={**ASKED, name: 3})
             assert refused.status_code == 400
-            assert refused.json()["error"]["message"].startswith(name)
+            assert name in refused.json()["error"]["message"]
 
 
 def test_types_are_those_of_the_package() -> None:

@@ -12,7 +12,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.answer import Chunk, EventAnswer, event
 from llamahybrid.server.anthropic.message import Telling
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
-from llamahybrid.server.errors import ANTHROPIC, Refusal
+from llamahybrid.server.errors import ANTHROPIC, Refusal, bad
 from llamahybrid.server.job import Create
 from llamahybrid.server.prompts import ChatApi, InChatApi
 from llamahybrid.server.routes import SECURED, InService
@@ -41,6 +41,9 @@ async def create_message(
     request: Request, body: MessagesRequest, service: InService, api: InChatApi
 ) -> Response:
     """Answer messages, as Anthropic's API does."""
+    if (body.model_extra or {}).get("thread") is not None:  # with this code the client sends them all again
+        message = "this server holds no conversations: send all messages, and no thread"
+        raise bad(message, "thread", "thread_unsupported_request")
     require_known(body, service.settings.ignore_unknown_fields)
     prepare = partial(_prepared, service, api, body)
     return await service.answer(request, body.chat(api.body), prepare, MessageAnswer)
