@@ -167,9 +167,9 @@ def parsed(text: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]
         found = _objects(inner) if call.form == "object" else _several(inner, call, tools)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if not found or (not call.begin and any(name not in tools for name, _ in found)):
-        return None
-    return found
+    names = {name for name, _ in found}
+    fine = bool(names) and all(isinstance(name, str) and name for name in names)
+    return found if fine and (call.begin or names <= tools.keys()) else None
 
 
 def _objects(inner: str) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
+from llamahybrid.engine.sdist import member
 from llamahybrid.server.markers import Markers, probe
 from llamahybrid.server.reading import Reader
 from llamahybrid.tiny.vocab import CHAT_TEMPLATE
@@ -113,6 +114,35 @@ def test_several_calls() -> None:
     assert read(markers(JSON), lines)[2] == [("list", {}), ("list", {})]
 
 
+OF_MODELS = (
+    *("Qwen3-Coder", "Qwen-Qwen3-0.6B", "Qwen-Qwen2.5-7B-Instruct", "GLM-4.6", "MiniMax-M2"),
+    *("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+    *("ibm-granite-granite-4.0", "meta-llama-Llama-3.1-8B-Instruct", "ByteDance-Seed-OSS"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3.5-4B", *(pytest.param(name, marks=pytest.mark.full) for name in OF_MODELS)]
+)
+def test_calls_are_read_as_templates_of_models_write_them(name: str) -> None:
+    template = member(f"vendor/llama.cpp/models/templates/{name}.jinja").read_text(encoding="utf-8")
+    found = markers(template)
+    formatter = Jinja2ChatFormatter(template, "<eos>", "<bos>")
+    arguments = {"path": "a b.py", "text": "if a < b:\n    return 1\n"}
+    function = {"name": "edit", "arguments": arguments if found.mapping else json.dumps(arguments)}
+    tool = {"type": "function", "function": {"name": "edit", "description": "", "parameters": TOOLS["edit"]}}
+
+    def prompt(**said: Any) -> str:
+        messages: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Said.", **said}]
+        tools: Any = [tool]
+        return formatter(messages=messages, tools=tools).prompt
+
+    head, _, tail = prompt().partition("Said.")
+    whole = prompt(tool_calls=[{"id": "call12345", "type": "function", "function": function}])
+    answer = whole.partition("Said.")[2] or whole.removeprefix(head.rstrip())
+    assert read(found, answer.removesuffix(tail), 7) == ("", "", [("edit", arguments)])
+
+
 @pytest.mark.parametrize("size", [1, 10**6])
 @pytest.mark.parametrize(
     "text",
@@ -120,6 +150,7 @@ def test_several_calls() -> None:
         "No call at all, though <tool_ca is near.\n",
         "<tool_call>\nno JSON\n</tool_call> and on",
         '<tool_call>\n{"name": "edit", "arguments": [1]}\n</tool_call>',
+        '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "edit", "argum',
         "Less <",
         "",
