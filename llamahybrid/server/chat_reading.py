@@ -24,7 +24,7 @@ class ChatReading:
         self._readers = defaultdict[int, Reader](make)
 
     def into(self, made: Any) -> Any:
-        """The completion, or the stream of chunks, as they are read."""
+        """Read a completion, or a stream of chunks."""
         return self._whole(made) if isinstance(made, dict) else self._stream(made)
 
     def _whole(self, made: Chunk) -> Chunk:
@@ -65,12 +65,12 @@ class ChatReading:
 
 
 def reason(reader: Reader, ended: str | None) -> str | None:
-    """Why an answer ended, where it may have called tools."""
+    """Return the finish reason of an answer that may have called tools."""
     return "tool_calls" if reader.calls and ended == "stop" else ended
 
 
 def reading_of(llm: Llama, body: ChatCompletionRequest, template: Mapping[str, Any]) -> ChatReading | None:
-    """How the answers to a chat are read; None: they are told as upstream tells them.
+    """Return the reader of the answers to a chat; None if upstream's completions need no reading.
 
     `template`: variables of the chat template.
     """

@@ -39,12 +39,12 @@ _TAG = re.compile(r"([<\[][^<>\[\]\s|]+[>\]])\s*\Z")
 
 @dataclass(frozen=True)
 class CallMarkers:
-    """How a call is written."""
+    """Markers of a call."""
 
     form: Literal["object", "named", "tagged"]
     """`{"name": N, "arguments": {...}}`; a name and the object of its arguments; or each argument in tags."""
     begin: str
-    """What is before the JSON, or before the name; may be empty where the form is an object."""
+    """Text before the JSON, or before the name; may be empty where the form is an object."""
     end: str
     after_name: str = ""
     before_key: str = ""
@@ -54,12 +54,12 @@ class CallMarkers:
 
 @dataclass(frozen=True)
 class Markers:
-    """How a model writes."""
+    """Markers of a model's answers."""
 
     call: CallMarkers | None = None
-    """None: calls stay text."""
+    """None: calls stay content."""
     think: tuple[str, str] | None = None
-    """What is before and after its thinking; None: it stays text."""
+    """Text before and after thinking; None: thinking stays content."""
     mapping: bool = False
     """The template takes the arguments of a call as a mapping, and no text."""
 
@@ -118,7 +118,7 @@ def _rendered(render: Render, said: dict[str, Any]) -> str | None:
 
 
 def _call_text(render: Render, plain: str, as_text: bool) -> str | None:
-    """What a call of two arguments adds to an answer; None: nothing that can be told."""
+    """Return the text that a call of two arguments adds to an answer; None if it cannot be found."""
     pairs = dict(zip(_KEYS, _VALUES, strict=True))
     arguments: Any = "{" + ", ".join(f'"{key}": "{value}"' for key, value in pairs.items()) + "}"
     function = {"name": _NAME, "arguments": arguments if as_text else pairs}

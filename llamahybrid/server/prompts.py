@@ -1,4 +1,4 @@
-"""Prompts: how the chats of this server are asked for, and the prompts that they make."""
+"""Prompts: the chat API of this server, and the prompts of its chats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamahybrid.server.service import Prepare
 
 @dataclass(frozen=True)
 class ChatApi:
-    """How this server's chats are asked for."""
+    """The chat API that this server serves."""
 
     body: type[Any]
     """Type of `/v1/chat/completions`."""

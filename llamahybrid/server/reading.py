@@ -1,6 +1,6 @@
 """Reading: the text of an answer as thinking, content and calls of tools, as it comes.
 
-A call is told when it is complete. Text that begins like one and is none stays text.
+A call is returned once it is complete. Text that begins like a call and is none stays content.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ class Reader:
     """Reads one answer."""
 
     def __init__(self, markers: Markers, tools: Schemas, think: bool, thinking: bool = False) -> None:
-        """`think`: thinking is told apart. `thinking`: the prompt ends inside of it."""
+        """`think`: thinking becomes `reasoning_content`. `thinking`: the prompt ends inside it."""
         self._tools = tools
         self._call = markers.call if tools else None
         self._think = markers.think if think else None
         self._thinking = thinking and self._think is not None
         self._text = ""
-        """What is not told yet."""
+        """Text that is not returned yet."""
         self._inside = False
-        """A call has begun with what is not told."""
+        """`_text` begins with a call."""
         self._begun = False
-        """Something was told as content."""
+        """Content was returned."""
         self._lead = self._thinking
-        """Line breaks that come next belong to a marker."""
+        """Line breaks that come next belong to a marker, not to the text."""
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[Delta]:
-        """What is certain with this piece of text."""
+        """Return the deltas that are certain with this piece of text."""
         self._text += text
         while (delta := self._next()) is not None:
             if delta:
                 yield delta
 
     def end(self) -> Iterator[Delta]:
-        """What is left at the end of the answer."""
+        """Return the deltas of the rest, at the end of the answer."""
         text, self._text = self._text.lstrip("\n") if self._lead else self._text, ""
         if self._thinking:
             if text:
@@ -61,7 +61,7 @@ class Reader:
             yield {"content": text}
 
     def _next(self) -> Delta | None:
-        """The next delta, empty where nothing is told; None: more text is needed."""
+        """Return the next delta, which may be empty; None if more text is needed."""
         if self._lead:
             self._text = self._text.lstrip("\n")
             self._lead = not self._text
@@ -141,17 +141,17 @@ class Reader:
 
 
 def opening(call: CallMarkers) -> str:
-    """What a call begins with; "": it has no mark, and is all of an answer."""
+    """Return the text that begins a call; "" if a call has no marker and is all of an answer."""
     return next(iter(call.begin.splitlines()), "")
 
 
 def closing(call: CallMarkers) -> str:
-    """What it ends with; "": with the answer."""
+    """Return the text that ends a call; "" if the end of the answer does."""
     return call.end.splitlines()[-1] if call.end else ""
 
 
 def held(text: str, marker: str) -> int:
-    """From where on a text may become the marker; its length: nowhere."""
+    """Return the position from which a text may grow into the marker; its length if there is none."""
     for at in range(max(0, len(text) - len(marker) + 1), len(text)):
         if marker.startswith(text[at:]):
             return at
@@ -159,7 +159,7 @@ def held(text: str, marker: str) -> int:
 
 
 def parsed(text: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]] | None:
-    """The names and arguments, as JSON, of the calls in a text of one; None: it is no call of these tools."""
+    """Return the names and JSON arguments of the calls in a text; None if the text is no call."""
     inner = text.strip().removeprefix(opening(call)).strip()
     if closes := closing(call):
         inner = inner.removesuffix(closes).strip()

@@ -1,4 +1,4 @@
-"""Rendering: the prompt that a chat makes, which nothing decodes."""
+"""Rendering: the prompt of a chat, without decoding it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamahybrid.server.loading import prompting
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is given."""
+    """The input of a model."""
 
     text: str
     tokens: list[int]
@@ -26,7 +26,7 @@ class _Made(Exception):
 
 
 class _Stand:
-    """What a chat format takes for the `Llama`: it makes a prompt, and nothing of it."""
+    """A stand-in for the `Llama` of a chat format, which makes a prompt and decodes nothing."""
 
     def __init__(self, llm: Llama) -> None:
         self._llm = llm
@@ -47,7 +47,7 @@ class _Stand:
 
 
 def rendered(llm: Llama, template: Mapping[str, Any], **options: Any) -> Prompt:
-    """The prompt of `create_chat_completion(**options)`; `template`: variables of the chat template.
+    """Return the prompt of `create_chat_completion(**options)`; `template`: variables of the chat template.
 
     Raises Refusal where this model's format decodes by itself, ContextOverflow for a prompt whose beginning
     alone fills the context, and what formats raise at messages.

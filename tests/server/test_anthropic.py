@@ -51,14 +51,14 @@ IMAGE: Any = {
 
 
 def chat(http: httpx.Client, messages: list[Any], **more: Any) -> Any:
-    """What chat completions say."""
+    """The chat completion of messages."""
     asked = {"messages": messages, "temperature": 0.0, "repeat_penalty": 1.0, "max_tokens": 12, **more}
     asked["reasoning_format"] = "auto"
     return http.post("/v1/chat/completions", json=asked).raise_for_status().json()
 
 
 def blocks(said: Any) -> list[dict[str, str]]:
-    """What a chat says, as the blocks of a message."""
+    """The message of a chat completion as blocks."""
     message = said["choices"][0]["message"]
     thought, text = message.get("reasoning_content"), message.get("content")
     found = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
@@ -169,7 +169,7 @@ def test_thinking_text_and_a_call_of_the_model_s_own(claude: anthropic.Anthropic
 
 
 def test_the_client_s_own_tool_runner(claude: anthropic.Anthropic) -> None:
-    """It would have the server hold the conversation, and sends all of it where that is refused."""
+    """The runner asks the server to hold the conversation, and sends all of it where that is refused."""
 
     @anthropic.beta_tool
     def weather(place: str) -> str:
@@ -459,7 +459,7 @@ def test_other_fields_are_named_or_change_nothing(http: httpx.Client, path: str)
 
 
 def test_types_are_those_of_the_package() -> None:
-    """What the package's client can send of thinking and tool choices is known here."""
+    """Each type of thinking and of tool choice in the package is known here."""
     unions = {"Thinking": anthropic.types.ThinkingConfigParam, "ToolChoice": anthropic.types.ToolChoiceParam}
     for name, union in unions.items():
         known = MessagesRequest.model_json_schema()["$defs"][name]["properties"]["type"]["enum"]

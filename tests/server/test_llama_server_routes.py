@@ -36,14 +36,14 @@ VIM: dict[str, Any] = {
     "t_max_predict_ms": 60000,
     "response_fields": ["content", "timings/prompt_n", "timings/predicted_n", "truncated", "tokens_cached"],
 }
-"""What llama.vim asks (autoload/llama.vim, llama#fim)."""
+"""A request of llama.vim (autoload/llama.vim, llama#fim)."""
 FIM = {"pre": 1, "suf": 2, "mid": 3, "rep": 4, "sep": 5}
 WARM: dict[str, Any] = {
     **VIM,
     **{"input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "temperature": 0.0},
     **{"samplers": [], "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""]},
 }
-"""What it asks ahead, with what it has seen of other files (s:ring_update)."""
+"""Its request ahead of time, with chunks of other files (s:ring_update)."""
 
 
 def events(got: httpx.Response) -> list[Any]:

@@ -25,7 +25,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self.content: list[Chunk] = []
-        """Those that are closed are complete."""
+        """The last one is complete once it is closed."""
         self._open = False
         self._call: int | None = None
         """Index of the call that the last block is."""

@@ -59,7 +59,7 @@ def _prepared(
 
 @router.post(f"{ANTHROPIC}/count_tokens", summary="Tokens of messages", response_model=None)
 async def count_tokens(body: CountTokensRequest, service: InService, api: InChatApi) -> Response:
-    """How many tokens the messages are to the model; nothing is decoded."""
+    """Count the tokens of messages without decoding them."""
     require_known(body, service.settings.ignore_unknown_fields)
     chat = body.chat(api.body)
 

@@ -65,7 +65,7 @@ class ThinkingBlock(Block):
 
 
 class RedactedThinkingBlock(Block):
-    """Thinking that only another server can read; left out."""
+    """Encrypted thinking of another server; left out of the prompt."""
 
     type: Literal["redacted_thinking"]
 
@@ -107,21 +107,21 @@ AssistantBlock: TypeAlias = Annotated[
 
 
 class UserMessage(BaseModel):
-    """What the user says, and results of calls."""
+    """A turn of the user, with results of calls."""
 
     role: Literal["user"]
     content: Annotated[list[UserBlock], First(), _Few, _Shorthand]
 
 
 class AssistantMessage(BaseModel):
-    """What the model said."""
+    """A turn of the model."""
 
     role: Literal["assistant"]
     content: Annotated[list[AssistantBlock], First(), _Few, _Shorthand]
 
 
 class SystemMessage(BaseModel):
-    """What the operator says between turns."""
+    """An instruction between turns."""
 
     role: Literal["system"]
     content: Texts
@@ -149,7 +149,7 @@ class Tool(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """Whether a tool is called, and which one."""
+    """The choice of a tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -157,7 +157,7 @@ class ToolChoice(BaseModel):
 
 
 class Thinking(BaseModel):
-    """Whether the model thinks, where its template has a switch; how long it thinks is not bounded."""
+    """Thinking on or off, where the chat template has a switch; `budget_tokens` bounds nothing."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
@@ -172,19 +172,19 @@ class JsonFormat(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """How hard the model tries, and the form of its answer."""
+    """Effort, and the form of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
 class Edit(BaseModel):
-    """An edit of the context. Which thinking stays is up to the template; nothing else is cleared."""
+    """Removal of old thinking, which the chat template decides; no other edit is supported."""
 
     type: Literal["clear_thinking_20251015"]
 
 
 class ContextManagement(BaseModel):
-    """Edits of the context."""
+    """Edits of the context by the server."""
 
     edits: list[Edit] = Field(default=[], max_length=100)

@@ -27,7 +27,7 @@ _OFF: dict[str, dict[str, Any]] = {
     "top_n_sigma": {"top_n_sigma": -1.0},
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
 }
-"""What a sampler that is left out of `samplers` is set to."""
+"""Values that turn off a sampler which `samplers` leaves out."""
 
 _SAME = {"typical_p": "typ_p", "temp": "temperature"}
 _IDLE = ("infill",)
@@ -131,8 +131,8 @@ class InfillRequest(LlamaServerRequest):
 def infill_prompt(llm: Llama, asked: InfillRequest) -> list[int]:
     """The prompt, as llama-server makes it (server-common.cpp, format_prompt_infill).
 
-    Prefix and suffix have the room of a batch, at least `WINDOW` tokens, three to one; other files what is
-    left of the context. Raises Refusal for a model without tokens for it.
+    Prefix and suffix share a batch, at least `WINDOW` tokens, three to one; other files have the rest of the
+    context. Raises Refusal for a model without tokens for it.
     """
     vocab = llm._model.vocab
     names = ("pre", "suf", "mid", "rep", "sep")

@@ -118,7 +118,7 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> dict[str, s
 
 
 def require_tokens(llm: Llama, tokens: list[int]) -> list[int]:
-    """These. Raises Refusal for those that there are not."""
+    """Return the tokens. Raises Refusal for ids outside the vocabulary."""
     if any(not 0 <= token < llm.n_vocab() for token in tokens):
         raise bad(f"token ids lie in [0, {llm.n_vocab()})", "tokens")
     return tokens
@@ -144,7 +144,7 @@ async def apply_template(body: dict[str, Any], service: InService, api: InChatAp
 
 @router.get("/props")
 async def props(service: InService, model: str | None = None) -> dict[str, Any]:
-    """What there is to know of the model before it is asked."""
+    """Properties of the model and the server."""
     alias = service.models.alias(model)
 
     def work(llm: Llama) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Telling:
 
 
 def indented_end(text: str, indent: int) -> int | None:
-    """Where a line, the second at the earliest, begins with fewer blanks than that; None: nowhere."""
+    """Return the position of the first line, after the first one, with less indentation; None if none has."""
     for found in re.finditer(r"\n([ \t]*)(?=[^ \t])", text) if indent else ():
         if len(found[1]) < indent:
             return found.end()
@@ -94,7 +94,7 @@ def indented_end(text: str, indent: int) -> int | None:
 
 
 def selected(told: Chunk, paths: Sequence[str]) -> Chunk:
-    """Those fields alone, each by its path; none given: all."""
+    """Return the fields at these paths alone; all fields if no path is given."""
     if not paths:
         return told
     made: Chunk = {}

@@ -127,6 +127,10 @@ def test_a_message_and_its_tools(server: Serving, says: Says, stream: bool) -> N
         count = claude.messages.count_tokens(
             model="any", messages=messages, system="You are brief.", tools=[tool]
         )
+        prompt = httpx.post(f"{server.url}/apply-template", json={"messages": [*CHAT, *CHAT[1:]]}).json()[
+            "prompt"
+        ]
+        assert prompt.count("What is the weather in Paris?") == 2
         assert count.input_tokens == second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
 
 
