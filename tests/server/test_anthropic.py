@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
@@ -12,6 +13,7 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
 
+from llamahybrid.errors import Busy
 from llamahybrid.server.anthropic.message import Blocks
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
 from llamahybrid.server.bodies import ChatCompletionRequest
@@ -266,6 +268,49 @@ def test_a_line_that_changes_for_anthropic_alone_is_left_out() -> None:
     assert told("x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a5145;") == SYSTEM
     assert told("x-anthropic-billing-header: cch=a5145; Be kind.") == f"Be kind.\n{SYSTEM}"
     assert told("Be kind.") == f"Be kind.\n{SYSTEM}"
+
+
+BROKEN = anthropic.APIStatusError
+
+
+def chunk(**delta: Any) -> dict[str, Any]:
+    """A chunk of a chat."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    named = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "any"}
+    return {**named, "choices": [choice]}
+
+
+def test_an_error_in_a_stream_is_an_event(
+    server: Serving, claude: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(**_: Any) -> Iterator[Any]:
+        yield chunk(role="assistant")
+        yield chunk(content="So")
+        raise Busy("another one")
+
+    monkeypatch.setattr(server.llm, "create_chat_completion", fails, raising=False)
+    heard = list[str]()
+    with claude.messages.stream(messages=[QUESTION], **GREEDY) as stream, pytest.raises(BROKEN) as told:
+        heard.extend(event.type for event in stream)
+    error = {"type": "overloaded_error", "message": "the model is busy; ask again later"}
+    assert told.value.body == {"type": "error", "error": error}
+    assert heard[:2] == ["message_start", "content_block_start"]
+
+
+def test_a_silent_stream_has_pings(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = threading.Event()
+
+    def waits(**_: Any) -> Iterator[Any]:
+        assert heard.wait(60)
+        yield chunk(role="assistant")
+
+    with serving(tiny_model("qwen35"), ping_seconds=0.05) as server, server.client() as client:
+        monkeypatch.setattr(server.llm, "create_chat_completion", waits, raising=False)
+        with client.stream("POST", PATH, json={**ASKED, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert [next(lines), next(lines)] == ["event: ping", 'data: {"type": "ping"}']
+            heard.set()
+            assert "event: message_stop" in list(lines)
 
 
 # -- counts --------------------------------------------------------------------------------------------
