@@ -268,8 +268,8 @@ class DiskIndex:
         """
         keys = []
         for namespace in self._tree.namespaces():
-            match = self._tree.match(namespace, tokens)
-            nodes = [match.path[-1]] if match.path and match.length == len(tokens) else []
+            top = self._tree.match(namespace, tokens).own_edge(len(tokens))
+            nodes = [] if top is None else [top]
             while nodes:
                 node = nodes.pop()
                 keys += [r.key for p in on_disk(node).places for r in p.records if p.position > stays]

@@ -29,9 +29,9 @@ def torn(index: DiskIndex, tokens: Tokens, stays: int) -> list[Torn]:
 
 def _torn(index: DiskIndex, namespace: str, tokens: Tokens, stays: int) -> Iterator[Torn]:
     match = index.tree.match(namespace, tokens)
-    if not match.path or match.length < len(tokens):
+    top = match.own_edge(len(tokens))
+    if top is None:
         return
-    top = match.path[-1]
     end = max(stays, top.start)
     before = (p.records for n in match.path for p in on_disk(n).places if p.position <= end)
     if not any(r.is_checkpoint for records in before for r in records) and not _others(top):

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
 from llamahybrid.request.report import PromptProgress
+
+
+def numbers(progress: PromptProgress) -> dict[str, float]:
+    """As llama-server's (tools/server/server-task.cpp, result_prompt_progress::to_json)."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(1e3 * progress.seconds, 3),
+    }
 
 
 class Progress:
@@ -26,18 +36,11 @@ class Progress:
         self._choice = {"index": 0, **said, "logprobs": None, "finish_reason": None}
 
     def chunk(self, progress: PromptProgress) -> dict[str, Any]:
-        """A chunk that says nothing else (tools/server/server-task.cpp, result_prompt_progress::to_json)."""
-        told = {
-            "total": progress.total,
-            "cache": progress.cached,
-            "processed": progress.processed,
-            "time_ms": round(1e3 * progress.seconds, 3),
-        }
-        return {**self._named, "choices": [dict(self._choice)], "prompt_progress": told}
+        """A chunk that says nothing else."""
+        return {**self._named, "choices": [dict(self._choice)], "prompt_progress": numbers(progress)}
 
-    def into(self, chunks: Iterator[Any]) -> Generator[Any, None, None]:
+    def into(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
         """The chunks of the answer, with the id of those before."""
-        assert isinstance(chunks, Generator), "streams are generators"
         same = {name: self._named[name] for name in ("id", "created")}
         with closing(chunks):
             for chunk in chunks:

@@ -24,6 +24,7 @@ from llamahybrid.server.admission import Admission
 from llamahybrid.server.answer import Account, Answer
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest
+from llamahybrid.server.chat_reading import reading_of
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
@@ -32,7 +33,6 @@ from llamahybrid.server.loading import Observer, load, max_prompt, observed, pro
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
-from llamahybrid.server.progress import Progress
 from llamahybrid.server.request_fields import fault
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -166,10 +166,10 @@ class Service:
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
-            create, options = (prepare or self._native)(llm, body, alias)
+            create, options = (prepare or self.native)(llm, body, alias)
             limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
             told = getattr(body, "return_progress", False)
-            progress = Progress(not isinstance(body, CompletionRequest), alias) if told else None
+            progress = form.progress(not isinstance(body, CompletionRequest), alias) if told else None
             handle = partial(llm.request, named)
             job = Job(limited, options, handle, lambda last: None, self._outbox, progress)
             include = body.stream_options is not None and body.stream_options.include_usage
@@ -183,7 +183,8 @@ class Service:
             raise
         return form(job, account, self._ping_seconds)
 
-    def _native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
+    def native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
+        """What makes the answer to a body of llama_cpp.server's API, and its arguments."""
         ignore = self.settings.ignore_unknown_fields
         return partial(_complete, llm, body, alias, ignore), {"stream": body.stream}
 
@@ -320,12 +321,15 @@ def _complete_one(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream
     told = AnswerTokens() if body.return_tokens else None
     options = {**arguments(llm, body, alias), "stream": stream}
     create = llm.create_completion
+    reading = None
     if not isinstance(body, CompletionRequest):
         create = llm.create_chat_completion
-        options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
+        template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
+        reading = reading_of(llm, body, template)
     with asking(extras_of(llm, body, told)):
         made = create(**options)
-    return made if told is None else told.into(made)
+    made = made if told is None else told.into(made)
+    return made if reading is None else reading.into(made)
 
 
 def _limited(

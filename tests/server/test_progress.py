@@ -65,6 +65,20 @@ def test_a_stream_tells_how_far_its_prompt_is(slow: Serving, path: str) -> None:
     assert told[0]["processed"] == told[0]["cache"] > total - 64
 
 
+def test_llama_server_s_own_route_tells_it_in_its_own_form(slow: Serving) -> None:
+    asked = {"prompt": "y " + LONG, "n_predict": 3, "stream": True, "return_progress": True}
+    with slow.client() as client:
+        text = client.post("/completion", json=asked).raise_for_status().text
+        several = client.post("/completion", json={"prompt": ["x", "y"], "n_predict": 3})
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    told = [each["prompt_progress"] for each in events if "prompt_progress" in each]
+    assert told[-1]["processed"] == told[-1]["total"] == events[-1]["tokens_evaluated"]
+    assert not any(each["content"] or each["stop"] for each in events[: len(told)])
+    assert all("content" in each and "choices" not in each for each in events)
+    assert several.status_code == 400
+    assert several.json()["error"]["param"] == "prompt"
+
+
 @pytest.mark.parametrize(
     "wrong", [{"prompt": "x"}, {"prompt": ["x", "y"], "stream": True}, {"prompt": "x", "stream": False}]
 )

@@ -102,6 +102,8 @@ OBEYED: dict[str, dict[str, Any]] = {
     "reasoning_effort": {"reasoning_effort": "none"},
     "documents": {"documents": [{"text": "a"}]},
     "return_progress": {"return_progress": True},
+    "reasoning_format": {"reasoning_format": "deepseek"},
+    "parse_tool_calls": {"parse_tool_calls": "no boolean"},
     "cache_prompt": {"cache_prompt": False},
     "id_slot": {"id_slot": 1},
     "cache_salt": {"cache_salt": 1},
