@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from llamahybrid.llama import Llama
-from llamahybrid.server import cache_page, errors
+from llamahybrid.server import cache_doors, cache_page, errors
 from llamahybrid.server.anthropic import routes as anthropic
 from llamahybrid.server.keys import ApiKeys
 from llamahybrid.server.limits import Guard
@@ -63,7 +63,7 @@ def app_of(service: Service) -> FastAPI:
     app.state.service = service
     made, app.state.chat_api = _chat(settings)
     errors.install(app)
-    for each in (router, made, anthropic.router, llama_server.router, cache_page.router):
+    for each in (router, made, anthropic.router, llama_server.router, cache_page.router, cache_doors.router):
         app.include_router(each)
     app.add_middleware(
         Guard,

@@ -60,7 +60,8 @@ class CacheOptions(BaseModel):
     prompt_cache_key: str | None = Field(
         default=None,
         max_length=1024,
-        description="A hint where to find this prompt's beginning (OpenAI). All of it is found without.",
+        description="Names a conversation (OpenAI): its last prompt goes from RAM after those without a key. "
+        "What is known of a prompt is found without.",
     )
     cache_salt: str | None = Field(
         default=None,

@@ -37,6 +37,7 @@ WAITS_FOR_SLOTS = (
     "/infill",
     "/v1/engines/copilot-codex/completions",
     "/v1/embeddings",
+    "/cache/warm",
 )
 """Paths whose requests may have to wait."""
 

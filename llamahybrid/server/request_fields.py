@@ -79,7 +79,9 @@ _ALL = [
     *_fields("oo-", "stream_options temperature top_p response_format"),
     *_fields("--o", "input encoding_format"),
     *_fields("nnn", "user metadata store service_tier safety_identifier request_id"),
-    *_fields("nn-", "prompt_cache_key prompt_cache_options prompt_cache_retention"),
+    # The last prompt of each key is pinned in RAM, within a share of it; Ray routes by it, too.
+    *_fields("oo-", "prompt_cache_key"),
+    *_fields("nn-", "prompt_cache_options prompt_cache_retention"),
     *_fields("nn-", "session_id stream_interval"),
     # OpenAI
     *_fields("-o-", "reasoning_effort reasoning_format parse_tool_calls"),

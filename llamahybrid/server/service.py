@@ -28,6 +28,7 @@ from llamahybrid.server.chat_reading import reading_of
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
+from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load, max_prompt, observed, prompting
 from llamahybrid.server.metrics import Gauges, Metrics
@@ -86,6 +87,8 @@ class Service:
         """Those that run, oldest first."""
         self._wanted: set[asyncio.Future[None]] = set()
         """Each is done when nobody waits any more for what is made in a slot without a job."""
+        self._keyed: dict[str, KeyedPrompts] = {}
+        """By the alias of the model."""
         self._outbox: Outbox | None = None
         self._stopping: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
@@ -157,31 +160,54 @@ class Service:
         if refused is not None:
             raise refused
         alias = self.models.alias(body.model)
-        key = getattr(request.state, "api_key", None)
-        named = salt_of_request(body.cache_salt, key, self.settings.salt_by_key)
-        if self.settings.require_salt and not named:
-            raise bad("this server takes no requests without a cache_salt", "cache_salt")
+        named = self.salt(request, body.cache_salt)
         prompts = len(body.prompts()) if isinstance(body, CompletionRequest) else 1
         llm, place = await self._enter(request, alias, (body.n or 1) * prompts)
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
             create, options = (prepare or self.native)(llm, body, alias)
-            limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
+            tag = salt_tag(digest(named))
+            observe = self._observer(request, body, llm, alias, tag)
+            within = partial(limited, create, self.settings.max_prompt_tokens, observe)
             told = getattr(body, "return_progress", False)
             progress = form.progress(not isinstance(body, CompletionRequest), alias) if told else None
             handle = partial(llm.request, named)
-            job = Job(limited, options, handle, lambda last: None, self._outbox, progress)
+            job = Job(within, options, handle, lambda last: None, self._outbox, progress)
             include = body.stream_options is not None and body.stream_options.include_usage
             stops = frozenset(getattr(body, "stop_token_ids", ()))
             account = Account(partial(_told, llm, stops, prompts), include)
-            job.over = partial(self._over, job, account, arrived, place, salt_tag(digest(named)), prompts)
+            job.over = partial(self._over, job, account, arrived, place, tag, prompts)
             self.jobs[job] = None
             job.start(self._threads)
         except BaseException:
             self.admission.leave(place)
             raise
         return form(job, account, self._ping_seconds)
+
+    def salt(self, request: Request, said: str | None) -> str:
+        """The salt of a request that says this one. Raises Refusal where one is missing."""
+        key = getattr(request.state, "api_key", None)
+        named = salt_of_request(said, key, self.settings.salt_by_key)
+        if self.settings.require_salt and not named:
+            raise bad("this server takes no requests without a cache_salt", "cache_salt")
+        return named
+
+    def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
+        """What is told the ids of a request's prompts."""
+        observe, key = self.observer(request), getattr(body, "prompt_cache_key", None)
+        if not key or llm.prompt_cache is None:
+            return observe
+        if alias not in self._keyed:
+            self._keyed[alias] = KeyedPrompts(llm.prompt_cache)
+        note = partial(self._keyed[alias].note, tag, key)
+
+        def both(tokens: Sequence[int]) -> None:
+            note(tokens)
+            if observe is not None:
+                observe(tokens)
+
+        return both
 
     def native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
         """What makes the answer to a body of llama_cpp.server's API, and its arguments."""
@@ -332,7 +358,7 @@ def _complete_one(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream
     return made if reading is None else reading.into(made)
 
 
-def _limited(
+def limited(
     create: Callable[..., Any],
     tokens: int | None,
     observe: Observer | None,

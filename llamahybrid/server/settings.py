@@ -140,7 +140,8 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     )
     open_page: bool = Field(
         default=False,
-        description="Without API keys: whether the page at /cache shows all tenants, and texts, to anybody.",
+        description="Without API keys: whether anybody is the operator, to whom the page at /cache shows all "
+        "tenants, and texts, and who may pin and forget.",
     )
     salt_by_key: bool = Field(
         default=False,

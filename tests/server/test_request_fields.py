@@ -102,6 +102,7 @@ OBEYED: dict[str, dict[str, Any]] = {
     "reasoning_effort": {"reasoning_effort": "none"},
     "documents": {"documents": [{"text": "a"}]},
     "return_progress": {"return_progress": True},
+    "prompt_cache_key": {"prompt_cache_key": 1},
     "reasoning_format": {"reasoning_format": "deepseek"},
     "parse_tool_calls": {"parse_tool_calls": "no boolean"},
     "cache_prompt": {"cache_prompt": False},

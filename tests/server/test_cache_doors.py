@@ -1,0 +1,146 @@
+"""POST /cache/warm, /cache/pin and /cache/forget, and requests with a `prompt_cache_key`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from llamahybrid.request.handle import RequestHandle
+from tests.lab.serving import Held, Serving, serving, wait_until
+
+from .conftest import TinyModel
+
+CHAT: list[Any] = [
+    {"role": "system", "content": "You answer in verse. " * 12},
+    {"role": "user", "content": "Who are you? " * 6},
+]
+TEXT = "The Danube rises in the Black Forest. " * 8
+OTHERS = [f"{n} is a number that is asked for once. " * 8 for n in range(12)]
+
+
+@pytest.fixture
+def small(tiny_model: TinyModel) -> Iterator[Serving]:
+    """A server whose cache has room for about three prompts of those, and anybody is the operator."""
+    with serving(tiny_model("qwen35"), model={"ram_bytes": 3 << 19}, open_page=True) as server:
+        yield server
+
+
+def post(server: Serving, path: str, **asked: Any) -> dict[str, Any]:
+    with server.client() as client:
+        answer: dict[str, Any] = client.post(path, json=asked).raise_for_status().json()
+    return answer
+
+
+def cached(server: Serving, **asked: Any) -> int:
+    path = "/v1/chat/completions" if "messages" in asked else "/v1/completions"
+    made = post(server, path, max_tokens=1, temperature=0, **asked)
+    return int(made["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def flood(server: Serving) -> None:
+    for prompt in OTHERS:
+        cached(server, prompt=prompt)
+
+
+@pytest.mark.parametrize("asked", [{"messages": CHAT}, {"prompt": TEXT}, {"prompt": list(range(40, 200))}])
+def test_what_was_warmed_is_not_decoded_again(small: Serving, asked: dict[str, Any]) -> None:
+    told = post(small, "/cache/warm", **asked)
+    assert told["prompt_tokens"] == told["decoded_tokens"] > 100
+    assert told["cached_tokens"] == 0
+    again = post(small, "/cache/warm", **asked)
+    assert again["cached_tokens"] == told["prompt_tokens"]
+    assert cached(small, **asked) == told["prompt_tokens"]
+
+
+def test_a_prompt_is_warmed_for_a_salt(small: Serving) -> None:
+    post(small, "/cache/warm", prompt=TEXT, cache_salt="mine")
+    assert cached(small, prompt=TEXT) == 0
+    assert cached(small, prompt=TEXT, cache_salt="mine") > 100
+
+
+def test_a_client_that_hangs_up_ends_its_warming(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped, drop = threading.Event(), RequestHandle.drop
+    monkeypatch.setattr(RequestHandle, "drop", lambda handle: (drop(handle), dropped.set()))
+    with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}) as server:
+        held = Held(monkeypatch, after=2)
+        server.hang_up("/cache/warm", {"prompt": TEXT}, lambda: held.batches == 3)
+        assert dropped.wait(60)
+        held.go_on()
+        wait_until(lambda: not server.service.admission.running)
+        assert held.batches == 3
+
+
+@pytest.mark.parametrize("keep", ["pin", "key", "unpinned", "nothing"])
+def test_what_is_pinned_or_has_a_key_outlives_prompts_that_are_asked_for_once(
+    small: Serving, keep: str
+) -> None:
+    key = {"prompt_cache_key": "my chat"} if keep == "key" else {}
+    cached(small, messages=CHAT, **key)
+    if keep in ("pin", "unpinned"):
+        told = post(small, "/cache/pin", messages=CHAT)
+        assert told["pinned"] is True
+        assert told["checkpoints"] > 0
+        assert told["tokens"] > 300
+    if keep == "unpinned":
+        assert post(small, "/cache/pin", messages=CHAT, pinned=False)["pinned"] is False
+    flood(small)
+    assert (cached(small, messages=CHAT) > 300) is (keep in ("pin", "key"))
+
+
+def test_keys_keep_no_more_than_their_share(small: Serving) -> None:
+    """The one used last stays, however many there are."""
+    for n, prompt in enumerate(OTHERS):
+        cached(small, prompt=prompt, prompt_cache_key=f"chat {n}")
+    assert small.llm.prompt_cache is not None
+    assert small.llm.prompt_cache.stats().bytes_ram <= small.llm.prompt_cache.ram_bytes
+    cached(small, prompt=OTHERS[0], prompt_cache_key="the last")
+    for prompt in OTHERS[1:]:
+        cached(small, prompt="x" + prompt)
+    assert cached(small, prompt=OTHERS[0]) > 250
+    assert cached(small, prompt=OTHERS[1]) < 250
+
+
+def test_what_is_forgotten_is_decoded_again(small: Serving) -> None:
+    for asked in ({"messages": CHAT}, {"prompt": TEXT}):
+        cached(small, **asked)
+    assert post(small, "/cache/forget", prompt=TEXT)["freed_bytes"] > 0
+    assert cached(small, prompt=TEXT) == 0
+    assert cached(small, messages=CHAT) > 300
+    post(small, "/cache/forget", all=True)
+    assert small.llm.prompt_cache is not None
+    assert small.llm.prompt_cache.stats().entries == 0
+
+
+@pytest.mark.parametrize("path", ["warm", "pin", "forget"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *[{}, {"prompt": ""}, {"prompt": ["a", "b"]}, {"prompt": [999_999]}, {"messages": []}],
+        *[{"prompt": "a", "messages": CHAT}, {"prompt": "a", "no_such_field": 1}, {"prompt": 5}],
+    ],
+)
+def test_what_names_no_prompt_is_a_400(small: Serving, path: str, wrong: dict[str, Any]) -> None:
+    with small.client() as client:
+        assert client.post(f"/cache/{path}", json=wrong).status_code == 400
+        assert client.post(f"/cache/{path}", json={"prompt": "a", "pinned": 1, "all": 1}).status_code == 400
+
+
+def test_pinning_and_forgetting_are_the_operator_s(tiny_model: TinyModel) -> None:
+    def status(http: httpx.Client, path: str, key: str | None) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return http.post(f"/cache/{path}", json={"prompt": "a text"}, headers=headers).status_code
+
+    with (
+        serving(tiny_model("qwen35"), api_keys=["one"], operator_key="boss") as server,
+        server.client() as http,
+    ):
+        for path, for_one in (("warm", 200), ("pin", 403), ("forget", 403)):
+            assert [status(http, path, key) for key in ("boss", "one", None)] == [200, for_one, 401]
+        auth = httpx.BasicAuth("", "boss")  # a browser sends it along with what any page asks for
+        assert http.post("/cache/forget", json={"all": True}, auth=auth).status_code == 401
