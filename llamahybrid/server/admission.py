@@ -80,8 +80,8 @@ class Admission:
         self._queue: deque[Place] = deque()
         self._swap: asyncio.Task[None] | None = None
         self._mean_seconds = 1.0
-        self.on_crowd: Callable[[], None] | None = None
-        """Called where somebody has to wait."""
+        self.on_crowd: Callable[[str], None] | None = None
+        """Called where somebody has to wait, with the alias of the model that is asked for."""
         self.on_refused: Callable[[], None] | None = None
         """Called where `enter` sends somebody away: the queue has filled while the body came in."""
 
@@ -149,7 +149,7 @@ class Admission:
         self._queue.append(place)
         self._move()
         if not place.granted.done() and weight and self._swap is None and self.on_crowd is not None:
-            self.on_crowd()
+            self.on_crowd(alias)
         try:
             return await place.granted, place
         except BaseException:

@@ -83,8 +83,8 @@ class Service:
         self.history = History()
         self.observer: Callable[[Request], Observer | None] = lambda _: None
         """What is told the ids of a request's prompts, in its thread; None: nobody."""
-        self.jobs: dict[Job, None] = {}
-        """Those that run, oldest first."""
+        self.jobs: dict[Job, str] = {}
+        """Those that run, oldest first, and the alias of their model."""
         self._wanted: set[asyncio.Future[None]] = set()
         """Each is done when nobody waits any more for what is made in a slot without a job."""
         self._keyed: dict[str, KeyedPrompts] = {}
@@ -137,10 +137,14 @@ class Service:
     async def _close(self, aliases: Sequence[str]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._opener, partial(self.models.close, *aliases))
 
-    def _interrupt(self) -> None:
-        """Somebody waits: the stream that has run longest ends, as the operator asked for."""
-        for job in self.jobs:
-            if job.stream and not job.cancelled:
+    def _interrupt(self, alias: str) -> None:
+        """Somebody waits: the stream that has run longest ends, as the operator asked for.
+
+        One of that model, if it is open; else any, as some model may have to be closed for it.
+        """
+        is_open = alias in self.models.opened
+        for job, model in self.jobs.items():
+            if job.stream and not job.cancelled and (model == alias or not is_open):
                 job.cancel()
                 return
 
@@ -178,7 +182,7 @@ class Service:
             stops = frozenset(getattr(body, "stop_token_ids", ()))
             account = Account(partial(_told, llm, stops, prompts), include)
             job.over = partial(self._over, job, account, arrived, place, tag, prompts)
-            self.jobs[job] = None
+            self.jobs[job] = alias
             job.start(self._threads)
         except BaseException:
             self.admission.leave(place)

@@ -118,3 +118,30 @@ def test_a_model_that_nobody_uses_is_closed_and_comes_back_by_name(
         again = client.post("/v1/completions", json=asked).json()
     assert again["choices"] == first["choices"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"]
+
+
+def test_a_crowd_ends_a_stream_of_the_model_that_is_asked_for(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With interrupt_requests; the stream that has run longest is another model's."""
+    settings: dict[str, Any] = {"model": {"n_parallel": 1}, "interrupt_requests": True}
+    endless = {"prompt": "Once", "max_tokens": 300, "min_tokens": 300, "stream": True}
+    with (
+        two_models(tiny_model, 1 << 40, **settings) as server,
+        server.client() as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        for model in ("gemma3", "qwen35"):
+            client.post("/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 1})
+        held, admission = Held(monkeypatch, after=0), server.service.admission
+        streams = list[Any]()
+        for count, model in enumerate(("gemma3", "qwen35"), 1):
+            streams.append(pool.submit(client.post, "/v1/completions", json={**endless, "model": model}))
+            wait_until(lambda count=count: admission.running == count)  # type: ignore[misc]
+        third = pool.submit(client.post, "/v1/completions", json={"model": "qwen35", "prompt": "y"})
+        wait_until(lambda: any(job.cancelled for job in list(server.service.jobs)))
+        held.go_on()
+        others, own = (stream.result().text for stream in streams)
+        assert third.result().status_code == 200
+    assert '"cancelled"' in own
+    assert '"cancelled"' not in others
