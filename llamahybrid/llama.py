@@ -141,7 +141,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._open(model_path, kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
-            assemble(self, self.slots, n_parallel, cache, files)
+            assemble(self, self.slots, n_parallel, cache, files, paging)
             self._answer_text = AnswerText(self.token_bos())
             self.draft_model = self._draft_model
         except BaseException:
@@ -154,7 +154,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.offload.opened(self._model)
         require_adapter(self)
 
-    n_ctx = held(llama_cpp.Llama.n_ctx)
     pooling_type = held(llama_cpp.Llama.pooling_type)
 
     _spells_control = False
@@ -194,6 +193,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def drafts(self) -> Drafts | None:
         """What stands between `generate` and the draft model; None as `runner`."""
         return None if self.evaluation is None else self.evaluation.drafts
+
+    @held
+    @as_of(llama_cpp.Llama.n_ctx)
+    def n_ctx(self) -> int:
+        """Tokens that one request may hold, whatever others there are."""
+        return int(llama_cpp.llama_n_ctx_seq(self.ctx))
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -447,4 +452,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.requests.whole(partial(load, self, state, super().load_state))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), **self._made_with, "cache_salt": self._cache_salt}
+        state = {**super().__getstate__(), **self._made_with, "cache_salt": self._cache_salt}
+        if not self._shape.flash_chosen:
+            del state["flash_attn"]
+        return state

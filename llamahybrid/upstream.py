@@ -186,6 +186,7 @@ NEEDS = (
         True,
     ),
     Need("llama_cpp:llama_context_params", has_fields(n_seq_max=_u32, kv_unified=_bool), "paging"),
+    Need("llama_cpp:llama_context_params", has_fields(n_ctx=_u32, flash_attn_type=None), _SEVERAL),
     Need("llama_cpp:llama_context_params", has_fields(n_rs_seq=_u32), "draft_planes"),
     Need(
         "llama_cpp:llama_context_params",
@@ -242,6 +243,7 @@ NEEDS = (
         }.items()
     ),
     Need("llama_cpp:llama_get_logits", declared(1), _REUSE, True),
+    Need("llama_cpp:llama_n_ctx_seq", declared(1), _REUSE, True),
     Need("llama_cpp:llama_sampler_apply", declared(2), _SEVERAL),
     Need("llama_cpp:llama_sampler_accept", declared(2), _SEVERAL),
     Need("llama_cpp:llama_set_abort_callback", declared(3), "stops inside a batch"),
@@ -260,11 +262,9 @@ OPTIONAL = (
     "llama_get_memory_buffer_size",
     "llama_state_seq_get_data_range",
     "llama_state_seq_write_ext",
-    "llama_attends_by_seq",
 )
 """Functions that not every libllama has: rollback planes, stops inside a decode; and of the patched engine,
-planes resized at run time, the size of memory, attention of a range, states in pieces,
-attention of each sequence by itself."""
+planes resized at run time, the size of memory, attention of a range, states in pieces."""
 
 
 @dataclass(frozen=True)

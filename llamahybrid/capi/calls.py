@@ -179,19 +179,9 @@ class NativeContext:
             return 0
         return int(patched_function("llama_get_memory_buffer_size", ctypes.c_size_t)(self._pointer))
 
-    def attends_by_seq(self) -> bool:
-        """Sequences that share the cells cost each other nothing: each attends to its own (patch 0032)."""
-        if "llama_attends_by_seq" not in library().optional:
-            return False
-        return bool(patched_function("llama_attends_by_seq", ctypes.c_bool)(self._pointer))
-
     def cut(self, position: int) -> bool:
         """Remove the tail [position, end); False where the memory cannot."""
         return bool(llama_cpp.llama_memory_seq_rm(self._ctx.memory, self.seq, position, -1))
-
-    def copy_from(self, seq: int) -> None:
-        """Hold what another sequence holds; the cells are shared, the state is copied when one goes on."""
-        llama_cpp.llama_memory_seq_cp(self._ctx.memory, seq, self.seq, -1, -1)
 
     def clear(self) -> None:
         """Empty the memory and zero its buffers: the only cure for NaN that got into a state."""

@@ -53,10 +53,11 @@ class Offload:
     def __bool__(self) -> bool:
         return bool(self.servers)
 
-    def ask_for(self, params: Any) -> None:
-        """Write it into `llama_model_params`, which must not outlive this object."""
+    def ask_for(self, params: Any) -> Any:
+        """Write it into `llama_model_params`, which must not outlive this object; these."""
         if self:
             params.devices = ctypes.addressof(self._array)
+        return params
 
     def opened(self, model: Any) -> None:
         """The model (llama_cpp's `LlamaModel`) was opened: its connections serve others while it is open."""

@@ -45,7 +45,6 @@ def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer], *, foreign: b
     this model computed it.
     """
     state = live.state
-    live.cells.cut(0)
     state.replace_tokens(ids)
     live.planes.invalidate()
     state.grown, state.foreign = False, foreign
@@ -88,11 +87,8 @@ def take_over(live: LiveSequence, other: LiveSequence) -> None:
 def _copy(live: LiveSequence, other: LiveSequence) -> bool:
     """Have memory hold as one sequence what it holds as another; False where it does not.
 
-    A copy that comes late is of what the other one holds by then, and replaces what was loaded meanwhile.
+    As a state: copies between KV streams come late, and replace what was loaded meanwhile.
     """
-    if not live.profile.copies_late:
-        live.native.copy_from(other.native.seq)
-        return True
     state = other.native.state()
     loaded = state is not None and live.native.load(state)
     return loaded and live.native.state_size(partial=False) == other.native.state_size(partial=False)

@@ -73,6 +73,10 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         if code != 0:
             raise DecodeError(code, f"llama_decode returned {code}")
 
+    def n_ctx(self) -> int:
+        """Tokens that one sequence may hold."""
+        return int(llama_cpp.llama_n_ctx_seq(self.ctx))
+
     @property
     def lost(self) -> bool:
         """What was read from memory just now may be nothing: a device is gone."""

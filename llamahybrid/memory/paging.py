@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,11 +89,13 @@ class Pager:
 
     moves_cells = True
     """Saving changes memory on its way: it has to be looked at afterwards."""
+    reads_whole = False
+    """Saving a range takes as long as saving all of it."""
 
     def __init__(
         self, ctx: LlamaContext, layout: Layout, nothing: Bytes, seq: int = 0, window: int = 0
     ) -> None:
-        """`nothing`: the PARTIAL state of an empty sequence, or nothing where attention is all.
+        """`nothing`: the PARTIAL state of an empty sequence; its head alone where attention is all.
 
         `window`: tokens of its sliding window.
         """
@@ -118,29 +121,25 @@ class Pager:
         That is so without a second sequence, with anything but one attention cell for each token, and
         where a range does not come back as it was.
         """
-        scratch = int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
-        if scratch < 1:
-            return None
-        nothing = np.empty(_size(ctx, scratch, PARTIAL), np.uint8)
-        if _get(ctx, nothing, scratch, PARTIAL) != nothing.nbytes:
-            return None
-        nothing = nothing[: 0 if whole else None]
         kinds: list[type[Pager]] = [WholePager if whole else Pager]
         if whole and window:
             kinds = [WindowPager]
         elif RangePager.available():
             kinds.insert(0, RangePager)
-        for kind in kinds:
-            pager = kind(ctx, SegmentLayout(0, 0, (), 0), nothing, window=window)
-            read = pager._read(start, end, lambda n: np.empty(n, np.uint8))
-            layout = None if read is None else pager._layout_of(read[0], start, end)
-            if layout is not None:
-                return kind(ctx, layout, nothing, window=window)
-        logger.info("attention of this context cannot be stored: the library writes it in no layout we know")
-        return None
+        return learn(kinds, ctx, start, end, whole=whole, window=window)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Nothing of the live sequence is changed inside, but what `save` does: it is read once."""
+        yield
+
+    def _learn(self, start: int, end: int) -> Layout | None:
+        """The layout of payloads here; None where it is not as we know it."""
+        read = self._read(start, end, lambda n: np.empty(n, np.uint8))
+        return None if read is None else self._layout_of(read[0], start, end)
 
     def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
-        return SegmentLayout.learn(payload, end - start, _SCRATCH_HEAD, self._nothing.nbytes - _STATE_HEAD)
+        return SegmentLayout.learn(payload, end - start, _SCRATCH_HEAD, self._nothing.nbytes - STATE_HEAD)
 
     def holds(self, end: int) -> bool:
         """Nothing of [0, end) is missing that positions and the size of the state would not show."""
@@ -181,26 +180,6 @@ class Pager:
         """Put the cells of payloads, in order, behind those of the live sequence; False if refused."""
         return all(self._write(self._joined(run)) for run in self._runs(payloads))
 
-    def borrow(self, seq: int, start: int, end: int) -> bool:
-        """Put the cells of [start, end) of another sequence, which keeps them, behind the live one's.
-
-        False if that failed. What the live one holds besides attention is undefined until it is loaded.
-        """
-        memory = self._ctx.memory
-        try:
-            llama_cpp.llama_memory_seq_cp(memory, seq, self._scratch, start, end)
-            if not self._drop_rest():
-                return False
-            llama_cpp.llama_memory_seq_cp(memory, self._scratch, self._seq, -1, -1)
-        finally:
-            cleared = self._clear_scratch()
-        return cleared
-
-    def _drop_rest(self) -> bool:
-        """The recurrent part of the scratch sequence goes, if there is one, without having been copied."""
-        nothing = self._nothing
-        return not nothing.nbytes or _set(self._ctx, nothing, self._scratch, PARTIAL)
-
     def _runs(self, payloads: Sequence[Bytes]) -> Iterator[list[Bytes]]:
         """Payloads that are loaded as one.
 
@@ -222,7 +201,7 @@ class Pager:
 
     def _write(self, payload: Bytes) -> bool:
         try:
-            if not _set(self._ctx, payload, self._scratch, FULL):
+            if not set_state(self._ctx, payload, self._scratch, FULL):
                 return False
             llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._scratch, self._seq, -1, -1)
         finally:
@@ -242,21 +221,22 @@ class Pager:
         """The payload of [start, end), and its xxh3-64 where that came with it."""
         llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
         try:
-            self._drop_rest()  # window cells stay, and are left out below
-            whole, rest = _size(self._ctx, self._scratch, FULL), _size(self._ctx, self._scratch, PARTIAL)
+            # The recurrent part goes without having been copied; window cells stay, and are left out below.
+            set_state(self._ctx, self._nothing, self._scratch, PARTIAL)
+            whole, rest = (state_size(self._ctx, self._scratch, flags) for flags in (FULL, PARTIAL))
             payload = buffer(whole - rest + self._nothing.nbytes)
             if payload.nbytes != whole - rest + self._nothing.nbytes:
                 return None
             state = payload if whole == payload.nbytes else new_buffer(whole)
-            written = _get(self._ctx, state, self._scratch, FULL)
+            written = get_state(self._ctx, state, self._scratch, FULL)
         finally:
             cleared = self._clear_scratch()
         if not cleared or written != whole:
             return None
         if state is not payload:
-            attention = whole - rest + _STATE_HEAD
+            attention = whole - rest + STATE_HEAD
             payload[:attention] = state[:attention]
-            payload[attention:] = self._nothing[_STATE_HEAD:]
+            payload[attention:] = self._nothing[STATE_HEAD:]
         return payload, None
 
     def _clear_scratch(self) -> bool:
@@ -274,8 +254,8 @@ class WholePager(Pager):
     def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
         llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
         try:
-            payload = buffer(_size(self._ctx, self._scratch, FULL))
-            written = _get(self._ctx, payload, self._scratch, FULL)
+            payload = buffer(state_size(self._ctx, self._scratch, FULL))
+            written = get_state(self._ctx, payload, self._scratch, FULL)
         finally:
             cleared = self._clear_scratch()
         return (payload, None) if cleared and written == payload.nbytes else None
@@ -290,7 +270,7 @@ class WindowPager(WholePager):
     """
 
     def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
-        windows = self._piece_bytes(start, end, PARTIAL) - _STATE_HEAD
+        windows = self._piece_bytes(start, end, PARTIAL) - STATE_HEAD
         return StackedLayout.learn(payload, end - start, _SCRATCH_HEAD, payload.nbytes - windows)
 
     def holds(self, end: int) -> bool:
@@ -316,7 +296,7 @@ class WindowPager(WholePager):
     def _piece_bytes(self, start: int, end: int, flags: int = FULL) -> int:
         llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
         try:
-            return _size(self._ctx, self._scratch, flags)
+            return state_size(self._ctx, self._scratch, flags)
         finally:
             self._clear_scratch()
 
@@ -352,20 +332,45 @@ class RangePager(Pager):
         return bool(read == payload.nbytes)
 
 
-_STATE_HEAD = 8  # magic and sequence id, in front of every state (src/llama-context.cpp, state_seq_get_data)
-_SCRATCH_HEAD = _STATE_HEAD + 8  # and the numbers of streams and cells
+def learn(
+    kinds: Sequence[type[Pager]], ctx: LlamaContext, start: int, end: int, *, whole: bool, window: int = 0
+) -> Pager | None:
+    """The first of these kinds of pagers that can be had, as `Pager.learn`.
+
+    The last sequence of the context holds nothing.
+    """
+    empty = int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
+    if empty < 1:
+        return None
+    nothing = np.empty(state_size(ctx, empty, PARTIAL), np.uint8)
+    if get_state(ctx, nothing, empty, PARTIAL) != nothing.nbytes:
+        return None
+    nothing = nothing[: STATE_HEAD if whole else None]
+    for kind in kinds:
+        layout = kind(ctx, SegmentLayout(0, 0, (), 0), nothing, window=window)._learn(start, end)
+        if layout is not None:
+            return kind(ctx, layout, nothing, window=window)
+    logger.info("attention of this context cannot be stored: the library writes it in no layout we know")
+    return None
+
+
+STATE_HEAD = 8  # magic and sequence id, in front of every state (src/llama-context.cpp, state_seq_get_data)
+_SCRATCH_HEAD = STATE_HEAD + 8  # and the numbers of streams and cells
 _RANGE_HEAD = 8  # magic and the number of cells
 
 
-def _size(ctx: LlamaContext, seq: int, flags: int) -> int:
+def state_size(ctx: LlamaContext, seq: int, flags: int) -> int:
+    """Bytes of a sequence's state."""
     return int(llama_cpp.llama_state_seq_get_size_ext(ctx.ctx, seq, flags))
 
 
-def _get(ctx: LlamaContext, out: Bytes, seq: int, flags: int) -> int:
+def get_state(ctx: LlamaContext, out: Bytes, seq: int, flags: int) -> int:
+    """Write a sequence's state into `out`; bytes written."""
     return int(llama_cpp.llama_state_seq_get_data_ext(ctx.ctx, _pointer(out), out.nbytes, seq, flags))
 
 
-def _set(ctx: LlamaContext, data: Bytes, seq: int, flags: int) -> bool:
+def set_state(ctx: LlamaContext, data: Bytes, seq: int, flags: int) -> bool:
+    """Load a sequence's state; False where it was refused."""
     return library().load_state(ctx.ctx, data, seq, flags)
 
 

@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.memory.paging import Pager
+from llamahybrid.memory.streams import learn_streams
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -59,13 +59,10 @@ class MemoryProfile:
     attention_is_all: bool = False
     """Attention KV, in cells that can be cut anywhere, is all of the state, and `pager` takes all of it: it
     can be put back at any position that stored attention reaches."""
+    token_bytes: int = 0
+    """What the cells of a token take, as a state has them."""
     token_seconds: float = 0.0
     """What a token decoded alone took in the trial, at best."""
-    copies_late: bool = False
-    """A copy of a sequence reads as its source does only when something was decoded after it: what happens to
-    either before that is lost or overwritten."""
-    several: bool = False
-    """Other sequences share its cells, and take those that lie behind the window of this one."""
     linear: bool = True
     """The size rule holds, as far as seen (see `LiveSequence.learn_size_rule`). Where it does not, a restore
     cannot be verified and only the tip is reused."""
@@ -87,13 +84,13 @@ class MemoryProfile:
             return self.attention_is_all
         return self.pager is not None or not self.needs_attention
 
+    def slot_bytes(self, n_ctx: int) -> int:
+        """About what the memory of a sequence of so many tokens takes."""
+        return self.token_bytes * n_ctx + self.snapshot_bytes
+
     def predicted_size(self, n: int) -> int:
         """Bytes of attention state that n >= 1 tokens must have (see the size rule)."""
         return self.attention_base + self.attention_per_token * n
-
-    def extra_cells(self, extra_bytes: int) -> int:
-        """Cells that so many bytes beyond the size rule take; below 0 where there are fewer than tokens."""
-        return -(-extra_bytes // self.attention_per_token) if self.linear and self.attention_per_token else 0
 
     def position_fault(self, n: int, pos_min: int, pos_max: int) -> str | None:
         """Why these positions cannot be those of a sound sequence of n tokens; None if they can."""
@@ -104,9 +101,7 @@ class MemoryProfile:
         if self.keeps_tip_only:
             return None if pos_min == n - 1 else f"first position is {pos_min}, expected {n - 1}"
         if self.window:
-            # The next token attends to n - window + 1 at the least; what it does not, others may overwrite
-            # (src/llama-kv-cache.cpp, find_slot).
-            limit = max(0, n - self.window + self.several)
+            limit = max(0, n - self.window)
             return None if 0 <= pos_min <= limit else f"first position is {pos_min}, expected at most {limit}"
         return None if pos_min == 0 else f"first position is {pos_min}, expected 0"
 
@@ -123,16 +118,17 @@ NO_MEMORY = MemoryProfile()
 """Of a context that cannot take part."""
 
 
-def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1) -> MemoryProfile:
+def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1, paging: bool = True) -> MemoryProfile:
     """Find out what the memory of a fresh context can do; leaves it cleared.
 
-    `swa_full`: the context was made with full-size sliding-window caches. `slots`: live sequences that are
-    going to share its cells.
+    `swa_full`: the context was made with full-size sliding-window caches. `slots`: live sequences; of several
+    each has a KV stream. `paging`: attention may be stored.
     A context that cannot take part (no memory, an encoder, a decode that fails) yields `NO_MEMORY`.
     """
     model = ctx.model.model
     native = NativeContext(ctx)
     window = int(llama_cpp.llama_model_n_swa(model))
+    # A stream is saved and loaded as a state, which leaves out what lies behind the window.
     prunes = window > 0 if slots > 1 else not swa_full and 0 < window < native.n_ctx
     if not native.has_memory or llama_cpp.llama_model_has_encoder(model):
         return NO_MEMORY
@@ -158,10 +154,12 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1) -> MemoryProfile:
         base = attention[0] - per_token * TRIAL[0]
         linear = attention == [base + per_token * n for n in TRIAL]
         whole = not prunes and pos_min != pos_max
-        spare = int(llama_cpp.llama_n_seq_max(ctx.ctx)) > slots  # the last sequence is no slot's
-        pages = spare and linear and (partial_is_partial or whole) and per_token > 0
-        pager = Pager.learn(ctx, *PAGED, whole=whole, window=window) if pages else None
-        copies_late = slots > 1 and _copies_late(ctx, native, TRIAL[-1])
+        pager = None
+        if paging and linear and (partial_is_partial or whole) and per_token > 0:
+            if slots > 1:
+                pager = learn_streams(ctx, *PAGED, whole=whole)
+            else:
+                pager = Pager.learn(ctx, *PAGED, whole=whole, window=window)
         for position in range(native.positions()[1] + 1, TRIAL[0] + native.planes() + 1):
             native.decode([position], position, "last")  # a cut deeper than rollback planes reach
         cuttable = native.cut(TRIAL[0]) and native.positions()[1] == TRIAL[0] - 1
@@ -185,23 +183,7 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1) -> MemoryProfile:
         snapshot_bytes=sizes[0][1] if sizes[0][1] == sizes[-1][1] else 0,
         pager=pager,
         attention_is_all=whole and pager is not None,
+        token_bytes=(sizes[1][0] - sizes[0][0]) // (TRIAL[1] - TRIAL[0]),
         token_seconds=min(times),
         linear=linear,
-        copies_late=copies_late,
-        several=slots > 1,
     )
-
-
-def _copies_late(ctx: LlamaContext, native: NativeContext, n: int) -> bool:
-    """What a copy of a sequence of n tokens holds changes when that is decoded on: a token is, here.
-
-    Streams of a cache are copied at the next decode (src/llama-kv-cache-dsv4.cpp, seq_cp), which a memory may
-    have in a context that is unified.
-    """
-    other = NativeContext(ctx, native.seq + 1)
-    other.copy_from(native.seq)
-    before = other.state()
-    native.decode([n], n, "last")
-    after = other.state()
-    same = before is not None and after is not None and np.array_equal(before, after)
-    return not (same and other.cut(0))

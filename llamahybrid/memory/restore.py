@@ -9,7 +9,6 @@ from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.memory.sharing import forget_what_one_holds
 from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import open_sealed
 from llamahybrid.prompt_cache.nodes import common_prefix
@@ -75,8 +74,6 @@ def restore(
     Attention KV of [0, c) must be live, or `segments` bring it behind the first `kept` live tokens;
     `record` is None where that is all of the state.
     `row_follows`: the output row that is there was computed from that state on.
-    Where another sequence of the context holds the same beginning, its attention is not loaded: both hold it
-    then (`sharing`), up to the end of a segment, and what lies behind is loaded.
     The order matters: cut to what stays, append, load, cut the tail, verify. Until that is through the
     sequence is invalid: whatever leaves here early, a fault or an interrupt, leaves it so.
 
@@ -88,7 +85,6 @@ def restore(
     name = identity.namespace
     saved = open_restorable(record, tokens, segments, kept, there, namespace=name, profile=profile)
     live.release_planes()
-    shares = live.cells.up_to(kept if saved.attention else saved.position)
     live.invalidate()
     if saved.attention:
         assert profile.pager is not None, "segments were checked against it"
@@ -96,14 +92,7 @@ def restore(
             profile.pager.keep_attention(kept)
         elif not native.cut(kept):
             return f"the library refused to cut at {kept} before a restore"
-        attention, ends = saved.attention, [segment.end for segment in segments]
-        other, end = lender(live, tokens, ends)
-        if other is not None and profile.pager.borrow(other.native.seq, kept, end):
-            live.cells.hold(shares)
-            forget_what_one_holds(live.shared.members)
-            shares = live.cells.ranges + other.cells.lend(kept, end)
-            attention = attention[ends.index(end) + 1 :]
-        if attention and not profile.pager.append(attention):
+        if not profile.pager.append(saved.attention):
             return "the library refused stored attention"
     payload = saved.payload
     if payload is not None and not native.load_partial(payload):
@@ -111,7 +100,6 @@ def restore(
     if not native.cut(saved.position):
         return f"the library refused to cut at {saved.position} after a restore"
     state.replace_tokens(tokens)
-    live.cells.hold(shares)
     state.lag = state.extra_bytes = 0
     state.grown = False
     fault = live.fault()
@@ -126,42 +114,6 @@ def restore(
         return fault
     state.row_covers_tip = covers
     return None
-
-
-def _others(live: LiveSequence) -> list[LiveSequence]:
-    """Who may lend cells to a sequence: what holds tokens of the same salt that the same has computed.
-
-    Nobody with sliding windows, whose cells others take once they lie behind one.
-    """
-    if live.shared.slots == 1 or live.profile.window:
-        return []
-    return [
-        other
-        for other in live.shared.members
-        if other is not live and other.fingerprint == live.fingerprint
-        if not (other.planes.pending or other.state.foreign)
-    ]
-
-
-def lender(live: LiveSequence, tokens: Tokens, ends: Sequence[int]) -> tuple[LiveSequence | None, int]:
-    """The sequence of its context that holds most of `tokens`, shape (c,), and is proven right just now.
-
-    And how many of them, which is one of `ends`; (None, 0) where there is none.
-    """
-    held = []
-    for other in _others(live):
-        there = common_prefix(other.tokens, tokens)
-        held.append((max((end for end in ends if end <= there), default=0), other))
-    for end, other in sorted(held, key=lambda each: -each[0]):
-        if end and other.fault() is None:
-            return other, end
-    return None, 0
-
-
-def lendable(live: LiveSequence, prompt: Tokens, depth: int) -> int:
-    """Tokens of a prompt for which a sequence needs no cells of its own, if `depth` of them are resumed."""
-    there = max((common_prefix(other.tokens, prompt) for other in _others(live)), default=0)
-    return max(0, depth - common_prefix(live.tokens, prompt)) if there >= depth else 0
 
 
 def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:

@@ -63,11 +63,15 @@ class SegmentLayout:
 
     def cut(self, payload: Bytes, at: int, out: tuple[Bytes, Bytes]) -> None:
         """Write cells [0, at) and [at, n) of a payload into two of their own, filling `out`."""
+        self.part(payload, 0, at, out[0])
+        self.part(payload, at, self.count(payload), out[1])
+
+    def part(self, payload: Bytes, start: int, end: int, out: Bytes) -> None:
+        """Write cells [start, end) of a payload into one of their own, filling `out`."""
         n = self.count(payload)
-        for piece, start, end in ((out[0], 0, at), (out[1], at, n)):
-            self._frame(payload, n, piece, end - start)
-            for whole, part in zip(self._cells(payload, n), self._cells(piece, end - start), strict=True):
-                part[:] = whole[:, start:end]
+        self._frame(payload, n, out, end - start)
+        for whole, part in zip(self._cells(payload, n), self._cells(out, end - start), strict=True):
+            part[:] = whole[:, start:end]
 
     def join(self, payloads: Sequence[Bytes], out: Bytes) -> None:
         """Write the cells of all payloads, in order, into one of `size` of their sum."""
@@ -92,6 +96,12 @@ class SegmentLayout:
         for cells in planes:
             cells[:] = cells[:, order]
         return True
+
+    def begins(self, payload: Bytes) -> bool:
+        """The cells of a payload lie at positions 0, 1, 2 and so on, in this order."""
+        n = self.count(payload)
+        positions = next(self._cells(payload, n))[0, :, :4].copy().view(np.int32).ravel()
+        return bool(np.array_equal(positions, np.arange(n)))
 
     def first_position(self, payload: Bytes) -> int:
         """Where the first cell of a payload lies."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.memory.sharing import SharedCells
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, seal
@@ -65,7 +65,6 @@ class LiveSequence:
         self.n_vocab = n_vocab
         self.state = SequenceState.empty(capacity)
         """What memory is taken to hold; to others, to be read."""
-        self.cells = SharedCells()
         self.identity = Identity(fingerprint, self.state, profile.pager)
         self.native = NativeContext(ctx, seq, self.shared.batch)
         self.row = OutputRow(self.native, self.state, n_vocab, self.shared)
@@ -164,7 +163,6 @@ class LiveSequence:
 
     def invalidate(self) -> None:
         """Nothing that the context holds is known any more; the next alignment starts from zero."""
-        self.cells.cut(0)
         self.state.n = self.state.extra_bytes = 0
         self.invalidate_tip()
 
@@ -286,7 +284,6 @@ class LiveSequence:
         if not self.native.cut(position):
             state.tip_logits = had_logits
             return False
-        self.cells.cut(position)
         state.cut(position)
         return True
 
@@ -300,7 +297,6 @@ class LiveSequence:
         if not self.native.cut(position):
             self.planes.invalidate()
             return False
-        self.cells.cut(position)
         state.cut(position)
         if self.fault(deep=False) is not None:
             self.invalidate_tip()
@@ -330,7 +326,6 @@ class LiveSequence:
         if not removed:
             self.shared.clear(self)
             state.ids[:] = 0
-        self.cells.cut(0)
         state.n = state.lag = state.extra_bytes = 0
         state.needs_zeroing = state.foreign = False
         state.grown = True
@@ -371,6 +366,11 @@ class LiveSequence:
         self.planes.shrink()
         self.identity.verify_model()
         return self.state.n > 0 and not self.state.opaque and self.fault(deep=deep) is None
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Around several calls of `page_out`, between which nothing is decoded, cut or loaded."""
+        pager = self.profile.pager
+        return nullcontext() if pager is None else pager.reading()
 
     def page_out(
         self, start: int, end: int, buffer: Callable[[int], Bytes | None], *, deep: bool = True

@@ -14,7 +14,6 @@ from weakref import ref
 from llamahybrid.capi.calls import LAST_ROW, TokenBatch
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.compute_thread import ComputeThread
-from llamahybrid.memory.sharing import held_twice
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.prompt_cache.ram import new_buffer
 
@@ -62,17 +61,6 @@ class SharedContext:
     def members(self) -> list[LiveSequence]:
         """All sequences."""
         return [live for member in self._members if (live := member()) is not None]
-
-    def cells_held(self, without: LiveSequence | None = None) -> int:
-        """Cells that sequences hold, all or all but one; what several hold lies there once."""
-        members, held, sharing = self.members, 0, False
-        for live in members:
-            if live is not without:
-                held += live.n
-                if live.state.extra_bytes:
-                    held += live.profile.extra_cells(live.state.extra_bytes)
-                sharing = sharing or bool(live.cells.ranges)
-        return held - held_twice(m for m in members if m is not without) if sharing else held
 
     def undo_buffer(self, n_bytes: int) -> Bytes:
         """Where the state before a batch is kept while that is decoded: one at a time, so one is enough."""
@@ -144,7 +132,7 @@ class SharedContext:
             live.lose()
 
     def look(self) -> str | None:
-        """What is lost gives up its cells, which nobody counts. Why all of it is lost now, if it is.
+        """What is lost is emptied. Why all of it is lost now, if it is.
 
         Whoever decodes here besides us may do so in any sequence.
         """

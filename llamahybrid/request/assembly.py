@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 
-from llamahybrid.capi.calls import NativeContext
 from llamahybrid.capi.shim import library
 from llamahybrid.engine import loaded
 from llamahybrid.memory.adapters import follow
@@ -32,6 +31,7 @@ from llamahybrid.request.boundaries import Boundaries
 from llamahybrid.request.evaluation import Evaluation
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.request.slots import Slot, Slots
+from llamahybrid.request.stream_params import StreamParams
 from llamahybrid.speculation.drafts import Drafts
 
 if TYPE_CHECKING:
@@ -46,13 +46,21 @@ process (src/models/plamo2.cpp multiplies where they begin by n_seqs), and the n
 it. Without it their answers take turns, by tokens."""
 
 
+MOST_CELLS = (1 << 31) - 1
+"""Of all slots: the library counts them in 32 bits."""
+
+
 @dataclass(frozen=True)
 class ContextShape:
     """What a context is made with besides what upstream asks for."""
 
     sequences: int
+    """Of one slot: its own, and one to page through. Of several: theirs, each with a KV stream."""
     planes: int
     """Rollback planes."""
+    slots: int = 1
+    flash_chosen: bool = True
+    """Whether there is flash attention was said by who opens the model."""
 
     @classmethod
     def of(
@@ -73,7 +81,9 @@ class ContextShape:
         if slots > 1:
             if room <= slots:
                 raise ValueError(f"n_parallel={slots} needs more tokens a batch (n_batch, n_ubatch, n_ctx)")
-            return cls(slots + paging, 0)
+            if n_ctx * slots > MOST_CELLS:
+                raise ValueError(f"n_parallel={slots} of {n_ctx} tokens each are more than a context takes")
+            return cls(slots, 0, slots, "flash_attn" in options)
         if draft_planes is None:
             draft_planes = 0
             if options.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
@@ -81,12 +91,15 @@ class ContextShape:
         sequences = 2 if paging and caching and room >= 2 else 1
         return cls(sequences, max(0, min(draft_planes, room - 2)) if caching else 0)
 
-    def ask_for(self, params: Any) -> None:
-        """Write it into `llama_context_params`."""
+    def ask_for(self, params: Any) -> Any:
+        """The `llama_context_params` that say so, to be used in place of `params`."""
         params.n_rs_seq = self.planes
+        if self.slots > 1:
+            return StreamParams.of(params, self.slots, self.flash_chosen)
         if self.sequences > 1:
             params.n_seq_max = self.sequences
             params.kv_unified = True
+        return params
 
 
 def filled_in(params: str, by: str) -> Any:
@@ -100,8 +113,7 @@ def filled_in(params: str, by: str) -> Any:
         return getattr(llm, params)
 
     def put(llm: Any, made: Any) -> None:
-        getattr(llm, by).ask_for(made)
-        setattr(llm, params, made)
+        setattr(llm, params, getattr(llm, by).ask_for(made))
 
     get.__doc__ = f"The `llama{params}` that this model was opened with."
     return property(get, put)
@@ -145,13 +157,15 @@ def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str,
     return wanted
 
 
-def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, files: ModelFiles) -> None:
+def assemble(
+    llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, files: ModelFiles, paging: bool
+) -> None:
     """Probe the memory, guard the context, and put live sequences into it, one a slot.
 
     Leaves the slot that there is without one where the context has no memory (encoders).
     """
     thread = ComputeThread() if n_parallel > 1 else None
-    profile = _probe(llm, thread, n_parallel)
+    profile = _probe(llm, thread, n_parallel, paging)
     if not profile.has_memory:
         return
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
@@ -170,12 +184,13 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
     shared = SharedContext(guarded, llm.n_batch, n_parallel, thread)
     batcher = None
     if n_parallel > 1:
-        cells = llm._n_ctx if profile.attention_per_token else None
         architecture = llm.metadata.get("general.architecture")
         merges = architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
-        flash = llm.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        masked = not flash and not NativeContext(guarded).attends_by_seq()
-        batcher = Batcher(shared, gate, meter, llm.n_batch, cells, slots, merges, masked)
+        batcher = Batcher(shared, gate, meter, llm.n_batch, merges)
+        logger.info(
+            "%d requests at once, each of at most %d tokens: about %d MiB of context memory in all",
+            *(n_parallel, llm._n_ctx, n_parallel * profile.slot_bytes(llm._n_ctx) >> 20),
+        )
     for seq in range(n_parallel):
         slot = slots.all[0] if seq == 0 else Slot()
         live = LiveSequence(
@@ -205,12 +220,12 @@ def assemble(llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, 
         shared.clearing = slots.store_attention
 
 
-def _probe(llm: Llama, thread: ComputeThread | None, slots: int) -> MemoryProfile:
+def _probe(llm: Llama, thread: ComputeThread | None, slots: int, paging: bool) -> MemoryProfile:
     """What the memory can do; asked in the thread that decodes later: OpenMP keeps a team for each."""
     found: list[MemoryProfile] = []
 
     def look() -> None:
-        found.append(probe(llm._ctx, bool(llm.context_params.swa_full), slots))
+        found.append(probe(llm._ctx, bool(llm.context_params.swa_full), slots, paging))
 
     if thread is None:
         look()

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.compute_thread import new_bell, ring
@@ -24,19 +23,12 @@ from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import common_prefix
-from llamahybrid.request.cells import Cells
 from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.job import BatchLost, Job
 from llamahybrid.request.line import POLL
 from llamahybrid.request.pieces import TIMED_PIECE, Lately, PieceLine, pace_between, piece_of
 from llamahybrid.request.solo import Solo
 from llamahybrid.request.ticket import Ticket
-
-if TYPE_CHECKING:
-    from llamahybrid.request.slots import Slots
-
-ROOM_TOKENS = 64
-"""A request that gave up its cells comes back when there is room for so many more of its tokens."""
 
 GRACE_SHARE = 0.25
 """How long a step waits for answers that are expected: this share of what the last one took,"""
@@ -57,15 +49,9 @@ class Batcher:
         gate: RequestGate,
         meter: CostMeter,
         n_batch: int,
-        cells: int | None,
-        slots: Slots,
         merges: bool = True,
-        masked: bool = True,
     ) -> None:
-        """`cells`: tokens that all sequences may hold together, None where no cells are kept for them.
-
-        `merges`: tokens of several sequences may be in one batch. `masked`: see `Cells`.
-        """
+        """`merges`: tokens of several sequences may be in one batch."""
         self._shared = shared
         shared.interrupted = gate.stop_native
         self._gate = gate
@@ -76,7 +62,8 @@ class Batcher:
         """Requests in their answer, and how long each was away after its last token."""
         self._prompts: dict[Ticket, Tokens] = {}
         """Requests that decode this prompt: the first does, the others wait for its checkpoints."""
-        self.cells = Cells(shared, gate, slots, cells, masked, self._answering, self._prompts)
+        self._steps = 0
+        """Steps of answers so far."""
         self.solo = Solo(shared, gate)
         self._untold: set[Job] = set()
         """Tokens that are decoded, and whose owners had the lock since not yet."""
@@ -102,8 +89,6 @@ class Batcher:
         Raises BatchLost where memory is no longer what it was, RequestCancelled, or DecodeError.
         """
         ticket = self._gate.running
-        if self.cells.steps >= self.cells.look_at:
-            self.cells.release_idle(self._meter.costs())
         self._answering.setdefault(ticket, 0.0)
         if self.solo.takes(ticket, partial(self._fits_alone, live)):
             self._decode_here(live, token)
@@ -131,8 +116,8 @@ class Batcher:
             raise BatchLost("memory was changed after a token was decoded")  # before we had the lock again
 
     def _fits_alone(self, live: LiveSequence) -> bool:
-        """Nobody else's token waits, and there is a cell for one of this sequence."""
-        return not self._jobs and not live.state.is_invalid and self.cells.free() > 0
+        """Nobody else's token waits, and this sequence can go on."""
+        return not self._jobs and not live.state.is_invalid
 
     def _decode_here(self, live: LiveSequence, token: int) -> None:
         """A step of one token that nobody else waits for, in the calling thread."""
@@ -187,7 +172,7 @@ class Batcher:
         jobs = self._open_jobs()[: self._largest_step]
         for job in [j for j in jobs if not j.stands]:
             job.end(BatchLost("memory was changed while a token waited to be decoded"))
-        jobs = self.cells.that_fit([j for j in jobs if not j.done])
+        jobs = [job for job in jobs if not job.done]
         jobs.sort(key=lambda job: job.live.native.seq)
         self._shared.compute(partial(self._step, jobs), partial(self._ring, jobs))
 
@@ -218,7 +203,7 @@ class Batcher:
         if rows:
             self._one_step.took(seconds)
         self.rows += rows
-        self.cells.steps += 1
+        self._steps += 1
         self._meter.together = max(1, rows)
         if rows == 1:
             self._meter.decoded(1, seconds)
@@ -282,7 +267,6 @@ class Batcher:
         ticket, position = self._gate.running, live.n
         try:
             bell = self._pieces.enter(ticket, tokens)
-            self.cells.pausing[ticket] = live
             while not self._goes(ticket, tokens):
                 self._gate.check()
                 if self._ready():
@@ -291,8 +275,6 @@ class Batcher:
                     self._wait(ticket, bell, self._patience() if self._pieces.begins_with(ticket) else None)
         finally:
             self._pieces.leave(ticket)
-            self.cells.pausing.pop(ticket, None)
-        self.cells.wait_for_batch(live, position, tokens, self._open_jobs)
         if live.n != position or live.state.is_invalid:
             raise BatchLost("memory was changed while a piece of a prompt waited to be decoded")
         began = time.perf_counter()
@@ -302,10 +284,9 @@ class Batcher:
                 self._prompt_token.took((time.perf_counter() - began) / tokens)
         finally:
             if self._is_answers(ticket, tokens):
-                ticket.alone_at = self.cells.steps
+                ticket.alone_at = self._steps
             else:
                 self._piece_seconds += time.perf_counter() - began
-            self.cells.prompt_tokens += tokens
             self._since = time.monotonic()
             self._ring()
 
@@ -325,7 +306,7 @@ class Batcher:
     def _may_follow(self, ticket: Ticket, tokens: int) -> bool:
         """So small a piece comes before the next step: one cut for a checkpoint gives nobody a turn."""
         if self._is_answers(ticket, tokens):
-            return ticket.alone_at != self.cells.steps
+            return ticket.alone_at != self._steps
         more = tokens * self._token_seconds() + self._meter.costs().batch_seconds
         return not self._piece_seconds or self._piece_seconds + more <= self._pace()
 
@@ -343,17 +324,12 @@ class Batcher:
         """What a token of a prompt takes now: the fastest was behind few others, on an idle machine."""
         return max(self._prompt_token.seconds, self._meter.costs().prefill_seconds)
 
-    def wait_to_return(self, live: LiveSequence, tokens: int) -> None:
-        """After `NoRoom`: wait until there are cells again for so many tokens, and some more."""
-        self.wait_for_room(live, min(tokens + ROOM_TOKENS, self.cells.cells or 0))
-
-    def wait_for_room(self, live: LiveSequence, tokens: int) -> None:
-        """Wait until there are cells for so many, which are then decoded again: no token is due before."""
-        if self._answering.pop(self._gate.running, None) is not None:
-            self._ring()
-        self.cells.wait(live, lambda: tokens)
-
     # -- who is here -----------------------------------------------------------------------------
+
+    @property
+    def quiet(self) -> bool:
+        """No request wants to decode, nor is one about to come in."""
+        return not self._gate.crowded and all(t.over for t in (*self._answering, *self._prompts))
 
     def stepped(self, ticket: Ticket) -> None:
         """A request has made a step: what it holds here it gives back."""

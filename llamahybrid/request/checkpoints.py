@@ -15,6 +15,9 @@ from llamahybrid.prompt_cache.base import BasePromptCache, LiveState, LiveView, 
 from llamahybrid.request.request import Request
 from llamahybrid.request.schedule import Action, Actions
 
+RETURNS = 10
+"""Of so many tails that a chat drops, one is taken to be asked for again."""
+
 SEGMENT_TOKENS = 1024
 """Where attention is all of the state, any part of a chat is of use: such pieces are stored and read."""
 
@@ -46,6 +49,8 @@ class Checkpoints:
         cache.attach(live.shared)
         self.meter = meter
         self._prompt_end: _PromptEnd | None = None
+        self._read_seconds = 0.0
+        """What a token of the live sequence took when all of it was read; 0: it never was."""
 
     def view(self, reuse_limit: int | None = None) -> LiveView:
         """The live sequence as the cache needs to know it."""
@@ -67,16 +72,6 @@ class Checkpoints:
             view = replace(view, namespace=identity.namespace_of(salt), tokens=others, cut_floor=0)
             view = replace(view, tip_logits=False)
         return self.cache.peek(prompt, view, self.meter.costs())
-
-    def serve_all(self) -> bool:
-        """Were what is live gone, who goes on from its tip would have to decode nothing of it."""
-        live = self._live
-        if live.state.opaque:
-            return False
-        tokens, view = live.tokens, self.view()
-        view = replace(view, tokens=tokens[:0], cut_floor=0, tip_logits=False)
-        longer = np.append(tokens, tokens[-1:])
-        return self.cache.peek(longer, view, self.meter.costs()) >= live.n
 
     def carry_out(
         self, actions: Actions, request: Request | None = None, *, deep: bool = True, after: int = 0
@@ -149,16 +144,31 @@ class Checkpoints:
 
         `after`: none before that.
         """
-        view = self.view()
+        view, live = self.view(), self._live
         ranges = clipped(self.cache.missing(view), len(view.tokens), after)
         if view.attention_is_all:
             ranges = [piece for start, end in ranges for piece in _pieces(start, end)]
-        for start, end in ranges:
-            segment = self._live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
-            if segment is None or not self.cache.store_segment(view, segment):
-                break
+        began = time.perf_counter()
+        with live.reading():
+            for start, end in ranges:
+                segment = live.page_out(start, end, partial(self.cache.segment_buffer, view), deep=deep)
+                if segment is None or not self.cache.store_segment(view, segment):
+                    break
+        if ranges:
+            self._read_seconds = (time.perf_counter() - began) / max(1, live.n)
         self.cache.queue_writes(view)
         self.owes_attention = False
+
+    def worth_reading(self, tail: int) -> bool:
+        """Attention of the last `tail` live tokens, which go, is worth what storing it takes now.
+
+        It always is, but where all that stays has to be read, too.
+        """
+        pager = self._live.profile.pager
+        if pager is None or not pager.reads_whole or self.cache.serves_others:
+            return True
+        saved = tail * self.meter.costs().prefill_seconds
+        return saved >= RETURNS * self._live.n * self._read_seconds
 
 
 def _pieces(start: int, end: int) -> list[tuple[int, int]]:

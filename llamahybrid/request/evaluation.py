@@ -19,7 +19,7 @@ from llamahybrid.memory.adoption import adopt_native, take_over
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.request.arrays import UpstreamArrays
-from llamahybrid.request.job import BatchLost, NoRoom
+from llamahybrid.request.job import BatchLost
 from llamahybrid.request.request import Request
 from llamahybrid.request.runner import RequestRunner
 from llamahybrid.speculation.drafts import Drafts
@@ -228,9 +228,7 @@ class Evaluation:
         self.runner.before_token(request)
         try:
             self.runner.append(token)
-        except BatchLost as lost:
-            if isinstance(lost, NoRoom):
-                self.runner.wait_to_return(n)
+        except BatchLost:
             return False
         self.arrays.append(token, n)
         return True
@@ -258,7 +256,7 @@ class Evaluation:
                 if error.code != NO_CELLS:
                     raise
                 raise ContextOverflow(f"the context window of {self._n_ctx} has no cells left") from error
-            except BatchLost:  # others had the buffers of all zeroed, or its cells, while this one waited
+            except BatchLost:  # others had the buffers of all zeroed while this one waited
                 whole = np.concatenate([self.arrays.ids()[:first], work])
                 work = self._begin_again(whole, self.arrays.true_rows if self.arrays.keeps_rows else None)
                 self.mirror(whole[: self._live.n])
@@ -297,7 +295,6 @@ class Evaluation:
         Raises DecodeError where some of `target` was decoded natively and is live no more.
         """
         self._require_native(target)
-        self.runner.wait_for_room(len(target))
         self.runner.begin(target, reuse_limit)
         return _text(target[self._live.n :])
 

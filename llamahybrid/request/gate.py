@@ -186,16 +186,6 @@ class RequestGate:
         if late is not None:
             raise late
 
-    def make_way(self, ticket: Ticket) -> bool:
-        """Park the request that nobody advances, in a step of `ticket`; False if there is none."""
-        if (victim := self.seats.idle()) is None:
-            return False
-        try:
-            self._remove(victim)
-        finally:
-            self._go_on(ticket)
-        return True
-
     def alone(self, work: Callable[..., Result], *args: Any, ticket: Ticket | None = None) -> Result:
         """A single operation (eval, reset, load_state): part of the step it is called in, or its own."""
         if self.nested():

@@ -12,10 +12,6 @@ class BatchLost(LlamaHybridError):
     """A token was not decoded with those of others, or nobody knows; its own request has to see to it."""
 
 
-class NoRoom(BatchLost):
-    """Cells ran out, and older requests go on first: this one gives its own back, and waits."""
-
-
 class Job:
     """One token of an answer that waits to be decoded."""
 

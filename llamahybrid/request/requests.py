@@ -218,7 +218,6 @@ class Requests:
                 evaluation.serve(ticket.salt)
             evaluation.claim()
             evaluation.require_fit(len(prompt))
-            evaluation.runner.make_room(prompt)
         if ticket is not None and ticket.rests_on is not None:
             evaluation.go_on_from(ticket.rests_on)
             ticket.rests_on = None
@@ -384,7 +383,6 @@ class Requests:
         if len(parked.arrays.native) and not np.array_equal(there, parked.memory):
             raise RequestSuperseded("another request took the place of this one: its image is gone")
         try:
-            evaluation.runner.wait_for_room(len(parked.arrays.ids) + 1)
             evaluation.come_back(parked.active)
         except RequestCancelled:
             pass  # for its next step to tell: a completion ends, `generate` raises

@@ -99,7 +99,6 @@ class RequestRunner:
             restore_seconds += time.perf_counter() - clock
             if applied:
                 break
-            self.wait_for_room(plan.cached)
         keeps_end = profile.attention_is_all and self.cache.leaves_process
         meter = self.meter
         schedule = Schedule(
@@ -110,6 +109,7 @@ class RequestRunner:
             wanted=needs_checkpoints,
             keeps_chats=profile.keeps_chats,
             keeps_end=keeps_end,
+            stores_late=profile.pager is not None and profile.pager.reads_whole,
         )
         request = Request(plan, schedule, started, plan_seconds, restore_seconds)
         self.checkpoints.carry_out(schedule.begin(tip), request)
@@ -136,12 +136,13 @@ class RequestRunner:
 
         `stays`: tokens that remain live; where attention is all of the state, only the rest is stored now.
         """
-        profile = self.live.profile
+        profile, points = self.live.profile, self.checkpoints
         after = stays if profile.attention_is_all else 0
         few = profile.attention_is_all and not tip_due(self.live.n - stays)
         if few or not profile.keeps_chats or self.live.touched_outside():
             return
-        points = self.checkpoints
+        if stays and not points.worth_reading(self.live.n - stays):
+            return
         goes = before_tip_goes(self.cache.unstored(points.view()))
         points.carry_out(goes, deep=points.owes_attention, after=after)  # else `check` has just looked
 
@@ -181,21 +182,6 @@ class RequestRunner:
             self.save_tip()
             self.checkpoints.page_out(deep=True)
 
-    def wait_to_return(self, tokens: int) -> None:
-        """What was live was given up to older requests: wait until there is room for so many tokens again."""
-        assert self._batcher is not None, "with one slot nobody else needs any"
-        self._batcher.wait_to_return(self.live, tokens)
-
-    def wait_for_room(self, tokens: int) -> None:
-        """Wait until the live sequence may hold so many tokens."""
-        if self._batcher is not None:
-            self._batcher.wait_for_room(self.live, tokens)
-
-    def make_room(self, prompt: Tokens) -> None:
-        """Wait until there are cells for a prompt and a token; idle ones that it need not meet go."""
-        if self._batcher is not None:
-            self._batcher.cells.make_room(self, prompt)
-
     def check(self) -> None:
         """Compare memory with what is believed; what was changed by others is not trusted again."""
         live = self.live
@@ -229,10 +215,7 @@ class RequestRunner:
         return self.cache.plan(prompt, view, boundaries, costs)
 
     def _apply(self, plan: Plan, prompt: Tokens) -> bool:
-        """Carry out a plan; False when it did not prove right (its checkpoint is then forgotten).
-
-        Or when there are no cells for what it loads: those that another slot would have lent may be gone.
-        """
+        """Carry out a plan; False when it did not prove right (its checkpoint is then forgotten)."""
         clock = time.perf_counter()
         damaged: object = None
         try:
@@ -242,12 +225,9 @@ class RequestRunner:
         if fault is None:
             if plan.checkpoint is not None or plan.segments:
                 loaded = sum(s.end - s.start for s in plan.segments)
-                if not self.live.cells.up_to(plan.cached, plan.live_kept):  # what is shared takes no time
-                    self.meter.restored(time.perf_counter() - clock, loaded)
+                self.meter.restored(time.perf_counter() - clock, loaded)
             return True
         self.live.empty()
-        if damaged is None and plan.segments and not self._has_room(plan.cached):
-            return False
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
         if isinstance(damaged, Segment):  # the checkpoints behind it may be sound
             self.cache.drop_segment(damaged)
@@ -257,10 +237,6 @@ class RequestRunner:
             for segment in plan.segments:
                 self.cache.drop_segment(segment)
         return False
-
-    def _has_room(self, tokens: int) -> bool:
-        """There are cells for so many tokens, all of them its own; nothing is live."""
-        return self._batcher is None or self._batcher.cells.free() >= tokens
 
     # -- decoding --------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class Schedule:
         wanted: bool = True,
         keeps_chats: bool = True,
         keeps_end: bool = False,
+        stores_late: bool = False,
     ) -> None:
         """`costs`: those that `plan` was made by; `measured()`: what they are now.
 
@@ -106,7 +107,9 @@ class Schedule:
         `wanted` False: memory that can be cut anywhere needs no checkpoints. `keeps_chats`: a tip that is
         given up is stored before (`before_tip_goes`). `keeps_end`: attention of memory that needs no
         checkpoints is stored all the same when a request is over, so that another process finds it.
+        `stores_late`: attention is stored once what is live goes, and not at the end of each request.
         """
+        self._stores_late = stores_late
         self._keeps_chats = keeps_chats
         self._keeps_end = keeps_end
         self.cuts = plan.cuts
@@ -191,4 +194,5 @@ class Schedule:
         if (self._wanted and due) or self._keeps_end:
             yield Action.CHECKPOINT_IF_FINITE
         yield Action.REMEMBER
-        yield Action.PAGE_OUT_LATER if self._measured().waiting else Action.PAGE_OUT
+        later = self._stores_late or self._measured().waiting
+        yield Action.PAGE_OUT_LATER if later else Action.PAGE_OUT

@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,7 @@ from llamahybrid.request.gate import RequestGate
 from llamahybrid.request.ticket import ThreadMark, Ticket, this_thread
 
 if TYPE_CHECKING:
-    from llamahybrid.memory.sequence import LiveSequence
     from llamahybrid.request.batcher import Batcher
-    from llamahybrid.request.cells import Cells
     from llamahybrid.request.runner import RequestRunner
 
 logger = logging.getLogger("llamahybrid")
@@ -42,8 +40,6 @@ class Slot:
     """None while the model is opened, and where upstream's behaviour was asked for."""
     used: int = 0
     """When a request last began here, or left; larger is later."""
-    idle_from: tuple[int, int] = (0, 0)
-    """What the context had computed when the last request left it (`Cells.computed`)."""
     owner: ThreadMark | None = None
     """The thread that used it last."""
     rests_on: Tokens | None = None
@@ -218,36 +214,20 @@ class Slots:
             there.evaluation.runner.share()
         return self._enter(ticket)
 
-    def idle(self, live: LiveSequence, waiting: Collection[Ticket]) -> RequestRunner | None:
-        """What runs the slot that no request has used for longest and that holds anything, not this one.
-
-        `waiting`: requests that have not begun to use theirs.
-        """
-        users = {slot: self.user(slot) for slot in self.all}
-        unused = (slot for slot, user in users.items() if user is None or user in waiting)
-        free = sorted(unused, key=lambda slot: slot.used)
-        runners = (slot.evaluation.runner for slot in free if slot.evaluation is not None)
-        return next((runner for runner in runners if runner.live.n and runner.live is not live), None)
-
     @property
     def runners(self) -> list[RequestRunner]:
         """What runs requests, of each slot; none where upstream's behaviour was asked for."""
         return [slot.evaluation.runner for slot in self.all if slot.evaluation is not None]
 
-    def runner_of(self, live: LiveSequence) -> RequestRunner:
-        """What runs requests on a live sequence."""
-        return next(runner for runner in self.runners if runner.live is live)
-
     def leave(self, ticket: Ticket) -> None:
         """A ticket gives its slot back."""
         if self.batcher is not None and ticket.slot is not None:
-            ticket.slot.idle_from = self.batcher.cells.computed
             ticket.slot.used = next(self._uses)
         ticket.slot = None
         if self.batcher is not None:
             self.batcher.leave(ticket)
             if self.in_step():  # not in a call that ends what is left of a model that is closed
-                self._store_owed(self.batcher.cells)
+                self._store_owed(self.batcher)
 
     def end(self, free: Callable[[], None]) -> None:
         """`free()` ends the context; the cache may be another model's, too, and has what it needs first."""
@@ -263,10 +243,12 @@ class Slots:
         for runner in self.runners:
             runner.store_attention()
 
-    def _store_owed(self, cells: Cells) -> None:
+    def _store_owed(self, batcher: Batcher) -> None:
         """Where nobody waits, what ended while somebody did has its attention stored now."""
         for runner in self.runners:
-            if runner.checkpoints.owes_attention and cells.quiet:
+            pager = runner.live.profile.pager
+            late = pager is not None and pager.reads_whole  # once it goes
+            if runner.checkpoints.owes_attention and batcher.quiet and not late:
                 runner.checkpoints.owes_attention = False
                 try:
                     runner.store_attention()

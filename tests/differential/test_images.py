@@ -166,7 +166,7 @@ def test_an_image_is_not_mixed_up_with_that_of_another_thread(opened, model, way
         assert other.submit(WAYS_ON[way], llm).exception() is None
 
 
-def test_an_images_cells_are_counted_and_nobody_elses_request_fails(opened, tiny_model):
+def test_cells_of_an_image_are_nobody_elses(opened, tiny_model):
     """With M-RoPE an image takes more cells than positions."""
     llm = opened(tiny_model("qwen35"), n_parallel=2, n_ctx=512)
 
@@ -177,15 +177,11 @@ def test_an_images_cells_are_counted_and_nobody_elses_request_fails(opened, tiny
             llm.eval([20])
 
     llm.requests.whole(images)
-    shared, cells = llm.runner.live.shared, 4 + 10 * (SIDE * SIDE + 1)
-    assert shared.cells_held() == cells
-    assert llm.n_tokens < cells
+    assert llm.n_tokens < 4 + 10 * (SIDE * SIDE + 1)
     with ThreadPoolExecutor(1) as other:
         prompt = np.random.default_rng(1).integers(1, 200, 390).tolist()
         answer = other.submit(lambda: list(islice(llm.generate(prompt, temp=0.0), 50)))
         assert len(answer.result()) == 50
-    llm.reset()
-    assert shared.cells_held() == sum(slot.evaluation.runner.live.n for slot in llm.slots.all)
 
 
 def handling(seed):

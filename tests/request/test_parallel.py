@@ -15,7 +15,7 @@ from llamahybrid.errors import Busy, ContextOverflow, DecodeError
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.request import batcher, pieces
 from tests.lab.integrity import check_integrity
-from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take, together
+from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take
 
 pytestmark = [pytest.mark.patched]
 KINDS = [
@@ -286,35 +286,21 @@ def test_thread_that_dies_in_the_middle_of_a_stream(opened, stock, impatient):
 
 
 @pytest.mark.parametrize("arch", CUTS)
-def test_when_cells_run_out_the_youngest_waits_and_goes_on_with_the_same_text(opened, stock, arch):
+def test_each_request_may_hold_as_many_tokens_as_n_ctx_says(opened, stock, arch):
     llm, right = opened(arch, n_ctx=512), stock(arch)
-    prompts = [WORDS[:150], WORDS[100:260], WORDS[200:340]]
+    assert (llm.n_ctx(), len(llm.input_ids)) == (512, 512)
+    prompts = [WORDS[i : i + 430] for i in (0, 10, 20)]
     assert each(lambda p: take(llm, p, 60), prompts) == [right(p, 60) for p in prompts]
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "llama"])
-def test_prompt_and_answer_that_have_no_room_together(opened, stock, arch):
-    llm, right, begun = opened(arch, n_ctx=512, n_parallel=2), stock(arch), threading.Event()
-
-    def answer():
-        stream, said = begin(llm, WORDS[:150])
-        begun.set()
-        return [*said, *islice(stream, 59)]
-
-    def ask_beside():
-        assert begun.wait(DEADLINE)
-        return take(llm, WORDS[40:392], 3)
-
-    assert together(answer, ask_beside) == [right(WORDS[:150], 60), right(WORDS[40:392], 3)]
-
-
-@pytest.mark.parametrize("arch", ["qwen35", "llama", "gemma3"])
-def test_chat_that_gave_way_to_a_long_prompt_goes_on(opened, stock, arch):
-    llm, right = opened(arch, n_ctx=512, n_parallel=2), stock(arch)
-    chat = [*WORDS[:100], *take(llm, WORDS[:100])]
-    take(llm, WORDS[20:400], 3)
-    assert take(llm, [*chat, 7]) == right([*chat, 7])
-    assert llm.last_request.cached >= len(chat) - 1
+@pytest.mark.parametrize("n_ctx", [0, 300])
+def test_context_of_a_request_is_that_of_one_slot(opened, n_ctx):
+    llm, one = opened(n_ctx=n_ctx, n_parallel=2), opened(n_ctx=n_ctx, n_parallel=1)
+    for model in (llm, one):
+        model.eval(WORDS[:40])
+    assert llm.n_ctx() == one.n_ctx()
+    assert llm.__getstate__()["n_ctx"] == one.__getstate__()["n_ctx"]
+    assert len(llm.input_ids) == len(one.input_ids)
 
 
 def test_prompt_that_is_too_long_hurts_nobody_else(opened, stock):

@@ -1,0 +1,160 @@
+"""Attention KV of a context with a KV stream for each sequence (`kv_unified` False): into the cache and back.
+
+The stock library has no ranges there: copies between streams move whole buffers, and one of a part ends the
+process (src/llama-kv-cache.cpp, seq_cp). So the state of a sequence is read as a whole and the ranges are cut
+out of its attention; to load some, a whole state is put together of them and of what stays. The patched
+library reads and writes ranges of a stream.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from llama_cpp import llama_cpp
+
+from llamahybrid.capi.calls import FULL, PARTIAL
+from llamahybrid.memory.paging import (
+    STATE_HEAD,
+    Pager,
+    RangePager,
+    get_state,
+    learn,
+    set_state,
+    state_size,
+)
+from llamahybrid.memory.segment import Layout, SegmentLayout
+from llamahybrid.prompt_cache.base import Bytes
+from llamahybrid.prompt_cache.ram import new_buffer
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+_NUMBER = struct.Struct("<I")
+
+
+def learn_streams(ctx: LlamaContext, start: int, end: int, *, whole: bool) -> Pager | None:
+    """A pager for a context of streams, as `Pager.learn`: sequence 0 holds [0, n) with n >= `end`."""
+    kinds: list[type[Pager]] = [StreamPager]
+    if RangePager.available():
+        kinds.insert(0, StreamRangePager)
+    return learn(kinds, ctx, start, end, whole=whole)
+
+
+class StreamRangePager(RangePager):
+    """Ranges of a stream, through the patched library."""
+
+    def keep_attention(self, position: int) -> None:
+        """Nothing: loaded ranges replace what lies at their positions, and a cut behind them follows."""
+
+
+class StreamPager(Pager):
+    """Ranges of a stream by way of the sequence's whole state.
+
+    That is: a head; the number of streams; for each stream the number of its cells, and the cells where there
+    are any, which only the sequence's own one has; what PARTIAL states hold, without their head
+    (src/llama-kv-cache.cpp, state_write). A payload is the part of the sequence's stream.
+    """
+
+    moves_cells = False
+    reads_whole = True
+
+    def __init__(
+        self, ctx: LlamaContext, layout: Layout, nothing: Bytes, seq: int = 0, window: int = 0
+    ) -> None:
+        """See `Pager`."""
+        super().__init__(ctx, layout, nothing, seq, window)
+        self._streams = int(llama_cpp.llama_n_seq_max(ctx.ctx))
+        self._keeps = False
+        self._kept: Bytes | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See `Pager.reading`."""
+        self._keeps = True
+        try:
+            yield
+        finally:
+            self._keeps, self._kept = False, None
+
+    def keep_attention(self, position: int) -> None:
+        """Nothing: `append` keeps what lies before the cells that it loads."""
+
+    def append(self, payloads: Sequence[Bytes]) -> bool:
+        """Put the cells of payloads, in order, behind those that lie before the first of them.
+
+        False if that failed. What the sequence holds besides attention is undefined until it is loaded.
+        """
+        layout, pieces = self._segments, list(payloads)
+        if first := layout.first_position(pieces[0]):
+            live = self._attention()
+            if live is None or layout.count(live) < first:
+                return False
+            kept = new_buffer(layout.size(first))
+            layout.part(live, 0, first, kept)
+            pieces.insert(0, kept)
+        size = layout.size(sum(map(layout.count, pieces)))
+        begin, behind = self._around
+        rest = self._nothing[STATE_HEAD:]
+        state = new_buffer(begin + size + behind + rest.nbytes)
+        state[:begin] = 0
+        state[:STATE_HEAD] = self._nothing[:STATE_HEAD]
+        _NUMBER.pack_into(state.data, STATE_HEAD, self._streams)
+        layout.join(pieces, state[begin : begin + size])
+        state[begin + size : begin + size + behind] = 0
+        state[begin + size + behind :] = rest
+        return set_state(self._ctx, state, self._seq, FULL)
+
+    def _learn(self, start: int, end: int) -> Layout | None:
+        attention = self._read_attention()
+        if attention is None or attention.nbytes < _NUMBER.size:
+            return None
+        (n,) = _NUMBER.unpack_from(attention.data)
+        return SegmentLayout.learn(attention, n, _NUMBER.size, 0)
+
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+        live = self._attention()
+        if live is None or self._segments.count(live) < end:
+            return None
+        payload = buffer(self._segments.size(end - start))
+        self._segments.part(live, start, end, payload)
+        return payload, None
+
+    def _attention(self) -> Bytes | None:
+        """A payload of all tokens of the sequence; None where it could not be read, or some are missing."""
+        if self._kept is not None:
+            return self._kept
+        attention = self._read_attention()
+        if attention is None:
+            return None
+        try:
+            self._segments.sort(attention, self._segments.count(attention))
+            if not self._segments.begins(attention):
+                return None
+        except ValueError:
+            return None
+        self._kept = attention if self._keeps else None
+        return attention
+
+    def _read_attention(self) -> Bytes | None:
+        """What the state says of the sequence's stream."""
+        full = state_size(self._ctx, self._seq, FULL)
+        rest = state_size(self._ctx, self._seq, PARTIAL) if self._nothing.nbytes > STATE_HEAD else STATE_HEAD
+        state = new_buffer(full)
+        if get_state(self._ctx, state, self._seq, FULL) != full:
+            return None
+        begin, behind = self._around
+        return state[begin : STATE_HEAD + full - rest - behind]
+
+    @property
+    def _around(self) -> tuple[int, int]:
+        """Bytes of a state before and behind those of the sequence's stream."""
+        numbers = 1 + self._seq, self._streams - 1 - self._seq
+        return STATE_HEAD + _NUMBER.size * numbers[0], _NUMBER.size * numbers[1]
+
+    @property
+    def _segments(self) -> SegmentLayout:
+        assert isinstance(self.layout, SegmentLayout), "windows are not part of it"
+        return self.layout
