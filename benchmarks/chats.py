@@ -33,9 +33,8 @@ VOCABULARY = 200
 OPTIONS: dict[str, Any] = {"n_threads": 2, "n_threads_batch": 2, "verbose": False}
 """Of every `Llama`."""
 
-FLASH = ("on", "off")
-"""Flash attention, the same for all subjects: llama-server takes it where it can (`-fa auto`), `Llama` does
-not unless it is told to."""
+FLASH = ("auto", "on", "off")
+"""Flash attention, the same for all subjects; "auto": as each has it by default."""
 
 READY = "ready"
 """What a subject says that is held."""
@@ -107,15 +106,17 @@ class Chats:
 
 
 def opened(model: Path, slots: int, context: int, flash: str) -> Llama:
-    """llamahybrid with so many slots."""
-    shape = {"n_ctx": context, "n_parallel": slots, "flash_attn": flash == "on"}
+    """llamahybrid with so many slots, which have `context` tokens together."""
+    shape: dict[str, Any] = {"n_ctx": context // slots, "n_parallel": slots}
+    if flash != "auto":
+        shape["flash_attn"] = flash == "on"
     return Llama(str(model), **shape, **OPTIONS)
 
 
 @contextmanager
 def theirs(program: Path, model: Path, slots: int, context: int, flash: str) -> Iterator[Stream]:
     """llama-server with so many."""
-    shape = ("-np", str(slots), "-t", "2", "-c", str(context), "--kv-unified", "-fa", flash)
+    shape = ("-np", str(slots), "-t", "2", "-c", str(context), "-fa", flash)
     with LlamaServer(program, model, *shape) as server:
 
         def stream(prompt: list[int], n: int) -> Iterator[int]:

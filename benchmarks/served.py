@@ -63,9 +63,10 @@ def in_process(model: Path, slots: int, context: int, flash: str) -> Iterator[St
 @contextmanager
 def served(model: Path, slots: int, context: int, flash: str) -> Iterator[Stream]:
     """`llamahybrid serve`."""
-    threads = ("--n_threads", "2", "--n_threads_batch", "2", "--flash_attn", str(flash == "on"))
+    threads = ("--n_threads", "2", "--n_threads_batch", "2")
+    flashing = () if flash == "auto" else ("--flash_attn", str(flash == "on"))
     with tempfile.NamedTemporaryFile() as log:
-        shape = ("--n_parallel", str(slots), "--n_ctx", str(context), *threads)
+        shape = ("--n_parallel", str(slots), "--n_ctx", str(context // slots), *threads, *flashing)
         server = ServerProcess(model, Path(log.name), *shape)
         try:
 

@@ -62,15 +62,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     False is upstream's behaviour. One with a folder names states by the model's content: its files are read
     in full once, while the model is loaded. None, for this and for `n_parallel`: what `configure` or the
     environment says, else True, and 1.
-    `paging`: attention passes through a second sequence into the cache and back, so that other conversations
-    find theirs again; it costs one more recurrent state of memory.
+    `paging`: attention is stored in the cache and loaded from it, so that other conversations find theirs
+    again; with one slot it passes through a second sequence, which costs one more recurrent state of memory.
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
     CPU. The patched engine makes them when they pay, and gives them back.
-    `n_parallel`: requests that may run at once, in threads or as open generators; each is a sequence of its
-    own in the one context of `n_ctx` tokens, and their answers are decoded together. It costs one more
-    recurrent state of memory for each. Upstream's attributes (`input_ids`, `n_tokens`, ...) are then those of
-    the calling thread's request; draft models are not asked.
+    `n_parallel`: requests that may run at once, in threads or as open generators; each may hold `n_ctx`
+    tokens, which takes as many times the memory of a context, and their answers are decoded together. With
+    several, flash attention is on where the backend supports it, unless `flash_attn` is given. Upstream's
+    attributes (`input_ids`, `n_tokens`, ...) are then those of the calling thread's request; draft models are
+    not asked.
     `cache_salt`: see the property of that name.
     `rpc_servers`: "host:port,host:port" of llama.cpp's RPC servers (`llamahybrid rpc-server`): GPUs for
     `n_gpu_layers` and `tensor_split`, before this machine's own. Raises DeviceError where one does not
@@ -441,7 +442,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return self.requests.whole(partial(save, self, super().save_state))
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
-        """Make a saved state the current one; works for states that upstream saved, too.
+        """Make a saved state the current one; with one slot, works for states that upstream saved, too.
 
         Raises SnapshotError (nothing changed) when a sealed state is damaged, of another model or of another
         `n_ctx`, which some models compute by (long-rope factors); RuntimeError when the library refuses it.

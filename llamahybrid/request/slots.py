@@ -203,7 +203,13 @@ class Slots:
         old = ticket.slot
         assert old is not None, "it is seated"
         mine, salt = [old, *self.free()], ticket.salt
-        best = max(mine, key=lambda s: (s.resumable(prompt, salt), s.live_prefix(prompt, salt), -s.used))
+        busy = {self.all.index(slot) for slot in self.all if slot not in mine}
+
+        def merit(slot: Slot) -> tuple[int, ...]:
+            runs = _runs({*busy, self.all.index(slot)})
+            return slot.resumable(prompt, salt), slot.live_prefix(prompt, salt), -runs, -slot.used
+
+        best = max(mine, key=merit)
         if best is not old:
             self._give(best, ticket, anew=True)
             best.arrays.take_settings(old.arrays)
@@ -291,3 +297,9 @@ class Slots:
     def _mark(self, ticket: Ticket) -> ThreadMark | None:
         """The calling thread, if this is a step of its own; None where it parks or ends another's request."""
         return this_thread() if ticket.inside == threading.get_ident() else None
+
+
+def _runs(numbers: set[int]) -> int:
+    """Rows of consecutive numbers: a step of answers takes a native batch for each (split_equal of
+    src/llama-batch.cpp)."""
+    return sum(number - 1 not in numbers for number in numbers)

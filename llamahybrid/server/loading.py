@@ -123,9 +123,12 @@ def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: 
     if not (settings.embedding or settings.vocab_only):
         more["prompt_cache"] = cache or cache_of(settings)
 
+    unsaid = {"flash_attn"} - settings.model_fields_set  # which several slots then have
+
     class Configured(kind):  # type: ignore[valid-type, misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, **more})
+            said = {name: value for name, value in kwargs.items() if name not in unsaid}
+            super().__init__(*args, **{**said, **more})
 
     loader = upstream.LlamaProxy.load_llama_from_model_settings
     ours = FunctionType(loader.__code__, {**loader.__globals__, "llama_cpp": _Namespace(Configured)})

@@ -59,7 +59,8 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
     n_parallel: Optional[int] = Field(
         default=None,
         ge=1,
-        description=f"Requests that run at once. None: {DEFAULT_SLOTS}, or 1 where the model allows no more.",
+        description=f"Requests that run at once, each of n_ctx tokens at most. None: {DEFAULT_SLOTS}, "
+        "or 1 where the model allows no more.",
     )
     ram_bytes: Optional[int] = Field(
         default=None, ge=0, description="Budget for what is kept in RAM. None: an eighth of physical memory."

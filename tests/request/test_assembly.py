@@ -17,14 +17,12 @@ from tests.conftest import SETTINGS
         ({"n_ctx": 1}, 1),
         ({"n_ctx": 2}, 2),
         ({"paging": False}, 1),
-        ({"n_parallel": 4}, 5),
+        ({"n_parallel": 4}, 4),
         ({"n_parallel": 4, "paging": False}, 4),
         ({"prompt_cache": False}, 1),
     ],
 )
-def test_context_has_a_sequence_a_slot_and_one_for_paging_where_a_batch_has_room(
-    open_model, options, sequences
-):
+def test_context_of_one_slot_has_a_sequence_for_paging_where_a_batch_has_room(open_model, options, sequences):
     llm = open_model(**options)
     assert llm.context_params.n_seq_max == sequences
     assert llm.create_completion([5], max_tokens=1)

@@ -1,6 +1,7 @@
 """Several requests at once: each is answered as if it had the model to itself, whatever the others do."""
 
 import gc
+import pickle
 import random
 import threading
 from functools import partial
@@ -128,6 +129,35 @@ def test_what_is_stored_never_serves_where_bits_are_promised(opened):
 def test_numbers_of_slots_that_cannot_be(opened, more):
     with pytest.raises(ValueError, match="n_parallel"):
         opened(**more)
+
+
+# -- flash attention -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "flash"),
+    [
+        ({}, True),
+        ({"flash_attn": False}, False),
+        ({"flash_attn": True}, True),
+        ({"n_parallel": 1}, False),
+        ({"n_parallel": 1, "flash_attn": True}, True),
+    ],
+)
+def test_flash_attention_is_on_where_several_slots_run_and_nobody_chose(opened, options, flash):
+    llm = opened(**options)
+    assert llm.runner.live.profile.pager.layout.transposed is not flash  # values lie so without it
+    again = pickle.loads(pickle.dumps(llm))
+    assert again.context_params.flash_attn_type == llm.context_params.flash_attn_type
+    again.close()
+
+
+def test_state_with_flash_attention_serves_nobody_without_it(opened):
+    cache = PromptCache()
+    take(opened(prompt_cache=cache), WORDS[:200])
+    plain = opened(prompt_cache=cache, flash_attn=False)
+    take(plain, WORDS[:200])
+    assert plain.last_request.cached == 0
 
 
 # -- who gets a slot -------------------------------------------------------------------------------

@@ -86,7 +86,6 @@ class Child:
             from llamahybrid.configuration import own_cache
 
             more["prompt_cache"] = own_cache(on_disk=True)
-        n_ctx *= parallel if several else 1
         self._parallel = parallel if several else 1
         self.llm = maker(kind)(model_path=model, **{"verbose": False, **options, **more, "n_ctx": n_ctx})
         self._completes = kind in ("stock+ram", "stock+disk")
@@ -120,7 +119,7 @@ class Child:
 
         from llamahybrid.capi.openmp import team_ender
 
-        params = type(self.llm.context_params).from_buffer_copy(self.llm.context_params)
+        params = llama_cpp.llama_context_params.from_buffer_copy(self.llm.context_params)
         params.n_ctx, params.n_seq_max = 256, 1
         context = _internals.LlamaContext(model=self.llm._model, params=params, verbose=False)
         batch = _internals.LlamaBatch(n_tokens=STATE_TOKENS, embd=0, n_seq_max=1, verbose=False)

@@ -35,7 +35,7 @@ def difference(row: Row, reference: Row) -> float:
 
 def rows(llm: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[Row]:
     """Logits at the prompt's end and after each of the answer's tokens, from a context made for this call."""
-    params = type(llm.context_params).from_buffer_copy(llm.context_params)
+    params = llama_cpp.llama_context_params.from_buffer_copy(llm.context_params)
     params.n_ctx = min(max(256, len(prompt) + len(answer) + 8), max(params.n_ctx, 256))
     params.n_seq_max, params.kv_unified = 1, False
     if hasattr(params, "n_rs_seq"):
