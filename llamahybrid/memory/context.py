@@ -15,7 +15,7 @@ from llama_cpp._internals import LlamaContext
 from llamahybrid import upstream
 from llamahybrid.capi.shim import Call, library
 from llamahybrid.devices.rpc import Watch
-from llamahybrid.errors import DecodeError
+from llamahybrid.errors import DecodeError, LlamaHybridError
 from llamahybrid.memory.adapters import Adapters
 
 if TYPE_CHECKING:
@@ -110,7 +110,15 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         return live.cut(start)
 
     def kv_cache_seq_cp(self, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> None:
-        """Copy a sequence; one that lands on the live sequence makes it unknown."""
+        """Copy a sequence; one that lands on the live sequence makes it unknown.
+
+        Raises LlamaHybridError where there are several slots: the sequences are theirs, and the library ends
+        the process when it is asked for a part of a KV stream.
+        """
+        if self.live is not None and self.live.shared.slots > 1:
+            raise LlamaHybridError(
+                "sequences of a context with several slots are not copied: they are theirs"
+            )
         if self.live is not None and seq_id_src == 0:
             self.live.release_planes()
         super().kv_cache_seq_cp(seq_id_src, seq_id_dst, p0, p1)

@@ -143,7 +143,7 @@ class StreamPager(Pager):
         full = state_size(self._ctx, self._seq, FULL)
         rest = state_size(self._ctx, self._seq, PARTIAL) if self._nothing.nbytes > STATE_HEAD else STATE_HEAD
         state = new_buffer(full)
-        if get_state(self._ctx, state, self._seq, FULL) != full:
+        if get_state(self._ctx, state, self._seq, FULL) != full or getattr(self._ctx, "lost", False):
             return None
         begin, behind = self._around
         return state[begin : STATE_HEAD + full - rest - behind]

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("llamahybrid")
 
+PAYING_STEPS = 16
+"""Steps of an answer that pay for moving a chat beside those that run; else each takes half as long again."""
+
 
 @dataclass(eq=False)
 class Slot:
@@ -204,12 +207,17 @@ class Slots:
         assert old is not None, "it is seated"
         mine, salt = [old, *self.free()], ticket.salt
         busy = {self.all.index(slot) for slot in self.all if slot not in mine}
+        rows = {slot: _rows({*busy, self.all.index(slot)}) for slot in mine}
 
         def merit(slot: Slot) -> tuple[int, ...]:
-            runs = _runs({*busy, self.all.index(slot)})
-            return slot.resumable(prompt, salt), slot.live_prefix(prompt, salt), -runs, -slot.used
+            return slot.resumable(prompt, salt), slot.live_prefix(prompt, salt), -rows[slot], -slot.used
 
         best = max(mine, key=merit)
+        nearer = [slot for slot in mine if rows[slot] < rows[best]]
+        if nearer and best.live_prefix(prompt, salt) and (runner := _moved(best)) is not None:
+            runner.share()
+            other = max(nearer, key=merit)
+            best = other if other.resumable(prompt, salt) >= best.resumable(prompt, salt) else best
         if best is not old:
             self._give(best, ticket, anew=True)
             best.arrays.take_settings(old.arrays)
@@ -299,7 +307,17 @@ class Slots:
         return this_thread() if ticket.inside == threading.get_ident() else None
 
 
-def _runs(numbers: set[int]) -> int:
-    """Rows of consecutive numbers: a step of answers takes a native batch for each (split_equal of
-    src/llama-batch.cpp)."""
+def _moved(slot: Slot) -> RequestRunner | None:
+    """What runs a slot, where its chat is loaded into another one in less time than an answer there saves."""
+    if slot.evaluation is None or not slot.evaluation.runner.live.profile.keeps_chats:
+        return None
+    runner = slot.evaluation.runner
+    costs = runner.meter.costs()
+    seconds = costs.restore_seconds + 2 * runner.live.n * costs.segment_seconds  # it is read first
+    return runner if seconds < PAYING_STEPS * costs.token_seconds else None
+
+
+def _rows(numbers: set[int]) -> int:
+    """Rows of consecutive numbers: a step of answers takes a native batch for each (src/llama-batch.cpp,
+    split_equal)."""
     return sum(number - 1 not in numbers for number in numbers)
