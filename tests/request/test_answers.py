@@ -21,12 +21,15 @@ MESSAGES = [{"role": "user", "content": "a question of some length, about nothin
 
 @pytest.fixture
 def several(opened):
-    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers' threads are gone."""
+    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers' threads are gone.
+
+    Without flash attention, as what it is compared with.
+    """
     before = threading.active_count()
     made = []
 
     def open_one(arch="qwen35", n_parallel=1, **more):
-        made.append(opened(arch, n_parallel=n_parallel, **more))
+        made.append(opened(arch, n_parallel=n_parallel, flash_attn=False, **more))
         return made[-1]
 
     yield open_one

@@ -41,7 +41,7 @@ def decode_instead(llm: Any, n: int) -> None:
 def test_tokens_that_others_decoded_in_an_idle_slot_are_noticed(
     opened: Opened, stock: Opened, deed: str, flash_attn: bool
 ) -> None:
-    llm = opened(n_parallel=3, n_ctx=256, flash_attn=flash_attn)
+    llm = opened(n_parallel=4, n_ctx=256, flash_attn=flash_attn)
     take(llm, ELDER)
     chat = [*CHAT, *take(llm, CHAT)]
     running = [begin(llm, OTHER)[0]] if deed != "nothing" else []
