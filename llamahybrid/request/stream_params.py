@@ -1,47 +1,66 @@
-"""Parameters of a context with a KV stream for each slot: `n_ctx` is what one request may hold.
+"""Parameters of a context with a KV stream for each slot: upstream writes and reads those of one of them.
 
-The library divides the cells of such a context among its sequences. Upstream's code writes and reads `n_ctx`
-as that of its one sequence, and so it stays: the library alone is told what all have together.
+The library divides the cells of such a context among its sequences, and what is `n_ctx` to upstream's code is
+what one of them has: the library alone is told what all have together.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import llama_cpp
 
 PADDING = 256
 """The library makes streams of multiples of so many cells (src/llama-context.cpp, n_ctx_seq)."""
 
-_WHOLE = llama_cpp.llama_context_params.n_ctx
 _FLASH = llama_cpp.llama_context_params.flash_attn_type
+
+
+def _told(name: str, native: Any) -> Any:
+    """A field that reads as it was written, and of which the library is told `native(params, value)`."""
+    field = getattr(llama_cpp.llama_context_params, name)
+
+    def get(params: StreamParams) -> int:
+        return int(params.said.get(name, field.__get__(params)))
+
+    def put(params: StreamParams, value: int) -> None:
+        params.said[name] = value
+        field.__set__(params, native(params, value))
+
+    return property(get, put)
+
+
+def _of_all(params: StreamParams, tokens: int) -> int:
+    return -(-tokens // PADDING) * PADDING * params.slots
+
+
+def _shared_out(params: StreamParams, tokens: int) -> int:
+    """Some graphs cannot be made for a batch that has not as many tokens of each sequence (kimi-linear)."""
+    return -(-tokens // params.slots) * params.slots
 
 
 class StreamParams(llama_cpp.llama_context_params):  # type: ignore[misc]
     """`llama_context_params` of so many slots."""
 
     slots: int
-    asked: int
-    """Tokens that one request is to hold at least."""
     flash_chosen: bool
     """`flash_attn` was given; else it is on where the backend supports it."""
+    said: dict[str, int]
+    """What upstream wrote."""
 
     @classmethod
     def of(cls, params: llama_cpp.llama_context_params, slots: int, flash_chosen: bool) -> StreamParams:
         """The same parameters for so many slots."""
         made: StreamParams = cls.from_buffer_copy(params)
-        made.slots, made.flash_chosen = slots, flash_chosen
-        made.n_ctx = params.n_ctx
+        made.slots, made.flash_chosen, made.said = slots, flash_chosen, {}
+        for name in ("n_ctx", "n_batch", "n_ubatch"):
+            setattr(made, name, getattr(params, name))
         made.n_seq_max, made.kv_unified = slots, False
         return made
 
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of one request."""
-        return self.asked
-
-    @n_ctx.setter
-    def n_ctx(self, tokens: int) -> None:
-        self.asked = tokens
-        _WHOLE.__set__(self, -(-tokens // PADDING) * PADDING * self.slots)
+    n_ctx = _told("n_ctx", _of_all)
+    n_batch = _told("n_batch", _shared_out)
+    n_ubatch = _told("n_ubatch", _shared_out)
 
     @property
     def flash_attn_type(self) -> int:
@@ -50,5 +69,5 @@ class StreamParams(llama_cpp.llama_context_params):  # type: ignore[misc]
 
     @flash_attn_type.setter
     def flash_attn_type(self, kind: int) -> None:
-        chosen = self.flash_chosen or kind != llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        _FLASH.__set__(self, kind if chosen else llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO)
+        by_default = not self.flash_chosen and kind == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        _FLASH.__set__(self, llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO if by_default else kind)
