@@ -210,6 +210,21 @@ def test_unknown_prompt_goes_where_longest_nothing_was_asked(opened):
         assert llm.last_request.source == "live"
 
 
+@pytest.mark.parametrize("arch", CUTS)
+def test_chat_moves_beside_the_answer_that_runs_and_nothing_of_it_is_decoded_again(opened, stock, arch):
+    """With a slot between them each step of both takes a native batch for each."""
+    llm, right = opened(arch), stock(arch)
+    prompts = [WORDS[:80], WORDS[100:180], WORDS[200:280]]
+    chats = [[*prompt, *take(llm, prompt)] for prompt in prompts]
+    assert llm.runner.live.native.seq == 2
+    running, said = begin(llm, chats[0])
+    longer = [*chats[2], 7, 8]
+    assert in_thread(take, llm, longer) == right(longer)
+    assert llm.requests.last.plan.cached >= len(chats[2]) - 1
+    assert [live.n for live in llm.runner.live.shared.members][1] > len(longer)
+    assert [*said, *islice(running, 5)] == right(chats[0], 6)
+
+
 def test_prompt_that_another_one_begins_with_is_decoded_once(opened):
     llm, over, begun = opened(), threading.Event(), threading.Event()
 
