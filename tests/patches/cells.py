@@ -1,4 +1,4 @@
-"""Where the cells of a sequence lie in host memory, and how many of them tokens are computed with."""
+"""Where the cells of a sequence lie in host memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from dataclasses import dataclass
 from capi import FULL, Context, lib
 
 _TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-EVALUATE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-"""`ggml_backend_sched_eval_callback`."""
-
-SHAPE_AT = 16
-"""Where the shape is in a `ggml_tensor`: behind the type and the buffer."""
 
 
 @dataclass(frozen=True)
@@ -53,27 +48,3 @@ def of(context: Context, seq: int, count: int) -> Runs:
     assert write(ctypes.c_void_p(context.ctx), *arguments)
     assert sum(size for _, size in runs) == count * row
     return Runs(row, runs)
-
-
-class Attended:
-    """Counts the cells that tokens attend to in the first layer, masked ones too; without flash attention."""
-
-    def __init__(self) -> None:
-        self.cells = 0
-        self._native = EVALUATE(self._look)
-        self.params = {"cb_eval": ctypes.cast(self._native, lib.ggml_backend_sched_eval_callback)}
-        """For the context."""
-        self._name = lib._lib.ggml_get_name
-        self._name.restype, self._name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-
-    def by(self, context: Context, rows: list[tuple[int, int, tuple[int, ...]]]) -> int:
-        """The cells that a decode attends to."""
-        before = self.cells
-        assert context.decode(rows) == 0
-        return self.cells - before
-
-    def _look(self, tensor: int, ask: bool, _: object) -> bool:
-        if ask and self._name(tensor) == b"kq-0":
-            cells, tokens = (ctypes.c_int64 * 2).from_address(tensor + SHAPE_AT)
-            self.cells += cells * tokens
-        return False
