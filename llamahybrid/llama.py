@@ -69,7 +69,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     CPU. The patched engine makes them when they pay, and gives them back.
     `n_parallel`: requests that may run at once, in threads or as open generators; each may hold `n_ctx`
     tokens, which takes as many times the memory of a context, and their answers are decoded together. With
-    several, flash attention is on where the backend supports it, unless `flash_attn` is given. Upstream's
+    several and layers on a GPU, flash attention is on unless `flash_attn` is given. Upstream's
     attributes (`input_ids`, `n_tokens`, ...) are then those of the calling thread's request; draft models are
     not asked.
     `cache_salt`: see the property of that name.
@@ -454,6 +454,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), **self._made_with, "cache_salt": self._cache_salt}
-        if not self._shape.flash_chosen:
+        if self._shape.flash:
             del state["flash_attn"]
         return state

@@ -59,8 +59,8 @@ class ContextShape:
     planes: int
     """Rollback planes."""
     slots: int = 1
-    flash_chosen: bool = True
-    """Whether there is flash attention was said by who opens the model."""
+    flash: bool = False
+    """There is to be flash attention where a GPU computes: who opens the model did not say."""
 
     @classmethod
     def of(
@@ -83,7 +83,7 @@ class ContextShape:
                 raise ValueError(f"n_parallel={slots} needs more tokens a batch (n_batch, n_ubatch, n_ctx)")
             if n_ctx * slots > MOST_CELLS:
                 raise ValueError(f"n_parallel={slots} of {n_ctx} tokens each are more than a context takes")
-            return cls(slots, 0, slots, "flash_attn" in options)
+            return cls(slots, 0, slots, bool(options.get("n_gpu_layers")) and "flash_attn" not in options)
         if draft_planes is None:
             draft_planes = 0
             if options.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
@@ -95,7 +95,7 @@ class ContextShape:
         """The `llama_context_params` that say so, to be used in place of `params`."""
         params.n_rs_seq = self.planes
         if self.slots > 1:
-            return StreamParams.of(params, self.slots, self.flash_chosen)
+            return StreamParams.of(params, self.slots, self.flash and llama_cpp.llama_supports_gpu_offload())
         if self.sequences > 1:
             params.n_seq_max = self.sequences
             params.kv_unified = True

@@ -123,7 +123,7 @@ def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: 
     if not (settings.embedding or settings.vocab_only):
         more["prompt_cache"] = cache or cache_of(settings)
 
-    unsaid = {"flash_attn"} - settings.model_fields_set  # which several slots then have
+    unsaid = {"flash_attn"} - settings.model_fields_set  # which several slots then have on a GPU
 
     class Configured(kind):  # type: ignore[valid-type, misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:

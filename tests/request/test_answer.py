@@ -76,7 +76,6 @@ def llm(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]) -> Iter
         "verbose": False,
         "logits_all": True,
         "n_parallel": request.param,
-        "flash_attn": False,
     }
     with closing(Llama(str(tiny_model("qwen35")), **options)) as made:
         yield made

@@ -21,15 +21,12 @@ MESSAGES = [{"role": "user", "content": "a question of some length, about nothin
 
 @pytest.fixture
 def several(opened):
-    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers' threads are gone.
-
-    Without flash attention, as what it is compared with.
-    """
+    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers' threads are gone."""
     before = threading.active_count()
     made = []
 
     def open_one(arch="qwen35", n_parallel=1, **more):
-        made.append(opened(arch, n_parallel=n_parallel, flash_attn=False, **more))
+        made.append(opened(arch, n_parallel=n_parallel, **more))
         return made[-1]
 
     yield open_one

@@ -29,7 +29,7 @@ def test_each_token_is_scored_by_the_row_before_it(
         llm(PROMPT + " a king", max_tokens=3)  # something to reuse
         (choice,) = llm(PROMPT, **ASKED)["choices"]
         assert llm(llm.tokenize(PROMPT.encode()), **ASKED)["choices"] == [choice]
-    with closing(llama_cpp.Llama(model, flash_attn=n_parallel > 1, **OPTIONS)) as stock:
+    with closing(llama_cpp.Llama(model, **OPTIONS)) as stock:
         tokens = stock.tokenize(choice["text"].encode())
         stock.eval(tokens)
         odds = llama_cpp.Llama.logits_to_logprobs(np.array(stock.scores[: len(tokens)]))

@@ -137,25 +137,29 @@ def test_numbers_of_slots_that_cannot_be(opened, more):
 @pytest.mark.parametrize(
     ("options", "flash"),
     [
-        ({}, True),
-        ({"flash_attn": False}, False),
+        ({"n_gpu_layers": -1}, True),
+        ({"n_gpu_layers": -1, "flash_attn": False}, False),
+        ({"n_gpu_layers": -1, "n_parallel": 1}, False),
+        ({}, False),
         ({"flash_attn": True}, True),
-        ({"n_parallel": 1}, False),
-        ({"n_parallel": 1, "flash_attn": True}, True),
     ],
 )
-def test_flash_attention_is_on_where_several_slots_run_and_nobody_chose(opened, options, flash):
+def test_flash_attention_is_on_where_several_slots_run_on_a_gpu_and_nobody_chose(
+    opened, monkeypatch, options, flash
+):
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
     llm = opened(**options)
     assert llm.runner.live.profile.pager.layout.transposed is not flash  # values lie so without it
     again = pickle.loads(pickle.dumps(llm))
-    assert again.context_params.flash_attn_type == llm.context_params.flash_attn_type
+    assert again.runner.live.profile.pager.layout.transposed is not flash
     again.close()
 
 
-def test_state_with_flash_attention_serves_nobody_without_it(opened):
+def test_state_with_flash_attention_serves_nobody_without_it(opened, monkeypatch):
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
     cache = PromptCache()
-    take(opened(prompt_cache=cache), WORDS[:200])
-    plain = opened(prompt_cache=cache, flash_attn=False)
+    take(opened(prompt_cache=cache, n_gpu_layers=-1), WORDS[:200])
+    plain = opened(prompt_cache=cache, n_gpu_layers=-1, flash_attn=False)
     take(plain, WORDS[:200])
     assert plain.last_request.cached == 0
 

@@ -26,8 +26,8 @@ def llm(opened, arch):
 
 @pytest.fixture
 def fresh(opened, arch):
-    """A fresh model of upstream's, with flash attention, as several slots have it."""
-    return lambda flash_attn=True, **more: opened(arch, llama_cpp.Llama, flash_attn=flash_attn, **more)
+    """A fresh model of upstream's."""
+    return lambda **more: opened(arch, llama_cpp.Llama, **more)
 
 
 # -- seeds -----------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_pool_of_more_threads_than_slots(llm, fresh):
 @pytest.mark.parametrize("slots", [1, 2])
 def test_streams_of_coroutines_whose_steps_run_in_any_thread(opened, fresh, impatient, arch, slots):
     """As servers do: each chunk is fetched in whatever thread of a pool is free."""
-    llm, stock = opened(arch, n_parallel=slots), fresh(flash_attn=slots > 1)
+    llm, stock = opened(arch, n_parallel=slots), fresh()
     prompts = [WORDS[5 * i : 5 * i + 30 + i] for i in range(4)]
     wanted = [said(stock.create_completion(p, seed=i, **SAMPLED)) for i, p in enumerate(prompts)]
 

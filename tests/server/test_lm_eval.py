@@ -98,11 +98,7 @@ def scorers(
     if bos:
         model = with_bos(model, tmp_path_factory.mktemp("bos") / "bos.gguf")
     fresh = Fresh(model, bos)
-    with (
-        closing(fresh.llm),
-        serving(model, model={"logits_all": True, "flash_attn": False}) as server,
-        server.client() as http,
-    ):
+    with closing(fresh.llm), serving(model, model={"logits_all": True}) as server, server.client() as http:
         yield fresh, http
 
 

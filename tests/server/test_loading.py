@@ -45,14 +45,13 @@ def test_a_model_has_slots_and_upstream_s_class_stays_what_it_was(
     assert not opened(logits_all=False).requests.logprobs_on_request
 
 
-@pytest.mark.parametrize(
-    ("options", "flash"), [({}, True), ({"flash_attn": False}, False), ({"n_parallel": 1}, False)]
-)
-def test_flash_attention_is_on_with_several_slots_unless_the_settings_say_otherwise(
-    opened: Callable[..., Llama], options: dict[str, Any], flash: bool
+@pytest.mark.parametrize(("options", "flash"), [({}, True), ({"flash_attn": False}, False)])
+def test_flash_attention_is_on_with_several_slots_on_a_gpu_unless_the_settings_say_otherwise(
+    opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], flash: bool
 ) -> None:
-    disabled = opened(**options).context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    assert disabled is not flash
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+    params = opened(n_gpu_layers=-1, **options).context_params
+    assert (params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED) is not flash
 
 
 def test_one_slot_where_there_cannot_be_more(opened: Callable[..., Llama]) -> None:
