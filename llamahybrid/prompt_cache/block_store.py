@@ -1,0 +1,385 @@
+"""Records by token path over any store of rows: look-up, storing, the order in which things go, forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.blocks import (
+    BLOCK,
+    BLOCK_BYTES,
+    HASH_BYTES,
+    ID_BYTES,
+    MOST_LEADS,
+    NO_PARENT,
+    Item,
+    Kind,
+    Lead,
+    Node,
+    Place,
+    Reach,
+    Seen,
+    Why,
+    chain,
+    digest_of,
+    root_of,
+    shared,
+    whole_blocks,
+)
+from llamahybrid.prompt_cache.nodes import ids_of, token_at
+from llamahybrid.prompt_cache.records import Record
+
+MOST_FOLLOWERS = 2
+MOST_PARENTS = 1 << 16
+"""No path has more blocks: rows that name each other in a circle end there."""
+
+Values: TypeAlias = "dict[bytes, bytes | None]"
+
+
+class Rows(Protocol):
+    """A store of keys and values; its methods raise OSError for what the place refuses."""
+
+    def run(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Values up to the first that is missing."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values; None for what is missing."""
+
+    def has(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Keys of records that are there."""
+
+    def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
+        """Replace rows by what `change(rows)` says of them, all at once; None removes one."""
+
+    def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a record: it is whole, or not there."""
+
+    def read(self, key: bytes) -> Record:
+        """A whole record, checked. Raises RecordError for a damaged one, RecordGone where there is none."""
+
+    def remove(self, key: bytes) -> None:
+        """Remove a record; harmless if it is gone."""
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """These go last from now on, each behind the one before."""
+
+    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All rows of a kind, without its letter."""
+
+    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        """Those that were added last, at most so many."""
+
+
+@dataclass
+class Path:
+    """What a path is made of."""
+
+    namespace: str
+    ids: bytes
+
+
+@dataclass
+class Forgotten:
+    """What a forgotten path has in a store."""
+
+    items: list[tuple[Item, Place]] = field(default_factory=list)
+    """Records that go."""
+    torn: list[tuple[Item, Place, int]] = field(default_factory=list)
+    """Attention among them that others need up to a position."""
+
+
+@dataclass
+class _Near:
+    """What lies along a path and behind it, in one namespace."""
+
+    before: list[tuple[Item, Place]] = field(default_factory=list)
+    behind: list[tuple[Item, Place]] = field(default_factory=list)
+    shared: int = 0
+    """Tokens that another path has in common with it."""
+
+
+class BlockStore:
+    """Records by token path."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def look(self, namespace: str, tokens: Tokens) -> Seen:
+        """What is known of a prompt; all tokens are compared."""
+        ids = ids_of(tokens)
+        hashes = chain(root_of(namespace), ids)
+        nodes = self._nodes(hashes, ids)
+        if not nodes:
+            return Seen(len(tokens))
+        ends = {
+            digest_of(hashes[k], ids[BLOCK_BYTES * k : BLOCK_BYTES * k + ID_BYTES * offset]): (k, offset)
+            for k, node in enumerate(nodes)
+            for offset in node.offsets()
+            if BLOCK * k + offset <= len(tokens)
+        }
+        passing: dict[tuple[bytes, int], int] = {}
+        for k, node in enumerate(nodes):
+            for lead in node.leads:
+                if lead.digest not in ends and lead.start < lead.end and lead.start < BLOCK * k:
+                    passing[lead.digest, lead.start] = BLOCK * k
+        places = self.places([*ends, *dict.fromkeys(digest for digest, _ in passing)])
+        items: list[Item] = []
+        for digest, (k, offset) in ends.items():
+            place, at = places.get(digest), BLOCK_BYTES * k
+            if place is not None and (place.block, place.tail) == (
+                hashes[k],
+                ids[at : at + ID_BYTES * offset],
+            ):
+                items += place.items
+        through = [
+            Reach(item, end)
+            for (digest, start), end in passing.items()
+            for item in (places[digest].items if digest in places else ())
+            if not item.is_checkpoint and item.start == start
+        ]
+        there = self.rows.has([i.key for i in (*items, *(r.item for r in through))])
+        items = sorted((i for i in items if i.key in there), key=lambda i: (i.end, i.kind))
+        length, followers = self._followers(nodes, hashes, ids, max((i.end for i in items), default=0))
+        return Seen(
+            len(tokens), length, followers, tuple(items), tuple(r for r in through if r.item.key in there)
+        )
+
+    def _nodes(self, hashes: Sequence[bytes], ids: bytes) -> list[Node]:
+        """The nodes along a path up to the first that is unknown."""
+        nodes: list[Node] = []
+        for k, raw in enumerate(self.rows.run([b"n" + h for h in hashes])):
+            node = Node.unpack(raw)
+            if node is None or (k and node.text != ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k]):
+                break
+            nodes.append(node)
+        return nodes
+
+    def _followers(
+        self, nodes: Sequence[Node], hashes: Sequence[bytes], ids: bytes, deepest: int
+    ) -> tuple[int, tuple[int, ...]]:
+        """How far any record's path is that of a prompt, and the tokens that follow there."""
+        k = len(nodes) - 1
+        rest, length = ids[BLOCK_BYTES * k :], max(deepest, BLOCK * k)
+        nexts: dict[bytes, bytes] = {}
+        leads = {lead.next: lead for lead in nodes[k].leads}
+        blocks = [n for n, lead in leads.items() if lead.next != lead.digest]
+        for following, raw in zip(blocks, self.rows.get([b"n" + n for n in blocks]), strict=True):
+            node = Node.unpack(raw)
+            nexts[following] = node.text if node is not None and node.parent == hashes[k] else b""
+        for digest, place in self.places(
+            [n for n, lead in leads.items() if lead.next == lead.digest]
+        ).items():
+            nexts[digest] = place.tail if place.block == hashes[k] else b""
+        alike = {text: BLOCK * k + shared(text, rest) for text in nexts.values()}
+        length = max([length, *alike.values()])
+        known = {
+            token_at(text, length - BLOCK * k)
+            for text, end in alike.items()
+            if end == length and len(text) > ID_BYTES * (length - BLOCK * k)
+        }
+        return length, tuple(sorted(known))[:MOST_FOLLOWERS]
+
+    def places(self, digests: Sequence[bytes]) -> dict[bytes, Place]:
+        """The places of these digests that are there."""
+        found = zip(digests, self.rows.get([b"p" + d for d in digests]), strict=True)
+        places = ((digest, Place.unpack(digest, raw)) for digest, raw in found)
+        return {digest: place for digest, place in places if place is not None}
+
+    def path_of(self, place: Place, known: dict[bytes, Node | None] | None = None) -> Path | None:
+        """The namespace and all token ids of a place; None where a block of them is gone.
+
+        `known`: nodes that were read already, of which it is to make use.
+        """
+        known = {} if known is None else known
+        texts, hash_ = [place.tail], place.block
+        for _ in range(MOST_PARENTS):
+            if hash_ not in known:
+                known[hash_] = Node.unpack(self.rows.get([b"n" + hash_])[0])
+            node = known[hash_]
+            if node is None:
+                return None
+            if node.parent == NO_PARENT:
+                ids = b"".join(reversed(texts))
+                namespace = node.text.decode("utf-8", "replace")
+                return Path(namespace, ids) if len(ids) == ID_BYTES * place.end else None
+            texts.append(node.text)
+            hash_ = node.parent
+        return None
+
+    def each(self) -> Iterator[tuple[Place, Path]]:
+        """All places with their paths, in no order."""
+        known: dict[bytes, Node | None] = {}
+        for digest, raw in self.rows.rows(b"p"):
+            place = Place.unpack(digest, raw)
+            if place is not None and (path := self.path_of(place, known)) is not None:
+                yield place, path
+
+    # -- storing -----------------------------------------------------------------------------------
+
+    def link(
+        self, namespace: str, tokens: Tokens, new: Item, wanted: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Make a written record known at the end of `tokens`, if it is `wanted` at this very moment."""
+        ids, last = ids_of(tokens), whole_blocks(len(tokens))
+        root = root_of(namespace)
+        hashes = chain(root, ids[: BLOCK_BYTES * last])
+        tail = ids[BLOCK_BYTES * last :]
+        done = False
+
+        def change(rows: Values) -> Values:
+            nonlocal done
+            if not wanted():
+                return {}
+            done = True
+            place = Place.unpack(new.digest, rows[b"p" + new.digest])
+            others = (
+                place.items if place is not None and (place.block, place.tail) == (hashes[-1], tail) else ()
+            )
+            kept = tuple(i for i in others if i.key != new.key and not _replaces(new, i))
+            rows = {**rows, b"p" + new.digest: Place(hashes[-1], new.end, tail, (*kept, new)).pack()}
+            following, begun = new.digest, True
+            for k in range(last, -1, -1):
+                old = Node.unpack(rows[b"n" + hashes[k]])
+                text = ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k] if k else namespace.encode()
+                node = old or Node(hashes[k - 1] if k else NO_PARENT, text=text)
+                if k == last:
+                    node = replace(node, ends=node.ends | 1 << (new.end - 1) % BLOCK)
+                if begun or (not new.is_checkpoint and new.start < BLOCK * k):
+                    lead = Lead(
+                        following, new.digest, new.start if not new.is_checkpoint else new.end, new.end
+                    )
+                    node = replace(node, leads=(lead, *(x for x in node.leads if x != lead))[:MOST_LEADS])
+                rows[b"n" + hashes[k]] = node.pack()
+                begun, following = old is None, hashes[k]
+            return rows
+
+        self.rows.update([b"p" + new.digest, *(b"n" + h for h in hashes)], change)
+        return done
+
+    def unlink(self, items: Iterable[Item]) -> None:
+        """Remove records, and what places say of them."""
+        for item in items:
+            self.rows.remove(item.key)
+            key = b"p" + item.digest
+
+            def change(rows: Values, key: bytes = key, item: Item = item) -> Values:
+                place = Place.unpack(item.digest, rows[key])
+                if place is None:
+                    return {key: None}
+                kept = tuple(i for i in place.items if i.key != item.key)
+                return {key: replace(place, items=kept).pack() if kept else None}
+
+            self.rows.update([key], change)
+
+    # -- what goes first ---------------------------------------------------------------------------
+
+    def used(self, namespace: str, tokens: Tokens, seen: Seen) -> None:
+        """A path was used: its records, and then all that leads to them, go last.
+
+        Of the path itself the shallow checkpoints go first, since a conversation goes on at its end; the end
+        of its first message and branch points go after them, attention after all checkpoints that need it.
+        """
+        hashes = chain(root_of(namespace), ids_of(tokens))
+        items = sorted(seen.items, key=_order)
+        keys = [*(i.key for i in items), *(r.item.key for r in seen.through)]
+        digests = dict.fromkeys([*(i.digest for i in items), *(r.item.digest for r in seen.through)])
+        self.rows.touch([*keys, *(b"p" + d for d in digests), *(b"n" + h for h in reversed(hashes))])
+
+    # -- forgetting --------------------------------------------------------------------------------
+
+    def on_path(self, tokens: Tokens, stays: int = 0) -> Forgotten:
+        """What belongs to a path, of any namespace: all that goes on from it, and what leads only there.
+
+        What other paths share of it is not among them, nor what ends within its first `stays` tokens. All rows
+        are read once; no record is.
+        """
+        ids, forgotten = ids_of(tokens), Forgotten()
+        parents, along = dict[bytes, bytes](), dict[bytes, tuple[bytes, int]]()
+        for hash_, raw in self.rows.rows(b"n"):
+            parents[hash_] = raw[:HASH_BYTES]
+            if raw[:HASH_BYTES] == NO_PARENT:
+                along |= {h: (hash_, k) for k, h in enumerate(chain(hash_, ids))}
+        branches: dict[bytes, tuple[bytes, bytes]] = {}
+        alike: dict[bytes, int] = {}
+        roots: dict[bytes, _Near] = {}
+        for digest, raw in self.rows.rows(b"p"):
+            place = Place.unpack(digest, raw)
+            found = None if place is None else _branch(place.block, parents, along, branches)
+            if place is None or found is None:
+                continue
+            at, following = found
+            root, k = along[at]
+            rest = ids[BLOCK_BYTES * k :]
+            if following and following not in alike:
+                node = Node.unpack(self.rows.get([b"n" + following])[0])
+                alike[following] = shared(node.text, rest) if node else 0
+            length = BLOCK * k + (alike[following] if following else shared(place.tail, rest))
+            near, named = roots.setdefault(root, _Near()), [(item, place) for item in place.items]
+            if length == len(tokens):
+                near.behind += named
+            elif length == place.end:
+                near.before += named
+            else:
+                near.shared = max(near.shared, length)
+        for near in roots.values():
+            if not near.behind:
+                continue
+            keep = max(stays, near.shared)
+            gone = near.behind + [(item, place) for item, place in near.before if item.end > keep]
+            forgotten.items += gone
+            if near.shared or any(item.is_checkpoint and item.end <= keep for item, _ in near.before):
+                forgotten.torn += [(i, p, keep) for i, p in gone if i.start < keep < i.end]
+        return forgotten
+
+    def sweep_nodes(self) -> int:
+        """Remove nodes that lead to no place; how many there were."""
+        parents = {hash_: raw[:HASH_BYTES] for hash_, raw in self.rows.rows(b"n")}
+        alive: set[bytes] = set()
+        for digest, raw in self.rows.rows(b"p"):
+            place = Place.unpack(digest, raw)
+            hash_ = NO_PARENT if place is None else place.block
+            while hash_ in parents and hash_ not in alive:
+                alive.add(hash_)
+                hash_ = parents[hash_]
+        dead = [b"n" + hash_ for hash_ in parents if hash_ not in alive]
+        for at in range(0, len(dead), BLOCK):
+            self.rows.update(dead[at : at + BLOCK], lambda rows: dict.fromkeys(rows))
+        return len(dead)
+
+
+def _replaces(new: Item, old: Item) -> bool:
+    """The state with logits says what the one without does."""
+    return new.kind == Kind.PROMPT and old.kind == Kind.STATE
+
+
+def _order(item: Item) -> tuple[int, int]:
+    """The order in which records of one path go."""
+    if not item.is_checkpoint:
+        return 2, -item.end
+    return int(item.why in (Why.SYSTEM, Why.BRANCH)), item.end
+
+
+def _branch(
+    block: bytes,
+    parents: dict[bytes, bytes],
+    along: dict[bytes, tuple[bytes, int]],
+    known: dict[bytes, tuple[bytes, bytes]],
+) -> tuple[bytes, bytes] | None:
+    """The deepest block on a path that leads to another one, and the next on the way; b"" if it is that one."""
+    way: list[bytes] = []
+    hash_ = block
+    while hash_ not in known and hash_ not in along:
+        way.append(hash_)
+        if hash_ not in parents or len(way) > MOST_PARENTS:
+            return None
+        hash_ = parents[hash_]
+    at, following = known[hash_] if hash_ in known else (hash_, b"")
+    known.setdefault(hash_, (at, following))
+    for each in reversed(way):
+        following = following or each
+        known[each] = (at, following)
+    return known[block]

@@ -1,0 +1,347 @@
+"""Where records lie: token paths as chains of hashed blocks, in any store of keys and values.
+
+A *node* is a block of `BLOCK` tokens. Its key is the hash of all tokens up to its end; the first hash is that of
+the namespace, so that each has a root of its own. Its row holds its parent, its tokens (compared: no hash is
+trusted), the offsets in the next block at which records end, and a few *leads*: records that end farther on.
+A *place* is the exact prefix where records end; its row names them and holds the tokens behind the last whole
+block. A *record* is the state itself. Nothing is loaded at start; a look-up reads the rows of its own path.
+Keys: `n` + hash, `p` + digest of the prefix, `r` + that digest + start + kind. Numbers are little endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import xxhash
+
+from llamahybrid.prompt_cache.base import Range
+
+BLOCK = 256
+ID_BYTES = 4
+BLOCK_BYTES = BLOCK * ID_BYTES
+HASH_BYTES = 16
+NO_PARENT = bytes(HASH_BYTES)
+
+MOST_LEADS = 8
+"""Of one node: enough to know where paths part, and attention that runs on behind a block."""
+
+_LEAD = struct.Struct(f"<{HASH_BYTES}s{HASH_BYTES}sII")
+_ITEM = struct.Struct("<IQBBI")
+_PLACE = struct.Struct(f"<{HASH_BYTES}sIH")
+_RECORD = struct.Struct("<IB")
+_BITMAP_BYTES = BLOCK // 8
+_NODE_BYTES = HASH_BYTES + _BITMAP_BYTES + 1
+
+
+class Kind(IntEnum):
+    """What a record holds."""
+
+    STATE = 0
+    PROMPT = 1
+    """A state with the logits of a prompt's end."""
+    ATTENTION = 2
+
+
+class Why(IntEnum):
+    """Why a record is kept for later processes."""
+
+    TIP = 0
+    """A conversation ended there."""
+    PROMPT = 1
+    """A prompt asked for its answer there."""
+    SYSTEM = 2
+    """The first message ends there."""
+    BRANCH = 3
+    """Conversations have parted there."""
+    RUNG = 4
+    """A history that parts behind it goes on from there."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A record, as its place names it."""
+
+    digest: bytes
+    """Of the prefix at whose end it lies."""
+    start: int
+    end: int
+    nbytes: int
+    kind: Kind
+    why: Why
+    written: int
+    """Seconds since 1970."""
+
+    @property
+    def key(self) -> bytes:
+        """The key of the record."""
+        return b"r" + self.digest + _RECORD.pack(self.start, self.kind)
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """It is no attention."""
+        return self.kind != Kind.ATTENTION
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A record that ends behind a node's block."""
+
+    next: bytes
+    """Hash of the next block on its path, or its own digest if it ends within that block."""
+    digest: bytes
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A block's row."""
+
+    parent: bytes
+    """Hash of the block before; `NO_PARENT`: this is a root."""
+    ends: int = 0
+    """Bit i: records end i + 1 tokens behind it."""
+    leads: tuple[Lead, ...] = ()
+    text: bytes = b""
+    """Its token ids; of a root, its namespace."""
+
+    def pack(self) -> bytes:
+        """Its row."""
+        leads = b"".join(_LEAD.pack(lead.next, lead.digest, lead.start, lead.end) for lead in self.leads)
+        return (
+            self.parent
+            + self.ends.to_bytes(_BITMAP_BYTES, "little")
+            + bytes([len(self.leads)])
+            + leads
+            + self.text
+        )
+
+    @classmethod
+    def unpack(cls, raw: bytes | None) -> Node | None:
+        """The node of a row; None for what is none."""
+        if raw is None or len(raw) < _NODE_BYTES or raw[_NODE_BYTES - 1] > MOST_LEADS:
+            return None
+        text = _NODE_BYTES + raw[_NODE_BYTES - 1] * _LEAD.size
+        if len(raw) < text:
+            return None
+        leads = tuple(Lead(*fields) for fields in _LEAD.iter_unpack(raw[_NODE_BYTES:text]))
+        ends = int.from_bytes(raw[HASH_BYTES : _NODE_BYTES - 1], "little")
+        return cls(raw[:HASH_BYTES], ends, leads, raw[text:])
+
+    def offsets(self) -> list[int]:
+        """How many tokens behind it records end, ascending."""
+        found, bits = [], self.ends
+        while bits:
+            found.append((bits & -bits).bit_length())
+            bits &= bits - 1
+        return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """A prefix at whose end records lie."""
+
+    block: bytes
+    """Hash of its last whole block, of which `tail` is what follows."""
+    end: int
+    tail: bytes
+    items: tuple[Item, ...]
+
+    def pack(self) -> bytes:
+        """Its row."""
+        items = b"".join(_ITEM.pack(i.start, i.nbytes, i.kind, i.why, i.written) for i in self.items)
+        return _PLACE.pack(self.block, self.end, len(self.tail) // ID_BYTES) + self.tail + items
+
+    @classmethod
+    def unpack(cls, digest: bytes, raw: bytes | None) -> Place | None:
+        """The place of a row; None for what is none."""
+        if raw is None or len(raw) < _PLACE.size:
+            return None
+        block, end, n_tail = _PLACE.unpack_from(raw)
+        at = _PLACE.size + ID_BYTES * n_tail
+        sound = 0 < n_tail <= BLOCK and n_tail == (end - 1) % BLOCK + 1
+        if not sound or len(raw) < at or (len(raw) - at) % _ITEM.size:
+            return None
+        try:
+            items = tuple(
+                Item(digest, start, end, nbytes, Kind(kind), Why(why), written)
+                for start, nbytes, kind, why, written in _ITEM.iter_unpack(raw[at:])
+            )
+        except ValueError:
+            return None
+        return cls(block, end, raw[_PLACE.size : at], items)
+
+
+def root_of(namespace: str) -> bytes:
+    """The first hash of a namespace's paths."""
+    return xxhash.xxh3_128_digest(namespace.encode())
+
+
+def chain(root: bytes, ids: bytes) -> list[bytes]:
+    """The root, and the hash behind each whole block of token ids."""
+    hashes = [root]
+    for at in range(0, len(ids) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        hashes.append(digest_of(hashes[-1], ids[at : at + BLOCK_BYTES]))
+    return hashes
+
+
+def digest_of(block: bytes, tail: bytes) -> bytes:
+    """The hash of a prefix: that of its whole blocks, and the token ids behind them."""
+    return xxhash.xxh3_128_digest(block + tail)
+
+
+def whole_blocks(end: int) -> int:
+    """Whole blocks before a place at `end`, behind which its tail has a token at least."""
+    return (end - 1) // BLOCK
+
+
+def shared(a: bytes, b: bytes) -> int:
+    """How many tokens two rows of ids begin alike."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n // ID_BYTES
+    return next(i for i in range(0, n, ID_BYTES) if a[i : i + ID_BYTES] != b[i : i + ID_BYTES]) // ID_BYTES
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Attention of a record, and up to where its path is that of a prompt."""
+
+    item: Item
+    end: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The attention [start, end) of a record."""
+
+    item: Item
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, about."""
+        return self.item.nbytes * (self.end - self.start) // max(1, self.item.end - self.item.start)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A restore point for a prompt, with the attention that is needed from there."""
+
+    position: int
+    checkpoint: Item | None
+    """None where attention is all that is needed."""
+    pieces: tuple[Piece, ...]
+    """Ascending."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory, about."""
+        return sum(p.nbytes for p in self.pieces) + (self.checkpoint.nbytes if self.checkpoint else 0)
+
+    @property
+    def items(self) -> list[Item]:
+        """The records to read."""
+        first = [self.checkpoint] if self.checkpoint else []
+        return list(dict.fromkeys([*first, *(p.item for p in self.pieces)]))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a store knows of a prompt."""
+
+    total: int = 0
+    """Tokens of the prompt."""
+    length: int = 0
+    """Tokens of it with which any record begins."""
+    followers: tuple[int, ...] = ()
+    """Tokens that are known to follow there, two at most."""
+    items: tuple[Item, ...] = ()
+    """Records that end on its path, the shallowest first."""
+    through: tuple[Reach, ...] = ()
+    """Attention that runs along it and leaves it."""
+
+    def checkpoint(self, position: int) -> Item | None:
+        """The checkpoint at a position; the one with logits, if there is one."""
+        there = [i for i in self.items if i.end == position and i.is_checkpoint]
+        return max(there, key=lambda item: item.kind, default=None)
+
+    def reaches(self, limit: int) -> list[Reach]:
+        """Attention as a prompt has it that goes on along this path up to `limit`, and then leaves it."""
+        whole = limit // BLOCK * BLOCK
+        own = [Reach(i, i.end) for i in self.items if not i.is_checkpoint]
+        return [r if r.end <= limit else Reach(r.item, whole) for r in (*own, *self.through)]
+
+    def uncovered(self, end: int) -> list[Range]:
+        """Ranges of [0, end), ascending, whose attention a prompt that leaves the path there would lack."""
+        reaches, ranges, at = self.reaches(end), list[Range](), 0
+        while at < end:
+            covered = max((r.end for r in reaches if r.item.start <= at), default=0)
+            if covered > at:
+                at = covered
+                continue
+            start, at = at, min((r.item.start for r in reaches if r.item.start > at < r.end), default=end)
+            ranges.append((start, min(at, end)))
+        return ranges
+
+    def serves(self, position: int, *, logits: bool, attention: bool) -> bool:
+        """The path can be restored at a position; with its logits, with its attention, if asked."""
+        point = self.checkpoint(position)
+        if point is None or (logits and point.kind != Kind.PROMPT):
+            return False
+        return not attention or not self.uncovered(position)
+
+    def offer(
+        self, above: int, limit: int, missing: Sequence[Range], *, without: Iterable[bytes] = ()
+    ) -> Offer | None:
+        """The deepest restore point at a position in (above, limit].
+
+        `missing`: ascending ranges whose attention would have to come from here. `without`: keys of records
+        that do not count.
+        """
+        refused = frozenset(without)
+        reaches = [r for r in self._along() if r.item.key not in refused]
+        for end in sorted(
+            {i.end for i in self.items if i.is_checkpoint and above < i.end <= limit}, reverse=True
+        ):
+            there = [i for i in self.items if i.end == end and i.is_checkpoint and i.key not in refused]
+            point = max(there, key=lambda item: item.kind, default=None)
+            if point is None or (end == self.total and point.kind != Kind.PROMPT):
+                continue
+            pieces, reach = cover(reaches, [(a, min(b, end)) for a, b in missing if a < end])
+            if reach is None:
+                return Offer(end, point, tuple(pieces))
+        return None
+
+    def offer_attention(
+        self, above: int, limit: int, missing: Sequence[Range], *, without: Iterable[bytes] = ()
+    ) -> Offer | None:
+        """The same where attention is all of the state, so that any position that it reaches will do."""
+        refused = frozenset(without)
+        reaches = [Reach(r.item, min(r.end, limit)) for r in self._along() if r.item.key not in refused]
+        pieces, reach = cover(reaches, [(a, min(b, limit)) for a, b in missing if a < limit])
+        position = limit if reach is None else reach
+        return Offer(position, None, tuple(pieces)) if pieces and position > above else None
+
+    def _along(self) -> list[Reach]:
+        """Attention as the prompt itself has it."""
+        return self.reaches(self.total)
+
+
+def cover(reaches: Sequence[Reach], ranges: Iterable[Range]) -> tuple[list[Piece], int | None]:
+    """The fewest pieces for ascending ranges, up to the first hole; its position, None without one."""
+    pieces: list[Piece] = []
+    for start, end in ranges:
+        at = max(start, pieces[-1].end if pieces else 0)
+        while at < end:
+            best = max((r for r in reaches if r.item.start <= at < r.end), key=lambda r: r.end, default=None)
+            if best is None:
+                return pieces, at
+            low = max(best.item.start, pieces[-1].end if pieces else 0)
+            at = min(best.end, end)
+            pieces.append(Piece(best.item, low, at))
+    return pieces, None

@@ -1,0 +1,500 @@
+"""A store behind the RAM tier, in a folder or on a server: what of it could serve a prompt, what is written.
+
+Where a restore point there serves a prompt better than RAM does, its records are read, checked, and taken into
+the RAM tier; everything else then happens there. A store that fails is never an error of a request: it counts as
+a miss, and no request waits for a lock. A process that was forked goes on with the same store, with nothing of its
+parent's that waits to be written.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llamahybrid.errors import RecordError, RecordGone
+from llamahybrid.prompt_cache.base import (
+    NOTHING,
+    LiveView,
+    Loaded,
+    Outside,
+    Segment,
+    Splitter,
+    Tokens,
+    part_of,
+)
+from llamahybrid.prompt_cache.block_store import BlockStore, Rows
+from llamahybrid.prompt_cache.blocks import Item, Offer, Place, Seen
+from llamahybrid.prompt_cache.disk import LOCK_SECONDS, Busy
+from llamahybrid.prompt_cache.envelope import path_digest
+from llamahybrid.prompt_cache.nodes import tokens_of
+from llamahybrid.prompt_cache.pins import pinned_before
+from llamahybrid.prompt_cache.ram_tier import RamTier
+from llamahybrid.prompt_cache.reader import (
+    UNREADABLE_SECONDS,
+    Breaker,
+    Late,
+    ReadCosts,
+    Reader,
+    affects_one_file,
+)
+from llamahybrid.prompt_cache.records import Record
+from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS, Point
+from llamahybrid.prompt_cache.writer import Job, Writer, _Path
+
+logger = logging.getLogger("llamahybrid")
+
+FIRST_SECONDS = 2.0
+"""How long a new cache waits for its store to open."""
+
+CANCEL_SECONDS = 10.0
+"""How long `forget` waits for a record that is just being written."""
+
+UNKNOWN_SECONDS = {"disk": 5.0, "remote": 0.25}
+"""How long a look-up or a read may take while it is not known what it saves."""
+
+MOST_SECONDS = 30.0
+ENOUGH_SECONDS = 0.2
+"""A read that was given so long and did not come counts as a failure of the store."""
+
+READ, WRITE = "reading from", "writing to"
+
+
+class Store(Rows, Protocol):
+    """What a tier needs of a place, beside its rows."""
+
+    nbytes: int
+    """Bytes of all records, as seen last."""
+
+    def open(self) -> None:
+        """Make it ready; harmless when it is."""
+
+    def is_open(self) -> bool:
+        """It can be asked at once."""
+
+    def fork(self) -> None:
+        """In a process that was forked: nothing of its parent's is used."""
+
+    def make_room(self, n_bytes: int, limit: int) -> int | None:
+        """Let records go until so many bytes fit; how many went, None where they do not fit then."""
+
+    def clear(self) -> None:
+        """Remove everything."""
+
+    def forgotten(self) -> None:
+        """What was removed is not to be found anywhere."""
+
+    def count(self) -> int:
+        """How many records there are."""
+
+
+@dataclass
+class Counts:
+    """What happened between this process and a store."""
+
+    written: int = 0
+    written_bytes: int = 0
+    loaded: int = 0
+    damaged: int = 0
+    """Records that did not prove right, twice; they are removed."""
+    gone: int = 0
+    """Records that were not there any more when they were to be read."""
+    late: int = 0
+    """Looks that another process's lock, or a store that was not open yet, made a miss."""
+    dropped: int = 0
+    """Evicted from RAM before they could be written."""
+    superseded: int = 0
+    """States that waited to be written until the conversation had gone on: they never were."""
+    deferred: int = 0
+    """Not written because the hour's `disk_write_bytes` were used up."""
+    evicted: int = 0
+    errors: int = 0
+    """Times that the store failed; it is left alone for a while then."""
+    failed: int = 0
+    """1: the last write failed; it is tried again later."""
+
+
+class Tier:
+    """Records of one store; at most `limit` bytes, shared with other processes.
+
+    With a limit of 0 nothing is written, and nothing goes to make room for it.
+    """
+
+    def __init__(
+        self,
+        rows: Store,
+        limit: int,
+        source: RamTier,
+        hourly: int | None = None,
+        name: Outside = "disk",
+        quiet_seconds: float = QUIET_SECONDS,
+    ) -> None:
+        """`hourly`: bytes that may be written an hour; None: `DEFAULT_WRITE_BYTES`. `name`: what the user knows
+        it as. `quiet_seconds`: see `write_policy`; 0: everything is written at once.
+
+        Raises OSError when it cannot be used.
+        """
+        self.rows = rows
+        self.store = BlockStore(rows)
+        self.limit = limit
+        self.name = name
+        self.counts = Counts()
+        self.writer = Writer(self, source, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
+        self._reader = Reader(f"llamahybrid-{name}-read")
+        self._changer = Reader(f"llamahybrid-{name}-change")
+        self._uncleared = False  # all of it was to go, and did not yet: it serves nobody meanwhile
+        self._costs = ReadCosts()
+        self._breakers = {READ: Breaker(), WRITE: Breaker()}
+        self._warned: set[str] = set()
+        self._left_alone: dict[bytes, float] = {}  # keys of records that do not serve, and until when
+        _tiers.add(self)
+        try:
+            self._reader.call(FIRST_SECONDS, rows.open)
+        except Busy as error:
+            self.counts.late += 1
+            self._warn(READ, error)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def look(self, namespace: str, tokens: Tokens, within: float | None = None) -> Seen | None:
+        """What is known of a prompt; None where the store cannot tell now. `within`: seconds it may take."""
+        if self._uncleared or self._breakers[READ].left():
+            return None
+        seconds = self._seconds(within) if self.rows.is_open() else LOCK_SECONDS
+        started = time.monotonic()
+        try:
+            return self._reader.call(seconds, self._looked, namespace, tokens)
+        except Busy as error:
+            self._was_late(time.monotonic() - started, error)
+        except Exception as error:  # no file in a folder is worth a request
+            self.refused(READ, error)
+        return None
+
+    def _looked(self, namespace: str, tokens: Tokens) -> Seen:
+        self.rows.open()
+        return self.store.look(namespace, tokens)
+
+    def _seconds(self, within: float | None) -> float:
+        """How long a request may wait for what saves it so many seconds; a folder has its time, whatever it saves."""
+        least = UNKNOWN_SECONDS[self.name]
+        if self.name == "disk":
+            return min(max(least, within or 0.0), MOST_SECONDS)
+        return min(within or least, MOST_SECONDS)
+
+    def _was_late(self, seconds: float, error: OSError) -> None:
+        self.counts.late += 1
+        if self.name == "remote" and isinstance(error, Late) and seconds >= ENOUGH_SECONDS:
+            self.refused(READ, error)
+
+    def without(self) -> set[bytes]:
+        """Keys of records that do not serve now."""
+        now = time.monotonic()
+        for key in [key for key, until in list(self._left_alone.items()) if until <= now]:
+            del self._left_alone[key]
+        return set(self._left_alone)
+
+    def seconds(self, n_bytes: int) -> float:
+        """What reading so many bytes takes, as measured; 0 while not measured."""
+        return self._costs.seconds(n_bytes)
+
+    def load(
+        self,
+        namespace: str,
+        tokens: Tokens,
+        offer: Offer,
+        split: Splitter | None,
+        within: float | None = None,
+    ) -> Loaded | None:
+        """Read and check what an offer names for a prompt; None, with what is damaged removed, if that fails.
+
+        `within`: seconds that it saves, and may take.
+        """
+        seconds = self._seconds(within)
+        started = time.monotonic()
+        try:
+            loaded = self._reader.call(seconds, self._loaded, namespace, tokens, offer, split)
+        except Busy as error:
+            spent = time.monotonic() - started
+            self._costs.measured(offer.nbytes, spent)
+            self._was_late(spent, error)
+            return None
+        except (OSError, MemoryError) as error:
+            self.refused(READ, error)
+            return None
+        if loaded is not None:
+            self._costs.measured(offer.nbytes, time.monotonic() - started)
+            self._breakers[READ].worked()
+            self.counts.loaded += 1
+        return loaded
+
+    def _loaded(self, namespace: str, tokens: Tokens, offer: Offer, split: Splitter | None) -> Loaded | None:
+        whole = True
+        records: dict[Item, tuple[Record, Tokens]] = {}
+        for item in offer.items:  # all are read: what else is damaged of this offer goes with it
+            read = self._read(namespace, tokens, item)
+            whole = whole and read is not None
+            if read is not None:
+                records[item] = read
+        if not whole:
+            return None
+        segments: list[Segment] = []
+        for piece in offer.pieces:
+            record, path = records[piece.item]
+            stored = Segment(piece.item.start, piece.item.end, record.state)
+            try:
+                part = part_of(stored, path, piece.start, piece.end, split)
+            except ValueError as error:
+                self._damaged(piece.item, error)
+                return None
+            segments += [] if part is None else [part]
+        if offer.checkpoint is None:
+            return Loaded(NOTHING, None, tuple(segments))
+        record, _ = records[offer.checkpoint]
+        return Loaded(record.state, record.logits, tuple(segments))
+
+    def _read(self, namespace: str, tokens: Tokens, item: Item) -> tuple[Record, Tokens] | None:
+        """A record and the whole path it is of; None where it does not serve. Raises OSError."""
+        path = (
+            tokens[: item.end]
+            if item in self._own(namespace, tokens, item)
+            else self._path_of(namespace, item)
+        )
+        if path is None:
+            return None
+        for attempt in range(2):
+            try:
+                record = self.rows.read(item.key)
+                header = record.head.header
+                named = (item.start, item.end, item.kind) == (header.start, header.end, record.head.kind)
+                if not named or header.digest != path_digest(namespace, path):
+                    raise RecordError("a record lies under the name of another")
+                return record, path
+            except RecordGone:
+                self.counts.gone += 1
+                self._left_alone[item.key] = time.monotonic() + UNREADABLE_SECONDS
+                return None
+            except RecordError as error:  # once more: a bit may have been read wrong
+                if attempt:
+                    self._damaged(item, error)
+            except OSError as error:
+                if not affects_one_file(error):
+                    raise
+                self.counts.errors += 1
+                self._left_alone[item.key] = time.monotonic() + UNREADABLE_SECONDS
+                logger.warning(
+                    "a record of the %s cache cannot be read, and is left out: %s", self.name, error
+                )
+                return None
+        return None
+
+    def _own(self, namespace: str, tokens: Tokens, item: Item) -> tuple[Item, ...]:
+        """The item, if it lies on this very path."""
+        from llamahybrid.prompt_cache.writer import item_of
+
+        if item.end > len(tokens):
+            return ()
+        here = item_of(namespace, tokens[: item.end], None, 0, item.kind, item.why)
+        return (item,) if here.digest == item.digest else ()
+
+    def _path_of(self, namespace: str, item: Item) -> Tokens | None:
+        place = self.store.places([item.digest]).get(item.digest)
+        path = None if place is None else self.store.path_of(place)
+        return tokens_of(path.ids) if path is not None and path.namespace == namespace else None
+
+    def _damaged(self, item: Item, error: Exception) -> None:
+        """A record is not what it should be: it goes."""
+        logger.warning("a record of the %s cache is dropped: %s", self.name, error)
+        self.counts.damaged += 1
+        self._left_alone[item.key] = math.inf
+        try:
+            self.store.unlink([item])
+        except OSError as refused:
+            self.refused(WRITE, refused)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def later(self, view: LiveView, path: Tokens, points: Sequence[Point]) -> None:
+        """Queue restore points of a live path (see `restart_points`): places wait, no bytes.
+
+        `path`: a copy of the live tokens.
+        """
+        if not self.limit or not points:
+            return
+        if view.needs_attention and view.split is None:
+            return  # nobody could put its attention back
+        self.writer.later(view.namespace, path, points, attention=view.needs_attention)
+
+    def wrote(self, item: Item) -> None:
+        """A record was written."""
+        self._left_alone.pop(item.key, None)
+        self.counts.written += 1
+        self.counts.written_bytes += item.nbytes
+        self.counts.failed = 0
+        self._breakers[WRITE].worked()
+
+    def may_write_in(self) -> float:
+        """Seconds until the store, which failed just now, may be tried again; 0: it did not."""
+        return self._breakers[WRITE].left()
+
+    def refused_writing(self, error: OSError) -> None:
+        """A write failed."""
+        self.refused(WRITE, error)
+
+    def flush(self, seconds: float | None = None) -> bool:
+        """Write all that was queued, within so long (None: a minute); False if not all of it is written."""
+        return self.writer.flush(seconds)
+
+    def close(self, seconds: float | None = None) -> bool:
+        """`flush`, and a warning where not all was written. The store may be used again afterwards."""
+        done = self.flush(seconds)
+        if len(self.writer):
+            logger.warning("%d states were not written to the %s cache", len(self.writer), self.name)
+        self.writer.queue.rest()
+        self._reader.rest()
+        self._changer.rest()
+        return done
+
+    # -- forgetting --------------------------------------------------------------------------------
+
+    def discard(self, namespace: str, tokens: Tokens) -> None:
+        """Remove the checkpoint at the end of these tokens: it did not prove right."""
+        try:
+            self._changer.call(CANCEL_SECONDS, self._discarded, namespace, tokens)
+        except OSError as error:
+            self.refused(WRITE, error)
+
+    def _discarded(self, namespace: str, tokens: Tokens) -> None:
+        seen = self._looked(namespace, tokens)
+        wrong = [i for i in seen.items if i.is_checkpoint and i.end == len(tokens)]
+        self.counts.damaged += len(wrong)
+        self._left_alone |= {i.key: math.inf for i in wrong}
+        self.store.unlink(wrong)
+
+    def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
+        """Remove every record of a path and of all that goes on from it, and what of it waits to be written.
+
+        What is just being written of it never becomes a record. False if that still runs after so many
+        seconds, or if the store failed to remove something; it may be called again. Records that end within
+        a beginning which the user pinned stay.
+        """
+        stays = pinned_before(self.writer.source.pinned, tokens)
+        return self._remove(tokens, stays, seconds)
+
+    def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
+        """Remove every record, and what waits to be written. False: see `forget`."""
+        return self._remove(None, 0, seconds)
+
+    def _remove(self, tokens: Tokens | None, stays: int, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        stopped = self.writer.cancel(tokens, seconds, stays)
+        left = max(LOCK_SECONDS, end - time.monotonic())
+        try:
+            if tokens is None:
+                self._changer.call(left, self._cleared)
+                return stopped
+            return self._changer.call(left, self._forgot, tokens, stays) and stopped
+        except OSError as error:
+            self.refused(WRITE, error)
+            return False
+
+    def _cleared(self) -> None:
+        self._uncleared = True
+        self.rows.open()
+        self.rows.clear()
+        self._uncleared = False
+
+    def _forgot(self, tokens: Tokens, stays: int) -> bool:
+        self.rows.open()
+        forgotten, done = self.store.on_path(tokens, stays), True
+        for item, place, keep in forgotten.torn:
+            if not self._keep_beginning(item, place, keep):
+                logger.warning("attention of what stays goes from the %s with what is forgotten", self.name)
+        for item, _ in forgotten.items:
+            try:
+                self._left_alone[item.key] = math.inf
+                self.store.unlink([item])
+                del self._left_alone[item.key]
+            except OSError as error:
+                self.refused(WRITE, error)
+                done = False
+        if forgotten.items:
+            self.store.sweep_nodes()
+            self.rows.forgotten()
+        return done
+
+    def _keep_beginning(self, item: Item, place: Place, keep: int) -> bool:
+        """Write the part of attention up to `keep` that others need, before the record goes."""
+        path = self.store.path_of(place)
+        split = None if path is None else self.writer.source.splitter(path.namespace)
+        if path is None or split is None:
+            return False
+        tokens = tokens_of(path.ids)
+        try:
+            record = self.rows.read(item.key)
+            stored = Segment(item.start, item.end, record.state)
+            part = part_of(stored, tokens, item.start, keep, split)
+            if part is None:
+                return False
+            job = Job(path.namespace, tokens[:keep], (), attention=True, due=0.0, since=0.0)
+            work = _Path(job, self.store.look(path.namespace, tokens[:keep]))
+            return self.writer.put(work, tokens[:keep], item.start, part.record, None, item.why)
+        except (OSError, ValueError, MemoryError) as error:
+            self.refused(READ, error)
+            return False
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def refused(self, what: str, error: BaseException) -> None:
+        """The store failed: say so once, and leave it alone for a while."""
+        self.counts.errors += 1
+        self._breakers[what].failed()
+        if what == WRITE:
+            self.counts.failed = 1
+        self._warn(what, error)
+
+    def _warn(self, what: str, error: BaseException) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s the %s cache failed, and is tried again later: %s", what, self.name, error)
+
+    def glance(self, seconds: float, most: int) -> list[tuple[str, Tokens, Place]]:
+        """Places that were added last, at most so many, with their namespaces and tokens; none where it takes
+        longer."""
+        try:
+            return self._reader.call(seconds, self._glanced, most)
+        except OSError:
+            return []
+
+    def _glanced(self, most: int) -> list[tuple[str, Tokens, Place]]:
+        known: dict[bytes, object] = {}
+        found = []
+        for digest, raw in self.rows.recent(b"p", most):
+            place = Place.unpack(digest, raw)
+            path = None if place is None else self.store.path_of(place, known)  # type: ignore[arg-type]
+            if place is not None and path is not None:
+                found.append((path.namespace, tokens_of(path.ids), place))
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """Records, bytes and counts (`Counts`), for `PromptCache.stats`."""
+        counts = {"records": self.rows.count(), "bytes": self.rows.nbytes, **vars(self.counts)}
+        return {f"{self.name}_{name}": n for name, n in {**counts, "waiting": len(self.writer)}.items()}
+
+    def fork(self) -> None:
+        """In a process that was forked."""
+        self.rows.fork()
+
+
+def _in_child() -> None:
+    for tier in list(_tiers):
+        tier.fork()
+
+
+_tiers: weakref.WeakSet[Tier] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
