@@ -121,31 +121,43 @@ class BlockStore:
             for offset in node.offsets()
             if BLOCK * k + offset <= len(tokens)
         }
+        behind, last = self._behind(hashes[len(nodes) - 1], nodes[-1]), BLOCK * (len(nodes) - 1)
+        alike = {following: last + shared(text, ids[ID_BYTES * last :]) for following, text in behind.items()}
         passing: dict[tuple[bytes, int], int] = {}
         for k, node in enumerate(nodes):
             for lead in node.leads:
-                if lead.digest not in ends and lead.start < lead.end and lead.start < BLOCK * k:
-                    passing[lead.digest, lead.start] = BLOCK * k
+                end = alike.get(lead.next, BLOCK * k) if node is nodes[-1] else BLOCK * k
+                if lead.digest not in ends and lead.start < min(lead.end, end):
+                    passing[lead.digest, lead.start] = end
         places = self.places([*ends, *dict.fromkeys(digest for digest, _ in passing)])
         items: list[Item] = []
+        borrowed: list[Reach] = []
         for digest, (k, offset) in ends.items():
-            place, at = places.get(digest), BLOCK_BYTES * k
-            if place is not None and (place.block, place.tail) == (
-                hashes[k],
-                ids[at : at + ID_BYTES * offset],
-            ):
+            place, tail = places.get(digest), ids[BLOCK_BYTES * k :][: ID_BYTES * offset]
+            if place is not None and (place.block, place.tail) == (hashes[k], tail):
                 items += place.items
+                borrowed += (Reach(item, place.end) for item in place.borrowed)
         through = [
             Reach(item, end)
             for (digest, start), end in passing.items()
             for item in (places[digest].items if digest in places else ())
             if not item.is_checkpoint and item.start == start
         ]
-        there = self.rows.has([i.key for i in (*items, *(r.item for r in through))])
+        there = self.rows.has([i.key for i in (*items, *(r.item for r in (*borrowed, *through)))])
         items = sorted((i for i in items if i.key in there), key=lambda i: (i.end, i.kind))
-        length, followers = self._followers(nodes, hashes, ids, max((i.end for i in items), default=0))
+        length = max([last, *alike.values(), *(i.end for i in items)])
+        followers = {
+            token_at(behind[following], length - last)
+            for following, end in alike.items()
+            if end == length and len(behind[following]) > ID_BYTES * (length - last)
+        }
         return Seen(
-            len(tokens), length, followers, tuple(items), tuple(r for r in through if r.item.key in there)
+            len(tokens),
+            length,
+            tuple(sorted(followers))[:MOST_FOLLOWERS],
+            tuple(items),
+            tuple(r for r in borrowed if r.item.key in there),
+            tuple(r for r in through if r.item.key in there),
         )
 
     def _nodes(self, hashes: Sequence[bytes], ids: bytes) -> list[Node]:
@@ -158,30 +170,16 @@ class BlockStore:
             nodes.append(node)
         return nodes
 
-    def _followers(
-        self, nodes: Sequence[Node], hashes: Sequence[bytes], ids: bytes, deepest: int
-    ) -> tuple[int, tuple[int, ...]]:
-        """How far any record's path is that of a prompt, and the tokens that follow there."""
-        k = len(nodes) - 1
-        rest, length = ids[BLOCK_BYTES * k :], max(deepest, BLOCK * k)
-        nexts: dict[bytes, bytes] = {}
-        leads = {lead.next: lead for lead in nodes[k].leads}
-        blocks = [n for n, lead in leads.items() if lead.next != lead.digest]
-        for following, raw in zip(blocks, self.rows.get([b"n" + n for n in blocks]), strict=True):
-            node = Node.unpack(raw)
-            nexts[following] = node.text if node is not None and node.parent == hashes[k] else b""
-        for digest, place in self.places(
-            [n for n, lead in leads.items() if lead.next == lead.digest]
-        ).items():
-            nexts[digest] = place.tail if place.block == hashes[k] else b""
-        alike = {text: BLOCK * k + shared(text, rest) for text in nexts.values()}
-        length = max([length, *alike.values()])
-        known = {
-            token_at(text, length - BLOCK * k)
-            for text, end in alike.items()
-            if end == length and len(text) > ID_BYTES * (length - BLOCK * k)
-        }
-        return length, tuple(sorted(known))[:MOST_FOLLOWERS]
+    def _behind(self, hash_: bytes, node: Node) -> dict[bytes, bytes]:
+        """Token ids behind a node, as far as the leads to the next block tell, by `Lead.next`."""
+        texts: dict[bytes, bytes] = {}
+        blocks = list(dict.fromkeys(lead.next for lead in node.leads if lead.next != lead.digest))
+        for following, raw in zip(blocks, self.rows.get([b"n" + each for each in blocks]), strict=True):
+            child = Node.unpack(raw)
+            if child is not None and child.parent == hash_:
+                texts[following] = child.text
+        tails = self.places([lead.digest for lead in node.leads if lead.next == lead.digest])
+        return texts | {digest: place.tail for digest, place in tails.items() if place.block == hash_}
 
     def places(self, digests: Sequence[bytes]) -> dict[bytes, Place]:
         """The places of these digests that are there."""
@@ -221,12 +219,19 @@ class BlockStore:
     # -- storing -----------------------------------------------------------------------------------
 
     def link(
-        self, namespace: str, tokens: Tokens, new: Item, wanted: Callable[[], bool] = lambda: True
+        self,
+        namespace: str,
+        tokens: Tokens,
+        new: Item,
+        borrowed: Sequence[Item] = (),
+        wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Make a written record known at the end of `tokens`, if it is `wanted` at this very moment."""
+        """Make a written record known at the end of `tokens`, if it is `wanted` at this very moment.
+
+        `borrowed`: attention that a checkpoint needs and that runs on behind it.
+        """
         ids, last = ids_of(tokens), whole_blocks(len(tokens))
-        root = root_of(namespace)
-        hashes = chain(root, ids[: BLOCK_BYTES * last])
+        hashes = chain(root_of(namespace), ids[: BLOCK_BYTES * last])
         tail = ids[BLOCK_BYTES * last :]
         done = False
 
@@ -235,26 +240,21 @@ class BlockStore:
             if not wanted():
                 return {}
             done = True
-            place = Place.unpack(new.digest, rows[b"p" + new.digest])
-            others = (
-                place.items if place is not None and (place.block, place.tail) == (hashes[-1], tail) else ()
-            )
-            kept = tuple(i for i in others if i.key != new.key and not _replaces(new, i))
-            rows = {**rows, b"p" + new.digest: Place(hashes[-1], new.end, tail, (*kept, new)).pack()}
+            old = Place.unpack(new.digest, rows[b"p" + new.digest])
+            if old is None or (old.block, old.tail) != (hashes[-1], tail):
+                old = Place(hashes[-1], new.end, tail, ())
+            kept = (i for i in old.items if i.key != new.key and not _replaces(new, i))
+            place = replace(old, items=(*kept, new), borrowed=tuple(borrowed) or old.borrowed)
+            nodes = {h: Node.unpack(rows[b"n" + h]) for h in hashes}
+            rows[b"p" + new.digest] = place.pack()
             following, begun = new.digest, True
             for k in range(last, -1, -1):
-                old = Node.unpack(rows[b"n" + hashes[k]])
                 text = ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k] if k else namespace.encode()
-                node = old or Node(hashes[k - 1] if k else NO_PARENT, text=text)
+                node = nodes[hashes[k]] or Node(hashes[k - 1] if k else NO_PARENT, text=text)
                 if k == last:
                     node = replace(node, ends=node.ends | 1 << (new.end - 1) % BLOCK)
-                if begun or (not new.is_checkpoint and new.start < BLOCK * k):
-                    lead = Lead(
-                        following, new.digest, new.start if not new.is_checkpoint else new.end, new.end
-                    )
-                    node = replace(node, leads=(lead, *(x for x in node.leads if x != lead))[:MOST_LEADS])
-                rows[b"n" + hashes[k]] = node.pack()
-                begun, following = old is None, hashes[k]
+                rows[b"n" + hashes[k]] = _led(node, following, new, begun=begun, end=BLOCK * k).pack()
+                begun, following = nodes[hashes[k]] is None, hashes[k]
             return rows
 
         self.rows.update([b"p" + new.digest, *(b"n" + h for h in hashes)], change)
@@ -285,8 +285,9 @@ class BlockStore:
         """
         hashes = chain(root_of(namespace), ids_of(tokens))
         items = sorted(seen.items, key=_order)
-        keys = [*(i.key for i in items), *(r.item.key for r in seen.through)]
-        digests = dict.fromkeys([*(i.digest for i in items), *(r.item.digest for r in seen.through)])
+        others = [r.item for r in (*seen.borrowed, *seen.through)]
+        keys = dict.fromkeys(i.key for i in (*items, *others))
+        digests = dict.fromkeys(i.digest for i in (*items, *others))
         self.rows.touch([*keys, *(b"p" + d for d in digests), *(b"n" + h for h in reversed(hashes))])
 
     # -- forgetting --------------------------------------------------------------------------------
@@ -349,6 +350,20 @@ class BlockStore:
         for at in range(0, len(dead), BLOCK):
             self.rows.update(dead[at : at + BLOCK], lambda rows: dict.fromkeys(rows))
         return len(dead)
+
+
+def _led(node: Node, following: bytes, new: Item, *, begun: bool, end: int) -> Node:
+    """A node that leads to a new record. `begun`: it is the first on its way; `end`: of the node."""
+    if new.is_checkpoint:
+        known = any(lead.next == following for lead in node.leads)
+        lead = Lead(following, new.digest, new.end, new.end)
+        wanted = begun and not known
+    else:
+        lead = Lead(following, new.digest, new.start, new.end)
+        wanted = begun or new.start < end
+    if not wanted:
+        return node
+    return replace(node, leads=(lead, *(each for each in node.leads if each != lead))[:MOST_LEADS])
 
 
 def _replaces(new: Item, old: Item) -> bool:

@@ -29,7 +29,7 @@ MOST_LEADS = 8
 """Of one node: enough to know where paths part, and attention that runs on behind a block."""
 
 _LEAD = struct.Struct(f"<{HASH_BYTES}s{HASH_BYTES}sII")
-_ITEM = struct.Struct("<IQBBI")
+_ITEM = struct.Struct(f"<{HASH_BYTES}sIIQBBI")
 _PLACE = struct.Struct(f"<{HASH_BYTES}sIH")
 _RECORD = struct.Struct("<IB")
 _BITMAP_BYTES = BLOCK // 8
@@ -149,10 +149,15 @@ class Place:
     end: int
     tail: bytes
     items: tuple[Item, ...]
+    borrowed: tuple[Item, ...] = ()
+    """Attention that a checkpoint here needs, and that runs on behind it."""
 
     def pack(self) -> bytes:
         """Its row."""
-        items = b"".join(_ITEM.pack(i.start, i.nbytes, i.kind, i.why, i.written) for i in self.items)
+        items = b"".join(
+            _ITEM.pack(i.digest, i.start, i.end, i.nbytes, i.kind, i.why, i.written)
+            for i in (*self.items, *self.borrowed)
+        )
         return _PLACE.pack(self.block, self.end, len(self.tail) // ID_BYTES) + self.tail + items
 
     @classmethod
@@ -166,13 +171,14 @@ class Place:
         if not sound or len(raw) < at or (len(raw) - at) % _ITEM.size:
             return None
         try:
-            items = tuple(
-                Item(digest, start, end, nbytes, Kind(kind), Why(why), written)
-                for start, nbytes, kind, why, written in _ITEM.iter_unpack(raw[at:])
-            )
+            named = [
+                Item(*fields[:4], Kind(fields[4]), Why(fields[5]), fields[6])
+                for fields in _ITEM.iter_unpack(raw[at:])
+            ]
         except ValueError:
             return None
-        return cls(block, end, raw[_PLACE.size : at], items)
+        own = tuple(i for i in named if i.digest == digest and i.end == end)
+        return cls(block, end, raw[_PLACE.size : at], own, tuple(i for i in named if i.end > end))
 
 
 def root_of(namespace: str) -> bytes:
@@ -262,38 +268,30 @@ class Seen:
     """Tokens that are known to follow there, two at most."""
     items: tuple[Item, ...] = ()
     """Records that end on its path, the shallowest first."""
+    borrowed: tuple[Reach, ...] = ()
+    """Attention that checkpoints on it need, up to there."""
     through: tuple[Reach, ...] = ()
-    """Attention that runs along it and leaves it."""
+    """Other attention that runs along it and leaves it."""
 
     def checkpoint(self, position: int) -> Item | None:
         """The checkpoint at a position; the one with logits, if there is one."""
         there = [i for i in self.items if i.end == position and i.is_checkpoint]
         return max(there, key=lambda item: item.kind, default=None)
 
-    def reaches(self, limit: int) -> list[Reach]:
-        """Attention as a prompt has it that goes on along this path up to `limit`, and then leaves it."""
-        whole = limit // BLOCK * BLOCK
-        own = [Reach(i, i.end) for i in self.items if not i.is_checkpoint]
-        return [r if r.end <= limit else Reach(r.item, whole) for r in (*own, *self.through)]
-
-    def uncovered(self, end: int) -> list[Range]:
-        """Ranges of [0, end), ascending, whose attention a prompt that leaves the path there would lack."""
-        reaches, ranges, at = self.reaches(end), list[Range](), 0
-        while at < end:
-            covered = max((r.end for r in reaches if r.item.start <= at), default=0)
-            if covered > at:
-                at = covered
-                continue
-            start, at = at, min((r.item.start for r in reaches if r.item.start > at < r.end), default=end)
-            ranges.append((start, min(at, end)))
-        return ranges
+    def along(self, end: int) -> list[Reach]:
+        """Attention that the path has up to a position."""
+        own = (Reach(i, i.end) for i in self.items if not i.is_checkpoint)
+        return [Reach(r.item, min(r.end, end)) for r in (*own, *self.borrowed, *self.through)]
 
     def serves(self, position: int, *, logits: bool, attention: bool) -> bool:
-        """The path can be restored at a position; with its logits, with its attention, if asked."""
+        """The path can be restored at a position, by a prompt that leaves it there, too; with its logits, with its
+        attention, if asked."""
         point = self.checkpoint(position)
         if point is None or (logits and point.kind != Kind.PROMPT):
             return False
-        return not attention or not self.uncovered(position)
+        own = (Reach(i, i.end) for i in self.items if not i.is_checkpoint)
+        reaches = [r for r in (*own, *self.borrowed) if r.end <= position]
+        return not attention or cover(reaches, [(0, position)])[1] is None
 
     def offer(
         self, above: int, limit: int, missing: Sequence[Range], *, without: Iterable[bytes] = ()
@@ -304,7 +302,7 @@ class Seen:
         that do not count.
         """
         refused = frozenset(without)
-        reaches = [r for r in self._along() if r.item.key not in refused]
+        reaches = [r for r in self.along(self.total) if r.item.key not in refused]
         for end in sorted(
             {i.end for i in self.items if i.is_checkpoint and above < i.end <= limit}, reverse=True
         ):
@@ -322,14 +320,12 @@ class Seen:
     ) -> Offer | None:
         """The same where attention is all of the state, so that any position that it reaches will do."""
         refused = frozenset(without)
-        reaches = [Reach(r.item, min(r.end, limit)) for r in self._along() if r.item.key not in refused]
+        reaches = [
+            Reach(r.item, min(r.end, limit)) for r in self.along(self.total) if r.item.key not in refused
+        ]
         pieces, reach = cover(reaches, [(a, min(b, limit)) for a, b in missing if a < limit])
         position = limit if reach is None else reach
         return Offer(position, None, tuple(pieces)) if pieces and position > above else None
-
-    def _along(self) -> list[Reach]:
-        """Attention as the prompt itself has it."""
-        return self.reaches(self.total)
 
 
 def cover(reaches: Sequence[Reach], ranges: Iterable[Range]) -> tuple[list[Piece], int | None]:
@@ -345,3 +341,16 @@ def cover(reaches: Sequence[Reach], ranges: Iterable[Range]) -> tuple[list[Piece
             at = min(best.end, end)
             pieces.append(Piece(best.item, low, at))
     return pieces, None
+
+
+def uncovered(reaches: Sequence[Reach], end: int) -> list[Range]:
+    """Ranges of [0, end), ascending, that no attention covers."""
+    ranges, at = list[Range](), 0
+    while at < end:
+        covered = max((r.end for r in reaches if r.item.start <= at), default=0)
+        if covered > at:
+            at = covered
+            continue
+        start, at = at, min((r.item.start for r in reaches if r.item.start > at < r.end), default=end)
+        ranges.append((start, min(at, end)))
+    return ranges

@@ -9,6 +9,7 @@ time of expiry, far ahead, and records have an earlier one than the rows that le
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sqlite3
@@ -28,6 +29,8 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import Values
 from llamahybrid.prompt_cache.folder import FOREIGN, check_owner, claim, opened
 from llamahybrid.prompt_cache.records import Record, read_record
+
+logger = logging.getLogger("llamahybrid")
 
 LOCK_SECONDS = 0.05
 CHANGE_SECONDS = 5.0
@@ -139,13 +142,12 @@ class DiskRows:
         self.folder = claim(folder)
         self.nbytes = 0
         """Bytes of all records, as seen last."""
-        self.disappeared = False
-        """The folder was removed while it was open, and was opened anew since."""
         self.fork()
 
     def fork(self) -> None:
         """In a process that was forked: nothing is open; its parent's connections are never used."""
         self._caches: tuple[Any, Any] | None = None
+        self._damaged = False
         self._identity = (0, 0)
         self._opening = threading.Lock()
         self._shard = os.getpid() % SHARDS
@@ -162,11 +164,13 @@ class DiskRows:
                 return
             self._caches = None
             self.folder = claim(self.folder.parent)  # all of it was removed, or its mark: whose is it now?
+            if self._damaged:
+                self._discard()
             try:
                 self._caches = self._opened()
             except sqlite3.OperationalError as error:
                 raise Busy(f"its index cannot be opened: {error}") from error
-            except sqlite3.DatabaseError:  # it is damaged, and only a cache
+            except sqlite3.DatabaseError:
                 self._discard()
                 self._caches = self._opened()
             self._identity = self._identify()
@@ -190,6 +194,12 @@ class DiskRows:
         self.nbytes = cache.reset("size")
         return hasty, cache
 
+    def release(self) -> None:
+        """Close what the calling thread has open."""
+        for cache in self._caches or ():
+            with suppress(sqlite3.Error):
+                cache.close()
+
     def is_open(self) -> bool:
         """It can be asked at once."""
         return self._caches is not None and self._same()
@@ -206,7 +216,9 @@ class DiskRows:
             return False
 
     def _discard(self) -> None:
-        """Remove the database; its files are orphans then."""
+        """Remove a damaged database: it is only a cache; its files are orphans then."""
+        logger.warning("the index of the disk cache in %s is damaged, and made anew", self.folder)
+        self._damaged = False
         for name in (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm"):
             with suppress(FileNotFoundError):
                 os.unlink(self.folder / name)
@@ -224,6 +236,8 @@ class DiskRows:
         except sqlite3.OperationalError as error:
             raise Busy(str(error)) if "lock" in str(error) else OSError(str(error)) from error
         except sqlite3.Error as error:
+            if type(error) is sqlite3.DatabaseError:  # no database, or a malformed one
+                self._caches, self._damaged = None, True
             raise OSError(f"its index is damaged: {error}") from error
 
     # -- reading -----------------------------------------------------------------------------------
@@ -277,6 +291,11 @@ class DiskRows:
         with self._cache() as cache:
             _, expires = cache.get(key, read=True, expire_time=True)
         return float(expires) - KEEP_SECONDS if expires else 0.0
+
+    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
+        """Which of these records goes first; b"" for none."""
+        used = {key: self.last_used(key) for key in keys}
+        return min((key for key in keys if used[key]), key=lambda key: used[key], default=b"")
 
     def file(self, key: bytes) -> Path | None:
         """The file of a record; None where there is no record."""

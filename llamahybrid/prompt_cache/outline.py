@@ -14,9 +14,10 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.blocks import Kind, Place
+from llamahybrid.prompt_cache.blocks import Kind
 from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Match, Node
+from llamahybrid.prompt_cache.tier import Placed
 from llamahybrid.prompt_cache.tree import Tree, follow
 
 if TYPE_CHECKING:
@@ -127,9 +128,6 @@ class _Glance(NamedTuple):
     conversations: int
 
 
-Placed: TypeAlias = tuple[str, Tokens, Place]
-"""A place on disk, with its namespace and all its tokens."""
-
 Shown: TypeAlias = Callable[[str], bool]
 """Whether a namespace is shown."""
 
@@ -228,8 +226,8 @@ def outline(
         ("ram", cache.ram.look(lambda store: _glance_at_ram(store, shown, limit)))
     ]
     if cache.disk is not None:
-        places = cache.disk.glance(LOOK_SECONDS, limit)
-        glances.append(("disk", _glance_at_places(places, shown, limit)))
+        places, going = cache.disk.glance(LOOK_SECONDS, limit)
+        glances.append(("disk", _glance_at_places(places, shown, limit, going)))
     return _joined(glances, live)
 
 

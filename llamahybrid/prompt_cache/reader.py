@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 from statistics import median
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,6 +24,8 @@ FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 
 UNREADABLE_SECONDS = 60.0
 """How long one record that cannot be read is left alone."""
+
+REST_SECONDS = 1.0
 
 READ_SAMPLES = 15
 """Recent reads that say what reading costs."""
@@ -83,8 +86,12 @@ class Reader:
         finally:
             del future  # its result is not to stay here
 
-    def rest(self) -> None:
-        """End the thread; the next call makes another."""
+    def rest(self, last: Callable[[], None]) -> None:
+        """End the thread, which calls `last` before; the next call makes another."""
+        if self._pool is None:
+            return
+        with suppress(OSError):
+            self.call(REST_SECONDS, last)
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False)

@@ -58,6 +58,9 @@ class RemoteRows:
     def open(self) -> None:
         """Nothing has to be opened."""
 
+    def release(self) -> None:
+        """Connections are shared by all threads."""
+
     def is_open(self) -> bool:
         """It can be asked at once."""
         return True
@@ -112,6 +115,10 @@ class RemoteRows:
     def count(self) -> int:
         """Not told: to count takes the server as long as to list them."""
         return 0
+
+    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
+        """A server does not tell."""
+        return b""
 
     # -- changing ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens, same_start
-from llamahybrid.prompt_cache.blocks import Seen
+from llamahybrid.prompt_cache.blocks import Seen, uncovered
 from llamahybrid.prompt_cache.nodes import Node, tokens_of
 from llamahybrid.prompt_cache.tree import Tree
 
@@ -47,7 +47,7 @@ def on_disk_paths(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
     if cache.disk is None or (view.needs_attention and view.split is None):
         return
     told: list[Tokens] = []
-    for namespace, tokens, _ in cache.disk.glance(LOOK_SECONDS, MOST_ON_DISK):
+    for namespace, tokens, _ in cache.disk.glance(LOOK_SECONDS, MOST_ON_DISK)[0]:
         if namespace != view.namespace or any(same_start(tokens, longer[: len(tokens)]) for longer in told):
             continue
         seen = cache.disk.look(namespace, tokens)
@@ -83,6 +83,6 @@ def _tokens_to(path: tuple[bytes, ...]) -> Tokens:
 def _depth(seen: Seen, view: LiveView) -> int:
     """How many of a path's tokens the disk alone can restore."""
     if view.attention_is_all:
-        return next((start for start, _ in seen.uncovered(seen.total)), seen.total)
+        return next((start for start, _ in uncovered(seen.along(seen.total), seen.total)), seen.total)
     ends = sorted({item.end for item in seen.items}, reverse=True)
     return next((e for e in ends if seen.serves(e, logits=False, attention=view.needs_attention)), 0)

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import (
@@ -29,7 +29,7 @@ from llamahybrid.prompt_cache.base import (
     part_of,
 )
 from llamahybrid.prompt_cache.block_store import BlockStore, Rows
-from llamahybrid.prompt_cache.blocks import Item, Offer, Place, Seen
+from llamahybrid.prompt_cache.blocks import Item, Node, Offer, Place, Seen
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS, Busy
 from llamahybrid.prompt_cache.envelope import path_digest
 from llamahybrid.prompt_cache.nodes import tokens_of
@@ -62,6 +62,9 @@ MOST_SECONDS = 30.0
 ENOUGH_SECONDS = 0.2
 """A read that was given so long and did not come counts as a failure of the store."""
 
+Placed: TypeAlias = tuple[str, Tokens, Place]
+"""A place with its namespace and all its tokens."""
+
 READ, WRITE = "reading from", "writing to"
 
 
@@ -89,8 +92,14 @@ class Store(Rows, Protocol):
     def forgotten(self) -> None:
         """What was removed is not to be found anywhere."""
 
+    def release(self) -> None:
+        """A thread that used it ends."""
+
     def count(self) -> int:
         """How many records there are."""
+
+    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
+        """Which of these records goes first; b"" where that is not told."""
 
 
 @dataclass
@@ -276,7 +285,7 @@ class Tier:
                 return record, path
             except RecordGone:
                 self.counts.gone += 1
-                self._left_alone[item.key] = time.monotonic() + UNREADABLE_SECONDS
+                self._remove_later(item)
                 return None
             except RecordError as error:  # once more: a bit may have been read wrong
                 if attempt:
@@ -310,11 +319,12 @@ class Tier:
         """A record is not what it should be: it goes."""
         logger.warning("a record of the %s cache is dropped: %s", self.name, error)
         self.counts.damaged += 1
+        self._remove_later(item)
+
+    def _remove_later(self, item: Item) -> None:
+        """A record serves nobody from now on, and is removed on the writer's thread."""
         self._left_alone[item.key] = math.inf
-        try:
-            self.store.unlink([item])
-        except OSError as refused:
-            self.refused(WRITE, refused)
+        self.writer.wrong.append(item)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -337,6 +347,10 @@ class Tier:
         self.counts.failed = 0
         self._breakers[WRITE].worked()
 
+    def removed(self, item: Item) -> None:
+        """A record is not there any more."""
+        self._left_alone.pop(item.key, None)
+
     def may_write_in(self) -> float:
         """Seconds until the store, which failed just now, may be tried again; 0: it did not."""
         return self._breakers[WRITE].left()
@@ -355,8 +369,8 @@ class Tier:
         if len(self.writer):
             logger.warning("%d states were not written to the %s cache", len(self.writer), self.name)
         self.writer.queue.rest()
-        self._reader.rest()
-        self._changer.rest()
+        for thread in (self._reader, self._changer):
+            thread.rest(self.rows.release)
         return done
 
     # -- forgetting --------------------------------------------------------------------------------
@@ -462,23 +476,25 @@ class Tier:
             self._warned.add(what)
             logger.warning("%s the %s cache failed, and is tried again later: %s", what, self.name, error)
 
-    def glance(self, seconds: float, most: int) -> list[tuple[str, Tokens, Place]]:
-        """Places that were added last, at most so many, with their namespaces and tokens; none where it takes
-        longer."""
+    def glance(self, seconds: float, most: int) -> tuple[list[Placed], bytes]:
+        """Places that were added last, at most so many, with their namespaces and tokens, and the key of the
+        record that goes next, where they are all; nothing where it takes longer."""
         try:
             return self._reader.call(seconds, self._glanced, most)
         except OSError:
-            return []
+            return [], b""
 
-    def _glanced(self, most: int) -> list[tuple[str, Tokens, Place]]:
-        known: dict[bytes, object] = {}
-        found = []
+    def _glanced(self, most: int) -> tuple[list[Placed], bytes]:
+        self.rows.open()
+        known: dict[bytes, Node | None] = {}
+        found: list[Placed] = []
         for digest, raw in self.rows.recent(b"p", most):
             place = Place.unpack(digest, raw)
-            path = None if place is None else self.store.path_of(place, known)  # type: ignore[arg-type]
+            path = None if place is None else self.store.path_of(place, known)
             if place is not None and path is not None:
                 found.append((path.namespace, tokens_of(path.ids), place))
-        return found
+        keys = [item.key for *_, place in found for item in place.items] if len(found) < most else []
+        return found, self.rows.longest_unused(keys)
 
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`Counts`), for `PromptCache.stats`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,11 +14,14 @@ from llamahybrid.prompt_cache.blocks import (
     BLOCK_BYTES,
     Item,
     Kind,
+    Reach,
     Seen,
     Why,
     chain,
+    cover,
     digest_of,
     root_of,
+    uncovered,
     whole_blocks,
 )
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
@@ -62,7 +66,9 @@ class Writer:
         self._tier = tier
         self.source = source
         self.budget = WriteBudget(hourly)
-        self.queue = WriteBehind(self._write)
+        self.queue = WriteBehind(self._write, tier.rows.release)
+        self.wrong: deque[Item] = deque()
+        """Records that did not prove right, to be removed before anything is written."""
         self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
         self._namespaces: dict[str, None] = {}
@@ -126,8 +132,14 @@ class Writer:
             tier.counts.errors += 1
         else:
             try:
-                tier.rows.open()
-                self._write_now(job)
+                try:
+                    tier.rows.open()
+                    self._write_now(job)
+                except OSError:
+                    if tier.rows.is_open():
+                        raise
+                    tier.rows.open()  # its folder was removed, or its index damaged
+                    self._write_now(job)
             except OSError as error:
                 tier.refused_writing(error)
         if seconds := tier.may_write_in():  # it failed, then or now
@@ -136,6 +148,9 @@ class Writer:
     def _write_now(self, job: Job) -> None:
         store = self._tier.store
         self._namespaces[job.namespace] = None
+        while self.wrong:
+            store.unlink([self.wrong[0]])
+            self._tier.removed(self.wrong.popleft())
         work = _Path(job, store.look(job.namespace, job.path))
         lacking = [p for p in job.points if not self._serves(work, p)]
         ready = [point for point in lacking if self._fits(job, point)]
@@ -177,7 +192,7 @@ class Writer:
         job = work.job
         split = self.source.splitter(job.namespace)
         segments = self.source.attention(job.namespace, job.path, 0, len(job.path))
-        for start, end in work.seen.uncovered(position):
+        for start, end in uncovered(work.seen.along(position), position):
             at = start
             for segment in segments:
                 if not segment.start <= at < segment.end or at >= end:
@@ -212,12 +227,16 @@ class Writer:
         parts = pack(state, logits, why)
         kind = Kind.ATTENTION if start is not None else Kind.STATE if logits is None else Kind.PROMPT
         item = item_of(job.namespace, path, start, sum(map(len, parts)), kind, why)
+        borrowed: list[Item] = []
+        if item.is_checkpoint and job.attention:
+            pieces, _ = cover(work.seen.along(item.end), [(0, item.end)])
+            borrowed = [piece.item for piece in pieces if piece.item.end > item.end]
         if work.has(item.key):
-            return True
+            return tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled)
         if job.cancelled or not self.budget.open() or not self._make_room(item.nbytes, work):
             return False
         tier.rows.write(item.key, parts)
-        if not tier.store.link(job.namespace, path, item, lambda: not job.cancelled):
+        if not tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled):
             tier.rows.remove(item.key)
             return False
         self.budget.spend(item.nbytes)
@@ -235,14 +254,14 @@ class Writer:
         if tier.rows.nbytes + n_bytes > limit:
             places = {p.position for p in work.job.points}
             own = [i for i in work.seen.items if not i.is_checkpoint or i.end in places]
-            spared = {i.key: i.nbytes for i in (*own, *(r.item for r in work.seen.through))}
+            spared = {i.key: i.nbytes for i in (*own, *(r.item for r in work.along()))}
             pinned = [(n, p, store.look(n, p)) for n in self._namespaces for p in self.source.pinned]
             spared |= {i.key: i.nbytes for *_, seen in pinned for i in seen.items}
             if sum(spared.values()) + n_bytes > limit:
                 return False
             for namespace, tokens, seen in pinned:
                 store.used(namespace, tokens, seen)
-            kept = Seen(work.seen.total, items=tuple(own), through=work.seen.through)
+            kept = replace(work.seen, items=tuple(own))
             store.used(work.job.namespace, work.job.path, kept)
         gone = tier.rows.make_room(n_bytes, limit)
         tier.counts.evicted += gone or 0
@@ -260,6 +279,10 @@ class _Path:
     def has(self, key: bytes) -> bool:
         """A record is there."""
         return key in self._keys
+
+    def along(self) -> Sequence[Reach]:
+        """Attention of other paths that this one rests on."""
+        return (*self.seen.borrowed, *self.seen.through)
 
     def add(self, item: Item) -> None:
         """A record is there from now on."""

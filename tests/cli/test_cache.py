@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llamahybrid.prompt_cache.disk_folder import SHARDS
 from typer.testing import CliRunner
 
 from llamahybrid.cli import cache_folder
 from llamahybrid.cli.main import app
 from llamahybrid.prompt_cache import records
 from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.records import key_of
 from tests.prompt_cache.asking import record_of
 

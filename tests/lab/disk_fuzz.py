@@ -28,9 +28,9 @@ from rich.progress import track
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Segment, Tokens
-from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.blocks import Item, Place
+from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.nodes import tokens_of

@@ -21,11 +21,11 @@ from typing import Annotated, Any
 
 import redis
 import typer
+from llamahybrid.prompt_cache.remote_changes import PREFIX
+from llamahybrid.prompt_cache.remote_link import Link
 from rich.console import Console
 
 from llamahybrid.prompt_cache.cache import PromptCache
-from llamahybrid.prompt_cache.remote_changes import PREFIX
-from llamahybrid.prompt_cache.remote_link import Link
 from tests.lab.disk_fuzz import turn
 from tests.lab.integrity import check_integrity
 from tests.lab.redis_server import PROGRAM, RedisServer

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamahybrid.prompt_cache import Plan, PromptCache
+from llamahybrid.prompt_cache.folder import FOREIGN
 from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 
 SLOW = replace(CHEAP, token_seconds=100.0, prefill_seconds=10.0)
@@ -30,10 +31,13 @@ def files(folder: Path) -> list[Path]:
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
-    """All that lies in a folder, with what is in it."""
+    """All that lies in a folder, with what is in it; of a database only that it is there."""
     return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        str(path.relative_to(folder)): path.read_bytes()
+        if path.is_file() and not path.name.startswith(FOREIGN)
+        else None
         for path in sorted(folder.rglob("*"))
+        if not path.name.endswith(("-wal", "-shm"))
     }
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from llamahybrid.prompt_cache.disk_folder import SHARDS
+from llamahybrid.prompt_cache.remote_changes import PREFIX, record
 
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.disk_folder import SHARDS
 from llamahybrid.prompt_cache.remote import RemoteRecords
-from llamahybrid.prompt_cache.remote_changes import PREFIX, record
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.redis_server import RedisServer
 
