@@ -251,6 +251,9 @@ class BlockStore:
             for k in range(last, -1, -1):
                 text = ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k] if k else namespace.encode()
                 node = nodes[hashes[k]] or Node(hashes[k - 1] if k else NO_PARENT, text=text)
+                node = replace(
+                    node, parent=hashes[k - 1] if k else NO_PARENT, text=text
+                )  # heals a damaged row
                 if k == last:
                     node = replace(node, ends=node.ends | 1 << (new.end - 1) % BLOCK)
                 rows[b"n" + hashes[k]] = _led(node, following, new, begun=begun, end=BLOCK * k).pack()

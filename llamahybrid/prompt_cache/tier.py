@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import (
     NOTHING,
@@ -254,6 +256,9 @@ class Tier:
         segments: list[Segment] = []
         for piece in offer.pieces:
             record, path = records[piece.item]
+            if not np.array_equal(path[: piece.end], tokens[: piece.end]):  # a row is damaged
+                self._left_alone[piece.item.key] = time.monotonic() + UNREADABLE_SECONDS
+                return None
             stored = Segment(piece.item.start, piece.item.end, record.state)
             try:
                 part = part_of(stored, path, piece.start, piece.end, split)

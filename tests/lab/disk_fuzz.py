@@ -32,7 +32,7 @@ from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.blocks import Item, Place
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import DiskRows
-from llamahybrid.prompt_cache.envelope import sealed
+from llamahybrid.prompt_cache.envelope import path_digest, sealed
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.tier import Tier
 from tests.lab.integrity import check_integrity
@@ -161,7 +161,10 @@ def check_record(store: BlockStore, item: Item, place: Place) -> None:
     assert path is not None, "a block of its path is gone"
     record = store.rows.read(item.key)
     kind = "state" if record.head.header.is_snapshot else "attention"
-    own = content(kind, record.head.header.start, tokens_of(path.ids))
+    tokens = tokens_of(path.ids)
+    if record.head.header.digest != path_digest(path.namespace, tokens):
+        raise RecordError("a record of another path")
+    own = content(kind, record.head.header.start, tokens)
     assert np.array_equal(record.state, own), f"{item.key.hex()} was accepted, and is wrong"
 
 

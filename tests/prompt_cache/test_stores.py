@@ -22,7 +22,7 @@ from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import HERE_ONLY
 from llamahybrid.prompt_cache.envelope import sealed
-from tests.lab import disk_fuzz
+from tests.lab import disk_faults, disk_fuzz
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.integrity import check_integrity
 from tests.lab.redis_server import RedisServer
@@ -604,6 +604,11 @@ class TestFolder(OutsideContract, BoundedContract):
 
     def test_several_processes_share_a_folder_that_is_too_small(self) -> None:
         disk_fuzz.hammer(2, 1.0, 0, Console(quiet=True))
+
+    @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="descriptors cannot be counted")
+    def test_random_histories_of_what_a_disk_may_do(self) -> None:
+        """No descriptors left, a lock held elsewhere, links, damaged rows, others' files, vanished records."""
+        assert len(disk_faults.histories(2, 0, 25)) >= 10
 
 
 class TestServer(OutsideContract):
