@@ -1,4 +1,5 @@
-"""Records by token path over any store of rows: look-up, storing, the order in which things go, forgetting."""
+"""Records by token path over any store of rows: look-up, storing, the order in which things go,
+forgetting."""
 
 from __future__ import annotations
 
@@ -298,9 +299,8 @@ class BlockStore:
     def on_path(self, tokens: Tokens, stays: int = 0) -> Forgotten:
         """What belongs to a path, of any namespace: all that goes on from it, and what leads only there.
 
-        What other paths share of it is not among them, nor what ends within its first `stays` tokens. All rows
-        are read once; no record is.
-        """
+        What other paths share of it is not among them, nor what ends within its first `stays` tokens. All
+        rows are read once; no record is."""
         ids, forgotten = ids_of(tokens), Forgotten()
         parents, along = dict[bytes, bytes](), dict[bytes, tuple[bytes, int]]()
         for hash_, raw in self.rows.rows(b"n"):
@@ -387,7 +387,8 @@ def _branch(
     along: dict[bytes, tuple[bytes, int]],
     known: dict[bytes, tuple[bytes, bytes]],
 ) -> tuple[bytes, bytes] | None:
-    """The deepest block on a path that leads to another one, and the next on the way; b"" if it is that one."""
+    """The deepest block on a path that leads to another one, and the next on the way; b"" if it is that
+    one."""
     way: list[bytes] = []
     hash_ = block
     while hash_ not in known and hash_ not in along:
@@ -395,7 +396,7 @@ def _branch(
         if hash_ not in parents or len(way) > MOST_PARENTS:
             return None
         hash_ = parents[hash_]
-    at, following = known[hash_] if hash_ in known else (hash_, b"")
+    at, following = known.get(hash_, (hash_, b""))
     known.setdefault(hash_, (at, following))
     for each in reversed(way):
         following = following or each

@@ -1,12 +1,12 @@
 """Where records lie: token paths as chains of hashed blocks, in any store of keys and values.
 
-A *node* is a block of `BLOCK` tokens. Its key is the hash of all tokens up to its end; the first hash is that of
-the namespace, so that each has a root of its own. Its row holds its parent, its tokens (compared: no hash is
-trusted), the offsets in the next block at which records end, and a few *leads*: records that end farther on.
-A *place* is the exact prefix where records end; its row names them and holds the tokens behind the last whole
-block. A *record* is the state itself. Nothing is loaded at start; a look-up reads the rows of its own path.
-Keys: `n` + hash, `p` + digest of the prefix, `r` + that digest + start + kind. Numbers are little endian.
-"""
+A *node* is a block of `BLOCK` tokens. Its key is the hash of all tokens up to its end; the first hash is that
+of the namespace, so that each has a root of its own. Its row holds its parent, its tokens (compared: no hash
+is trusted), the offsets in the next block at which records end, and a few *leads*: records that end farther
+on. A *place* is the exact prefix where records end; its row names them and holds the tokens behind the last
+whole block. A *record* is the state itself. Nothing is loaded at start; a look-up reads the rows of its own
+path. Keys: `n` + hash, `p` + digest of the prefix, `r` + that digest + start + kind. Numbers are little
+endian."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ class Place:
             return None
         try:
             named = [
-                Item(*fields[:4], Kind(fields[4]), Why(fields[5]), fields[6])
-                for fields in _ITEM.iter_unpack(raw[at:])
+                Item(of, start, until, nbytes, Kind(kind), Why(why), written)
+                for of, start, until, nbytes, kind, why, written in _ITEM.iter_unpack(raw[at:])
             ]
         except ValueError:
             return None
@@ -284,8 +284,8 @@ class Seen:
         return [Reach(r.item, min(r.end, end)) for r in (*own, *self.borrowed, *self.through)]
 
     def serves(self, position: int, *, logits: bool, attention: bool) -> bool:
-        """The path can be restored at a position, by a prompt that leaves it there, too; with its logits, with its
-        attention, if asked."""
+        """The path can be restored at a position, by a prompt that leaves it there, too; with its logits,
+        with its attention, if asked."""
         point = self.checkpoint(position)
         if point is None or (logits and point.kind != Kind.PROMPT):
             return False

@@ -47,14 +47,14 @@ class PromptCache(BasePromptCache):
     `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
     exactly; None: an eighth of physical memory (of a container's, where that is less), within 256 MiB and 8
     GiB. Only what is pinned or handed out at one time can be more than that. `disk_dir`: a folder that keeps
-    them for later processes of this machine; several may share it. `disk_bytes`: its budget (0: what lies there is read, and
-    nothing is written); None: a quarter of what is free, at most 32 GiB. `disk_write_bytes`: what this
-    process may write to it in an hour (0: nothing); None: 8 GiB. A folder that cannot be used costs a warning
-    and the disk, nothing else. `remote`: a Redis or Valkey server that several machines share, as
-    "redis://host:6379/0", behind RAM and disk; what may lie there is the server's `maxmemory`, and its
-    `maxmemory-policy` says what goes; `remote_bytes`: 0 as for the disk. One that is slow or away costs a warning
-    and is asked again later. `eviction`: another order in which
-    things go from RAM. May be shared by threads and by several models.
+    them for later processes of this machine; several may share it. `disk_bytes`: its budget (0: what lies
+    there is read, and nothing is written); None: a quarter of what is free, at most 32 GiB.
+    `disk_write_bytes`: what this process may write to it in an hour (0: nothing); None: 8 GiB. A folder that
+    cannot be used costs a warning and the disk, nothing else. `remote`: a Redis or Valkey server that several
+    machines share, as "redis://host:6379/0", behind RAM and disk; what may lie there is the server's
+    `maxmemory`, and its `maxmemory-policy` says what goes; `remote_bytes`: 0 as for the disk. One that is
+    slow or away costs a warning and is asked again later. `eviction`: another order in which things go from
+    RAM. May be shared by threads and by several models.
 
     A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
     used again once its entry is gone. What a `Plan` names is safe until `release(plan)`, or while the plan

@@ -1,11 +1,10 @@
 """Rows and records in a folder: a `diskcache.Cache` that holds bytes and never unpickles anything.
 
-Several processes may share it. A row is in its SQLite database; a record is a file, named after its key, that is
-written before its row and removed after it. Reads wait at most `LOCK_SECONDS` for a lock that another process
-holds, changes `CHANGE_SECONDS`. Only regular files with a name of ours, in a folder that only this user may
-write to, are ever opened or removed. What was used longest ago goes first: every row has its time of use as its
-time of expiry, far ahead, and records have an earlier one than the rows that lead to them.
-"""
+Several processes may share it. A row is in its SQLite database; a record is a file, named after its key, that
+is written before its row and removed after it. Reads wait at most `LOCK_SECONDS` for a lock that another
+process holds, changes `CHANGE_SECONDS`. Only regular files with a name of ours, in a folder that only this
+user may write to, are ever opened or removed. What was used longest ago goes first: every row has its time of
+use as its time of expiry, far ahead, and records have an earlier one than the rows that lead to them."""
 
 from __future__ import annotations
 
@@ -118,7 +117,8 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
         return os.path.join(self._directory, str(filename))
 
     def remove(self, file_path: str) -> None:
-        """Remove a record's file; what cannot be removed is in `stuck`, what has another name is left alone."""
+        """Remove a record's file; what cannot be removed is in `stuck`, what has another name is left
+        alone."""
         if not NAME.fullmatch(file_path or ""):
             return
         path = os.path.join(self._directory, file_path)
@@ -387,7 +387,8 @@ class DiskRows:
             cache.reset("sqlite_wal_checkpoint", "TRUNCATE", update=False)
 
     def sweep(self, shard: int) -> int:
-        """Remove files of one shard that no row names, which a killed process has left; how many there were."""
+        """Remove files of one shard that no row names, which a killed process has left; how many there
+        were."""
         folder, swept = self.folder / f"{shard:02x}", 0
         before = time.time() - ORPHAN_SECONDS
         with suppress(OSError), os.scandir(folder) as entries:

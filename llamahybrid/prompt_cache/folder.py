@@ -46,9 +46,8 @@ def claim(folder: str | os.PathLike[str]) -> Path:
     """The folder in `folder` for records of this format; made and marked if need be.
 
     Raises FolderRefused for one that others may write to, that another program keeps its cache in, or that
-    lies on another machine, and OSError where nothing can be made or read. A folder that is refused is left as
-    it is.
-    """
+    lies on another machine, and OSError where nothing can be made or read. A folder that is refused is left
+    as it is."""
     there = Path(folder).expanduser()
     there.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = Path(os.path.realpath(there))

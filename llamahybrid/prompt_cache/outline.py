@@ -226,7 +226,7 @@ def outline(
         ("ram", cache.ram.look(lambda store: _glance_at_ram(store, shown, limit)))
     ]
     if cache.disk is not None:
-        places, going = cache.disk.glance(LOOK_SECONDS, limit)
+        places, going = cache.disk.glance(LOOK_SECONDS, max(limit, MOST_BRANCHES))
         glances.append(("disk", _glance_at_places(places, shown, limit, going)))
     return _joined(glances, live)
 

@@ -1,4 +1,5 @@
-"""What requests wait for outside RAM: one thread, a bound on every wait, and a store that failed is left alone."""
+"""What requests wait for outside RAM: one thread, a bound on every wait, and a store that failed is left
+alone."""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ class ReadCosts:
             self._rates.append(seconds / n_bytes)
 
     def seconds(self, n_bytes: int) -> float:
-        """What reading so many bytes takes, as measured, less the longer ago that is; 0 while not measured."""
+        """What reading so many bytes takes, as measured, less the longer ago that is; 0 while not
+        measured."""
         latency = median(self._latencies) if self._latencies else 0.0
         measured = latency + (n_bytes * median(self._rates) if self._rates else 0.0)
         return float(measured * 0.5 ** ((time.monotonic() - self._last) / FADE_SECONDS))

@@ -2,7 +2,7 @@
 
 Layout, little endian: a frame of 40 bytes, the envelope's header (`envelope`), logits (float32), the payload.
 
-    magic 8s | logits u32 | reason u8 | pad 3 | written u64 | logits xxh3-64 u64 | frame and header xxh3-64 u64
+    magic 8s | logits u32 | reason u8 | pad 3 | written u64 | logits xxh3-64 u64 | all before and header u64
 
 Token ids are in the rows of its path; the envelope's digest is of all of them.
 """

@@ -1,10 +1,9 @@
 """Rows and records on a Redis or Valkey server, under the keys that a folder has, for several machines.
 
-Whoever may write to that server is trusted as the owner of a folder is; what is damaged is refused all the same.
-The server's own `maxmemory` and `maxmemory-policy` (allkeys-lru) say how much lies there and what goes first;
-what nobody used for `KEEP_SECONDS` expires. A key of another type than ours is left alone. Commands are those
-of Redis 4.
-"""
+Whoever may write to that server is trusted as the owner of a folder is; what is damaged is refused all the
+same. The server's own `maxmemory` and `maxmemory-policy` (allkeys-lru) say how much lies there and what goes
+first; what nobody used for `KEEP_SECONDS` expires. A key of another type than ours is left alone. Commands
+are those of Redis 4."""
 
 from __future__ import annotations
 
@@ -42,8 +41,8 @@ class RemoteRows:
     """The rows and records of one server (`block_store.Rows`)."""
 
     def __init__(self, url: str) -> None:
-        """`url`: as redis-py takes it, "redis://host:6379/0". Raises ValueError for what is none; a server that
-        is away may come later."""
+        """`url`: as redis-py takes it, "redis://host:6379/0". Raises ValueError for what is none; a server
+        that is away may come later."""
         retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
         self._client: Any = redis.Redis.from_url(
             url,

@@ -1,10 +1,9 @@
 """A store behind the RAM tier, in a folder or on a server: what of it could serve a prompt, what is written.
 
-Where a restore point there serves a prompt better than RAM does, its records are read, checked, and taken into
-the RAM tier; everything else then happens there. A store that fails is never an error of a request: it counts as
-a miss, and no request waits for a lock. A process that was forked goes on with the same store, with nothing of its
-parent's that waits to be written.
-"""
+Where a restore point there serves a prompt better than RAM does, its records are read, checked, and taken
+into the RAM tier; everything else then happens there. A store that fails is never an error of a request: it
+counts as a miss, and no request waits for a lock. A process that was forked goes on with the same store, with
+nothing of its parent's that waits to be written."""
 
 from __future__ import annotations
 
@@ -145,8 +144,8 @@ class Tier:
         name: Outside = "disk",
         quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
-        """`hourly`: bytes that may be written an hour; None: `DEFAULT_WRITE_BYTES`. `name`: what the user knows
-        it as. `quiet_seconds`: see `write_policy`; 0: everything is written at once.
+        """`hourly`: bytes that may be written an hour; None: `DEFAULT_WRITE_BYTES`. `name`: what the user
+        knows it as. `quiet_seconds`: see `write_policy`; 0: everything is written at once.
 
         Raises OSError when it cannot be used.
         """
@@ -191,7 +190,8 @@ class Tier:
         return self.store.look(namespace, tokens)
 
     def _seconds(self, within: float | None) -> float:
-        """How long a request may wait for what saves it so many seconds; a folder has its time, whatever it saves."""
+        """How long a request may wait for what saves it so many seconds; a folder has its time, whatever it
+        saves."""
         least = UNKNOWN_SECONDS[self.name]
         if self.name == "disk":
             return min(max(least, within or 0.0), MOST_SECONDS)

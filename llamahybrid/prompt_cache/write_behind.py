@@ -201,9 +201,8 @@ def _flush_all() -> None:
     end = time.monotonic() + FLUSH_SECONDS
     for writer in list(_open):
         writer.flush(max(0.0, end - time.monotonic()))
-        if len(writer):
-            if not writer.rests:  # who closed it was told
-                logger.warning("%d states were not written to the disk cache", len(writer))
+        if len(writer) and not writer.rests:  # who closed it was told
+            logger.warning("%d states were not written to the disk cache", len(writer))
 
 
 def _in_child() -> None:

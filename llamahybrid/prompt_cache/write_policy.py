@@ -1,11 +1,10 @@
 """What of a conversation is written for later processes, and how much: an SSD wears, most states never serve.
 
-A later start wants the places where conversations go on: their tip; the end of the last prompt (a chat template
-may render that turn otherwise next time, without its thinking); branch points; the end of the first message,
-from which a new conversation starts; and, for a history that parts anywhere else, rungs whose distance from the
-tip grows: one that parts d tokens before the tip decodes at most `RUNG_FACTOR` d + `RUNG_TOKENS` known tokens
-again, as far as RAM has checkpoints there.
-"""
+A later start wants the places where conversations go on: their tip; the end of the last prompt (a chat
+template may render that turn otherwise next time, without its thinking); branch points; the end of the first
+message, from which a new conversation starts; and, for a history that parts anywhere else, rungs whose
+distance from the tip grows: one that parts d tokens before the tip decodes at most `RUNG_FACTOR` d +
+`RUNG_TOKENS` known tokens again, as far as RAM has checkpoints there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is written outside RAM, later: places of the RAM tier wait, no bytes; what is there then is written."""
+"""What is written outside RAM, later: places of the RAM tier wait, no bytes; what is there then is
+written."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class Writer:
         return len(self.queue)
 
     def later(self, namespace: str, path: Tokens, points: Sequence[Point], *, attention: bool) -> None:
-        """Queue restore points of a live path, the best first; others that wait on this path are superseded."""
+        """Queue restore points of a live path, the best first; others that wait on this path are
+        superseded."""
         now = time.monotonic()
 
         def change(jobs: list[Job]) -> list[Job]:
@@ -215,7 +217,8 @@ class Writer:
     def put(
         self, work: _Path, path: Tokens, start: int | None, state: Bytes, logits: Logits | None, why: Why
     ) -> bool:
-        """Write one record of a path; False if it does not fit, is not wanted any more, or is sealed otherwise.
+        """Write one record of a path; False if it does not fit, is not wanted any more, or is sealed
+        otherwise.
 
         `start`: of attention.
         """
@@ -247,8 +250,8 @@ class Writer:
         return True
 
     def _make_room(self, n_bytes: int, work: _Path) -> bool:
-        """Let records go that were used longest ago until one more fits, but none on pinned paths, nor what this
-        path needs; False if that cannot be. Nothing goes where it would not be enough."""
+        """Let records go that were used longest ago until one more fits, but none on pinned paths, nor what
+        this path needs; False if that cannot be. Nothing goes where it would not be enough."""
         tier, store = self._tier, self._tier.store
         limit = tier.limit
         if tier.rows.nbytes + n_bytes > limit:

@@ -1,9 +1,9 @@
 """Random histories on a folder where things go wrong that pass, and things lie that are not ours.
 
-File descriptors run out, files cannot be opened for a while, others may write to the folder, rows and records are
-damaged or vanish, links and files of killed processes lie in it, an older and a newer version keep theirs beside
-ours. After every step: nothing outside our own folder has changed, no sound record is gone. Used by `disk_fuzz`.
-"""
+File descriptors run out, files cannot be opened for a while, others may write to the folder, rows and records
+are damaged or vanish, links and files of killed processes lie in it, an older and a newer version keep theirs
+beside ours. After every step: nothing outside our own folder has changed, no sound record is gone. Used by
+`disk_fuzz`."""
 
 from __future__ import annotations
 
@@ -260,9 +260,10 @@ def failing(name: str, code: int) -> Iterator[None]:
 def histories(count: int, seed: int, steps: int) -> Counter[str]:
     """So many histories of so many steps; how often each step was taken. Raises AssertionError."""
     done: Counter[str] = Counter()
-    said = reader.FIRST_BACKOFF_SECONDS, tier.UNREADABLE_SECONDS
+    alone: Any = tier
+    said = reader.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS
     # A disk that failed is tried again at once: more happens.
-    reader.FIRST_BACKOFF_SECONDS = tier.UNREADABLE_SECONDS = 0.0
+    reader.FIRST_BACKOFF_SECONDS = alone.UNREADABLE_SECONDS = 0.0
     try:
         for number in range(seed, seed + count):
             with tempfile.TemporaryDirectory() as root:
@@ -271,5 +272,5 @@ def histories(count: int, seed: int, steps: int) -> Counter[str]:
                 except AssertionError as error:
                     raise AssertionError(f"seed {number}: {error}") from error
     finally:
-        reader.FIRST_BACKOFF_SECONDS, tier.UNREADABLE_SECONDS = said
+        reader.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS = said
     return done

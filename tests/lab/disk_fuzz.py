@@ -117,7 +117,7 @@ def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
         wrote(tier, item)
         os.write(1, f"{item.key.hex()}\n".encode())
 
-    Tier.wrote = report  # type: ignore[method-assign]
+    Tier.wrote = report  # type: ignore[method-assign,assignment]
     cache, rng, sources = hasty(folder, disk_bytes), random.Random(seed), Counter[str]()
     end = time.monotonic() + seconds
     while time.monotonic() < end:

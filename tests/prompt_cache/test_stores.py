@@ -607,7 +607,8 @@ class TestFolder(OutsideContract, BoundedContract):
 
     @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="descriptors cannot be counted")
     def test_random_histories_of_what_a_disk_may_do(self) -> None:
-        """No descriptors left, a lock held elsewhere, links, damaged rows, others' files, vanished records."""
+        """No descriptors left, a lock held elsewhere, links, damaged rows, others' files, vanished
+        records."""
         assert len(disk_faults.histories(2, 0, 25)) >= 10
 
 
