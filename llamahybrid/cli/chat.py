@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from types import FrameType, ModuleType
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.console import Console
 from llamahybrid.cli.asking import Asking, Outcome
 from llamahybrid.cli.conversation import Conversation
 from llamahybrid.cli.dialogue import Dialogue, Do, Step
+from llamahybrid.cli.signals import delivered
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 from llamahybrid.request.report import RequestReport
@@ -113,7 +114,8 @@ class TerminalChat:
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, self._told_to_end)
         try:
-            yield
+            with delivered(lambda: self._hung_up):
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -137,9 +139,10 @@ class TerminalChat:
         try:
             self._reading = True
             self._asking.rearm()  # from when the line is there, Ctrl-C is about what comes of it
-            with suppress(EOFError):
-                if not self._hung_up:
-                    typed = self._typed()
+            if not self._hung_up:
+                typed = self._typed()
+            self._reading = False
+        except EOFError:
             self._reading = False
         except KeyboardInterrupt:
             self._console.print()

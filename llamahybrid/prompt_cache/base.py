@@ -375,6 +375,8 @@ class BasePromptCache(ABC):
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
         """Forget this token path and all that goes on from it; bytes freed. What others share of it stays.
 
+        Its end may be unknown (evicted, or never decoded): what is known of its beginning goes all the same.
+
         What a context that is followed has live, or decodes just now, is forgotten where it lies on this
         path: nothing of it is stored any more, and its next request begins without it. No tokens are no path:
         nothing is forgotten then.

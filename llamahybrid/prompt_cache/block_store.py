@@ -330,8 +330,6 @@ class BlockStore:
             else:
                 near.shared = max(near.shared, length)
         for near in roots.values():
-            if not near.behind:
-                continue
             keep = max(stays, near.shared)
             gone = near.behind + [(item, place) for item, place in near.before if item.end > keep]
             forgotten.items += gone

@@ -219,6 +219,17 @@ class Match:
         child = max(node.children.values(), key=lambda c: c.last_used, default=None)
         return None if child is None else token_at(child.edge)
 
+    def own_edge(self, total: int) -> Node | None:
+        """The edge that no path needs but the matched one, of `total` tokens, and what goes on from it.
+
+        Of such a path the end may be unknown: evicted, or never decoded. None where the match is all shared.
+        """
+        if not self.path:
+            return None
+        node = self.path[-1]
+        ends_here = self.length == node.end and not node.children
+        return node if self.length == total or ends_here else None
+
     def branches(self) -> bool:
         """Known paths part right where the match ends."""
         return bool(self.path) and self.length == self.path[-1].end and bool(self.path[-1].children)

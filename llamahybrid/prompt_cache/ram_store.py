@@ -191,9 +191,10 @@ class RamStore:
         stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
             match = self.tree.match(name, tokens)
-            if match.path and match.length == len(tokens):
+            top = match.own_edge(len(tokens))
+            if top is not None:
                 self.tree.divide(name, match, stays)
-                self._forget_below(match.path[-1], stays)
+                self._forget_below(top, stays)
         for entry in self.doomed:  # still in use: their bytes go back to the system afterwards
             entry.recycled = False
         self.prefixes.forget(tokens)

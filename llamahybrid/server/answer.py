@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llamahybrid.server.errors import later, refusal
+from llamahybrid.server.errors import Refusal, later, refusal
 from llamahybrid.server.job import Done, Failure, Item, Job, Notice
 
 logger = logging.getLogger("llamahybrid.server")
@@ -45,6 +45,19 @@ class Account:
 
 class Answer(Response):
     """What a job makes, as it comes."""
+
+    silence = COMMENT
+    """Sent where a stream has been silent for too long."""
+    end = END
+    """Ends a stream."""
+
+    def failed(self, refused: Refusal) -> bytes:
+        """What tells an error in a stream that has begun."""
+        return event(refused.body)
+
+    def beside(self, timings: Chunk) -> Chunk:
+        """What a whole answer has beside what the job made."""
+        return {"timings": timings} if timings else {}
 
     def __init__(self, job: Job, account: Account, ping_seconds: float) -> None:
         self._job = job
@@ -75,7 +88,7 @@ class Answer(Response):
         while True:
             item = await self._job.item()
             if isinstance(item, Failure):
-                await refusal(item.error).response()(scope, receive, send)
+                await refusal(item.error).response(scope)(scope, receive, send)
                 return
             if item is Notice.GONE:
                 logger.info("a client hung up")
@@ -85,10 +98,10 @@ class Answer(Response):
             if isinstance(item, dict):
                 made = item
         if made is None:  # cancelled before there was anything
-            await later("the request was cancelled; ask again", 1).response()(scope, receive, send)
+            await later("the request was cancelled; ask again", 1).response(scope)(scope, receive, send)
             return
         _, timings = self._account.finish(item)
-        body = json.dumps({**made, "timings": timings} if timings else made, default=float)
+        body = json.dumps({**made, **self.beside(timings)}, default=float)
         await Response(body, media_type="application/json")(scope, receive, send)
 
     # -- streamed --------------------------------------------------------------------------------
@@ -102,7 +115,7 @@ class Answer(Response):
                 logger.info("a client hung up")
                 return
             if isinstance(items[0], Failure) and not started:
-                await refusal(items[0].error).response()(scope, receive, send)
+                await refusal(items[0].error).response(scope)(scope, receive, send)
                 return
             if not started:
                 started = True
@@ -126,9 +139,9 @@ class Answer(Response):
     def _events(self, item: Item, last: Chunk | None) -> tuple[bytes, Chunk | None]:
         """What is sent for an item, and a last chunk that waits for what is told with it."""
         if item is Notice.SILENCE:
-            return COMMENT, last
+            return self.silence, last
         if isinstance(item, Failure):
-            return (event(last) if last else b"") + event(refusal(item.error).body), None
+            return (event(last) if last else b"") + self.failed(refusal(item.error)), None
         if isinstance(item, Done):
             return self._end(item, last), None
         assert isinstance(item, dict), "a client that is gone is told nothing"
@@ -140,7 +153,7 @@ class Answer(Response):
 
     def _end(self, done: Done, last: Chunk | None) -> bytes:
         if last is None:
-            return END
+            return self.end
         usage, timings = self._account.finish(done)
         told = {"timings": timings} if timings else {}
         if not self._account.include_usage:
@@ -165,6 +178,14 @@ class Answer(Response):
                 self._job.notify(Notice.SILENCE)
 
 
+class EventAnswer(Answer):
+    """An answer whose items are events, told one by one as they are."""
+
+    def _events(self, item: Item, last: Chunk | None) -> tuple[bytes, Chunk | None]:
+        return (event(item), None) if isinstance(item, dict) else super()._events(item, last)
+
+
 def event(data: Chunk) -> bytes:
-    """A server-sent event."""
-    return b"data: " + json.dumps(data, default=float).encode() + b"\n\n"
+    """A server-sent event; its type is what the data name."""
+    kind = b"event: " + data["type"].encode() + b"\n" if "type" in data else b""
+    return kind + b"data: " + json.dumps(data, default=float).encode() + b"\n\n"

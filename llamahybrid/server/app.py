@@ -13,9 +13,12 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from llamahybrid.llama import Llama
 from llamahybrid.server import cache_page, errors
+from llamahybrid.server.anthropic import routes as anthropic
 from llamahybrid.server.keys import ApiKeys
 from llamahybrid.server.limits import Guard
+from llamahybrid.server.llama_server import routes as llama_server
 from llamahybrid.server.loading import load
+from llamahybrid.server.prompts import LLAMA_CPP, ChatApi
 from llamahybrid.server.routes import chat, router
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file
@@ -58,10 +61,10 @@ def app_of(service: Service) -> FastAPI:
 
     app = FastAPI(title="llamahybrid", version=_version(), root_path=settings.root_path, lifespan=lifespan)
     app.state.service = service
+    made, app.state.chat_api = _chat(settings)
     errors.install(app)
-    app.include_router(router)
-    app.include_router(_chat(settings))
-    app.include_router(cache_page.router)
+    for each in (router, made, anthropic.router, llama_server.router, cache_page.router):
+        app.include_router(each)
     app.add_middleware(
         Guard,
         keys=ApiKeys(settings.keys()),
@@ -78,13 +81,14 @@ def app_of(service: Service) -> FastAPI:
     return app
 
 
-def _chat(settings: ServerSettings) -> APIRouter:
-    """The routes of the API that was asked for."""
+def _chat(settings: ServerSettings) -> tuple[APIRouter, ChatApi]:
+    """The routes of the API that was asked for, and how its chats are asked for."""
     if settings.api == "upstream":
+        from llamahybrid.server.upstream_api.api import chat_api
         from llamahybrid.server.upstream_api.api import router as upstream
 
-        return upstream()
-    return chat
+        return upstream(), chat_api()
+    return chat, LLAMA_CPP
 
 
 def loader_of(settings: ServerSettings) -> Callable[[ModelSettings], Llama]:

@@ -15,8 +15,9 @@ from llamahybrid.llama import Llama
 from llamahybrid.request import json_schema
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad
-from llamahybrid.server.messages import require_readable
-from llamahybrid.server.options import SamplingOptions, TemplateOptions
+from llamahybrid.server.markers import markers_of
+from llamahybrid.server.messages import require_readable, with_mappings
+from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions
 
 Logits = npt.NDArray[np.single]
 
@@ -32,7 +33,8 @@ functionary_chat_handler and functionary_v1_v2_chat_handler: "TODO: support stre
 _ends: WeakKeyDictionary[Llama, list[int]] = WeakKeyDictionary()
 
 _OURS = {"best_of", "logit_bias_type", "user", "min_tokens", "add_special_tokens", *CacheOptions.model_fields}
-_OURS |= {*SamplingOptions.model_fields, *TemplateOptions.model_fields} - {"typical_p"}
+_OURS |= {*SamplingOptions.model_fields, *TemplateOptions.model_fields, *ReadingOptions.model_fields}
+_OURS -= {"typical_p"}
 """Fields of a request that are no arguments."""
 
 
@@ -64,6 +66,8 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
             )
     else:
         require_readable(llm, body.messages)
+        if any(message.get("tool_calls") for message in body.messages) and markers_of(llm).mapping:
+            options["messages"] = with_mappings(options["messages"])
         if body.logprobs and body.top_logprobs is None:  # upstream gives none then
             options["top_logprobs"] = 0
         if body.tool_choice == "required":  # no format of upstream's makes the model choose

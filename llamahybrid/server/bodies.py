@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.options import First, SamplingOptions, TemplateOptions
+from llamahybrid.server.options import First, ReadingOptions, SamplingOptions, TemplateOptions
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
 from llamahybrid.server.translation import translated
@@ -165,6 +165,7 @@ class ChatCompletionRequest(
     upstream.CreateChatCompletionRequest,  # type: ignore[misc]
     SamplingOptions,
     TemplateOptions,
+    ReadingOptions,
     CacheOptions,
 ):
     """`/v1/chat/completions`."""

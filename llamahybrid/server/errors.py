@@ -1,4 +1,7 @@
-"""Errors as OpenAI's clients read them: a status, and `{"error": {message, type, param, code}}`."""
+"""Errors as clients read them: a status, and `{"error": {message, type, param, code}}`.
+
+Below `/v1/messages` they have Anthropic's form.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import jinja2
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from llamahybrid.errors import (
     Busy,
@@ -25,6 +29,15 @@ from llamahybrid.errors import (
 from llamahybrid.server.loading import PromptEmpty, PromptTooLong
 
 logger = logging.getLogger("llamahybrid.server")
+
+ANTHROPIC = "/v1/messages"
+
+_ANTHROPIC_TYPES = {
+    **{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"},
+    **{404: "not_found_error", 408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error"},
+    503: "overloaded_error",
+}
+"""Types by status (https://docs.anthropic.com/en/api/errors); "api_error" else."""
 
 _OVERFLOW = re.compile(r"Requested tokens \((\d+)\) exceed context window of (\d+)")
 """What upstream says (llama_cpp/llama.py, Llama._create_completion)."""
@@ -57,10 +70,24 @@ class Refusal(Exception):
         told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": told}
 
-    def response(self) -> Response:
-        """The whole answer. ASCII: what it quotes may be no text."""
-        body = json.dumps(self.body)
+    @property
+    def anthropic(self) -> dict[str, Any]:
+        """In Anthropic's form."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+        details = {"details": {"error_code": self.code}} if self.code else {}
+        return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
+
+    def response(self, scope: Scope | None = None) -> Response:
+        """The whole answer to the request of a scope. ASCII: what it quotes may be no text."""
+        theirs = scope is not None and path_of(scope).startswith(ANTHROPIC)
+        body = json.dumps(self.anthropic if theirs else self.body)
         return Response(body, self.status, dict(self.headers), media_type="application/json")
+
+
+def path_of(scope: Scope) -> str:
+    """The path of a request, without the one that the app lies under."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> Refusal:
@@ -117,27 +144,23 @@ def _overflow(error: BaseException, found: re.Match[str] | None) -> str:
 def install(app: FastAPI) -> None:
     """Have this app tell all its errors so."""
 
-    async def told(_: Request, error: Exception) -> Response:
-        return refusal(error).response()
+    async def told(request: Request, error: Exception) -> Response:
+        return refusal(error).response(request.scope)
 
-    async def failed(_: Request, error: Exception) -> Response:
+    async def failed(request: Request, error: Exception) -> Response:
         refused = refusal(error)
         refused.headers["Connection"] = "close"  # starlette raises it once more, and uvicorn hangs up
-        return refused.response()
+        return refused.response(request.scope)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            return bad(f"the body is no JSON: {first['ctx']['error']}").response()
-        if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
-            return bad("the body is JSON: say so, with content-type: application/json").response()
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return bad(f"{where}: {first['msg']}" if where else str(first["msg"]), where or None).response()
+        said_json = "json" in request.headers.get("content-type", "")
+        return _invalid(error.errors()[0], said_json).response(request.scope)
 
-    async def plain(_: Request, error: Exception) -> Response:
+    async def plain(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return Refusal(error.status_code, str(error.detail), headers=error.headers).response()
+        refused = Refusal(error.status_code, str(error.detail), headers=error.headers)
+        return refused.response(request.scope)
 
     app.add_exception_handler(Refusal, told)
     app.add_exception_handler(RequestValidationError, invalid)
@@ -145,3 +168,14 @@ def install(app: FastAPI) -> None:
     for said in (ValueError, NotImplementedError, LlamaHybridError, jinja2.TemplateError):
         app.add_exception_handler(said, told)
     app.add_exception_handler(Exception, failed)
+
+
+def _invalid(first: Any, said_json: bool) -> Refusal:
+    """What a client is told of the first thing that is wrong with a body."""
+    if first["type"] == "json_invalid":
+        return bad(f"the body is no JSON: {first['ctx']['error']}")
+    if first["loc"] == ("body",) and not said_json:
+        return bad("the body is JSON: say so, with content-type: application/json")
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return bad(f"{where}: {message}" if where else message, where or None)

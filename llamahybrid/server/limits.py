@@ -9,7 +9,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llamahybrid.server.errors import Refusal, later
+from llamahybrid.server.errors import Refusal, later, path_of
 from llamahybrid.server.keys import ApiKeys, key_of, password_of
 
 logger = logging.getLogger("llamahybrid.server")
@@ -31,6 +31,10 @@ WAITS_FOR_SLOTS = (
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    "/v1/messages",
+    "/completion",
+    "/completions",
+    "/infill",
     "/v1/engines/copilot-codex/completions",
     "/v1/embeddings",
 )
@@ -86,7 +90,7 @@ class Guard:
             self._held -= body.size
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send, body: Body) -> None:
-        headers, path = Headers(scope=scope), scope["path"].removeprefix(scope.get("root_path", ""))
+        headers, path = Headers(scope=scope), path_of(scope)
         preflight = scope["method"] == "OPTIONS"
         try:
             key = key_of(headers)
@@ -115,7 +119,7 @@ class Guard:
             whole = await self._body(receive, scope, path, body)
         except Refusal as refusal:
             refusal.headers["Connection"] = "close"  # what follows of a body is not read
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope)(scope, receive, send)
             return
         if whole is None:
             return

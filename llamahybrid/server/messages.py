@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from llamahybrid.llama import Llama
@@ -101,3 +102,22 @@ def require_readable(llm: Llama, messages: list[Any]) -> None:
         for part in content if isinstance(content, list) else ():
             if part["type"] != "text":
                 raise bad(f"this model reads text alone, no {part['type']}", "messages")
+
+
+def with_mappings(messages: list[Any]) -> list[Any]:
+    """Messages whose calls have mappings for arguments, where those are the JSON of one."""
+    return [
+        {**message, "tool_calls": [_with_mapping(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _with_mapping(call: Any) -> Any:
+    function = call["function"]
+    try:
+        found = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": found}} if isinstance(found, dict) else call

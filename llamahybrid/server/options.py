@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, FailFast, Field
 
 from llamahybrid.capi.samplers import Samplers
 from llamahybrid.llama import Llama
 from llamahybrid.request.chat_template import require_template_kwargs, unread
-from llamahybrid.request.extras import Extras
+from llamahybrid.request.extras import Extras, current_extras
 from llamahybrid.server.errors import bad
 
 MOST_TOKENS = 200_000
@@ -70,13 +70,22 @@ class TemplateOptions(BaseModel):
     documents: list[dict[str, Any]] | None = Field(default=None, max_length=1000)
 
 
+class ReadingOptions(BaseModel):
+    """How the text of an answer to a chat is read."""
+
+    parse_tool_calls: bool = Field(default=True, description="Calls are told as tool_calls, not as text.")
+    reasoning_format: Literal["none", "auto", "deepseek"] = Field(
+        default="none", description="none: thinking is told as text; else as reasoning_content."
+    )
+
+
 _OPTIONS = tuple(name for name in SamplingOptions.model_fields if name in Samplers.__dataclass_fields__)
 
 
 def extras_of(llm: Llama, body: Any, told: AnswerTokens | None = None) -> Extras:
     """The extras of a request. Raises Refusal for token ids there are not, and samplers without effect.
 
-    `told` collects the tokens of its answers.
+    `told` collects the tokens of its answers; without it, whoever listens around the request does.
     """
     samplers = Samplers(
         **{name: getattr(body, name) for name in _OPTIONS if name != "dry_sequence_breakers"},
@@ -96,7 +105,7 @@ def extras_of(llm: Llama, body: Any, told: AnswerTokens | None = None) -> Extras
         stop_token_ids=frozenset(body.stop_token_ids),
         truncate=truncate,
         prompt_only=bool(getattr(body, "echo", False)) and body.max_tokens == 0,
-        on_token=None if told is None else told.add,
+        on_token=current_extras().on_token if told is None else told.add,
     )
 
 

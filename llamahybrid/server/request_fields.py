@@ -1,8 +1,9 @@
-"""Every field of the requests that OpenAI, llama-server and vLLM publish, and whether it is obeyed here.
+"""Every field of the requests that OpenAI, llama-server, vLLM and Anthropic publish, and its effect here.
 
 Sources: OpenAI's API reference; llama.cpp's tools/server/README.md and server-task.cpp; vLLM's
 entrypoints/openai/{completion,chat_completion}/protocol.py and its pooling requests, and the guided_* fields
-that older vLLM takes.
+that older vLLM takes; message_create_params.py and message_count_tokens_params.py of the anthropic package,
+its beta ones included.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class Route(Enum):
     COMPLETIONS = "/v1/completions"
     CHAT = "/v1/chat/completions"
     EMBEDDINGS = "/v1/embeddings"
+    MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    COMPLETION = "/completion"
+    INFILL = "/infill"
 
 
 _EFFECTS: Final = {"o": Effect.OBEYED, "r": Effect.REFUSED, "n": Effect.NONE, "-": Effect.UNKNOWN}
@@ -54,15 +59,21 @@ class RequestField:
 
 
 def _fields(effects: str, names: str, *neutral: Any) -> list[RequestField]:
-    """Fields, by their names, with one letter for each route."""
-    each = dict(zip(Route, (_EFFECTS[letter] for letter in effects), strict=True))
+    """Fields, by their names, with one letter for each route; one that is left out is "-".
+
+    llama-server's own routes take the options of completions: their letters are that unless given.
+    """
+    letters = effects.ljust(5, "-")
+    letters = letters.ljust(len(Route), letters[0])
+    each = dict(zip(Route, (_EFFECTS[letter] for letter in letters), strict=True))
     return [RequestField(name, each, neutral) for name in names.split()]
 
 
 _ALL = [
-    # completions, chat completions, embeddings
-    *_fields("ooo", "model"),
-    *_fields("o--", "prompt echo suffix best_of"),
+    # completions, chat completions, embeddings, messages, counts of their tokens, completion, infill
+    *_fields("ooooo", "model"),
+    *_fields("o", "prompt"),
+    *_fields("o------", "echo suffix best_of"),
     *_fields("-o-", "messages tools tool_choice functions function_call top_logprobs max_completion_tokens"),
     *_fields("oo-", "frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream"),
     *_fields("oo-", "stream_options temperature top_p response_format"),
@@ -71,7 +82,7 @@ _ALL = [
     *_fields("nn-", "prompt_cache_key prompt_cache_options prompt_cache_retention"),
     *_fields("nn-", "session_id stream_interval"),
     # OpenAI
-    *_fields("-o-", "reasoning_effort"),
+    *_fields("-o-", "reasoning_effort reasoning_format parse_tool_calls"),
     *_fields("-n-", "prediction"),
     *_fields("-r-", "audio web_search_options moderation"),
     *_fields("-r-", "verbosity", "medium"),
@@ -100,9 +111,8 @@ _ALL = [
     *_fields("rr-", "penalize_nl", False),
     *_fields("rr-", "penalty_prompt"),
     *_fields("-r-", "chat_format generation_prompt"),
-    *_fields("-r-", "reasoning_format", "none"),
     *_fields("-r-", "reasoning_in_content", True),
-    *_fields("-r-", "thinking_forced_open parse_tool_calls", False),
+    *_fields("-r-", "thinking_forced_open", False),
     *_fields("-r-", "thinking_budget thinking_budget_tokens reasoning_budget reasoning_budget_tokens", -1),
     *_fields("-r-", "reasoning_budget_message reasoning_control"),
     *_fields("--r", "content embd_normalize"),
@@ -132,6 +142,25 @@ _ALL = [
     *_fields("--r", "embed_dtype", "float32"),
     *_fields("--r", "endianness", "native"),
     *_fields("--r", "additional_data messages mm_processor_kwargs"),
+    # Anthropic
+    *_fields("---oo", "messages system tools tool_choice thinking output_config output_format"),
+    *_fields("---oo", "context_management chat_template_kwargs"),
+    *_fields("---on", "max_tokens stop_sequences stream temperature top_p top_k"),
+    *_fields(
+        "---on", "min_p repeat_penalty seed grammar cache_salt"
+    ),  # llama-server's and vLLM's, taken here, too
+    *_fields("---nn", "cache_control"),  # checkpoints stand at the ends of system, tools and messages anyway
+    *_fields("---nn", "metadata service_tier inference_geo speed diagnostics user_profile_id workspace_id"),
+    *_fields("---nn", "betas billing_policy fallbacks fallback_credit_token"),
+    *_fields("---rr", "mcp_servers", []),
+    *_fields("---rr", "container compaction thread"),
+    # llama-server's own routes
+    *_fields("------o", "input_prefix input_suffix input_extra"),
+    *_fields("-----oo", "samplers n_indent t_max_predict_ms response_fields"),
+    *_fields("-----nn", "id_slot t_max_prompt_ms"),
+    *_fields("-----rr", "n n_cmpl", 1),
+    *_fields("-----rr", "logprobs stream_options"),
+    *_fields("-----rr", "n_probs", 0),
     # llama_cpp.server, and Copilot's clients of its route
     *_fields("n--", "nwo extra feature_flags"),
     *_fields("oo-", "logit_bias_type mirostat_mode"),

@@ -24,6 +24,7 @@ from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Account, Answer
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest
+from llamahybrid.server.chat_reading import reading_of
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
@@ -152,7 +153,7 @@ class Service:
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
-            create, options = (prepare or self._native)(llm, body, alias)
+            create, options = (prepare or self.native)(llm, body, alias)
             limited = partial(_limited, create, self.settings.max_prompt_tokens, self.observer(request))
             job = Job(limited, options, partial(llm.request, named), lambda last: None, self._outbox)
             include = body.stream_options is not None and body.stream_options.include_usage
@@ -165,7 +166,8 @@ class Service:
             raise
         return form(job, account, self._ping_seconds)
 
-    def _native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
+    def native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
+        """What makes the answer to a body of llama_cpp.server's API, and its arguments."""
         ignore = self.settings.ignore_unknown_fields
         return partial(_complete, llm, body, alias, ignore), {"stream": body.stream}
 
@@ -277,12 +279,15 @@ def _complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bo
     told = AnswerTokens() if body.return_tokens else None
     options = {**arguments(llm, body, alias), "stream": stream}
     create = llm.create_completion
+    reading = None
     if not isinstance(body, CompletionRequest):
         create = llm.create_chat_completion
-        options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
+        template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
+        reading = reading_of(llm, body, template)
     with asking(extras_of(llm, body, told)):
         made = create(**options)
-    return made if told is None else told.into(made)
+    made = made if told is None else told.into(made)
+    return made if reading is None else reading.into(made)
 
 
 def _limited(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import llama_cpp
+
+from llamahybrid.llama import Llama
 from llamahybrid.request.report import RequestReport
 
 
@@ -23,6 +26,18 @@ def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool]) -> dict
         "total_tokens": prompt + said,
         "prompt_tokens_details": {"cached_tokens": reports[0].cached},
     }
+
+
+def reports_so_far(llm: Llama) -> list[RequestReport]:
+    """Of the requests that belong together with those that are made here and now."""
+    handle = llm.requests.handle()
+    return [] if handle is None else handle.reports
+
+
+def usage_so_far(llm: Llama) -> dict[str, Any]:
+    """The usage of the same."""
+    vocab = llm._model.vocab
+    return usage(reports_so_far(llm), lambda token: bool(llama_cpp.llama_vocab_is_eog(vocab, token)))
 
 
 def timings(reports: Sequence[RequestReport]) -> dict[str, Any]:

@@ -32,10 +32,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "instructor": ("instructor==1.17.0",),
     "langchain": ("langchain-community==0.4.2",),
     "litellm_client": ("litellm==1.106.2", "mcp", *SERVER),
-    "litellm": (
-        *("litellm[proxy]==1.106.2", "anthropic==2.12.0"),
-        *("llama-cpp-python[server]==0.3.36", "prometheus-client", "httpx"),
-    ),
     "llama_index": ("llama-index-llms-llama-cpp==0.7.0",),
     "llm": ("llm-llama-cpp==0.3", "llm"),
     "llama_cpp_server": ("llama-cpp-python[server]==0.3.36", "openai"),

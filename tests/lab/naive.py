@@ -151,8 +151,6 @@ class NaivePromptCache(BasePromptCache):
             state.forget(np.array(gone, np.int32))
         for name in {name for name, _ in self._paths} if gone else ():
             paths = [path for namespace, path in self._paths if namespace == name]
-            if not any(path[: len(gone)] == gone for path in paths):
-                continue
             others = [path for path in paths if _shared(path, gone) < min(len(path), len(gone))]
             stays = max((_shared(path, gone) for path in others), default=0)
             self._paths = {p for p in self._paths if not _lost(p, name, gone, stays)} | {(name, gone[:stays])}

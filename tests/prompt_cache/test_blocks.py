@@ -125,8 +125,7 @@ def forget(listed: dict[bytes, Listed], tokens: Sequence[int], stays: int) -> se
         behind = {key for key, n in common.items() if n == len(tokens)}
         before = {key for key, n in common.items() if n == len(ours[key].path)} - behind
         keep = max([stays, *(n for key, n in common.items() if key not in behind | before)])
-        if behind:
-            gone |= behind | {key for key in before if len(ours[key].path) > keep}
+        gone |= behind | {key for key in before if len(ours[key].path) > keep}
     return gone
 
 

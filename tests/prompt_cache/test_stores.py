@@ -103,6 +103,17 @@ class StoreContract:
         assert planned(again, [*C, 1]) == len(C)
         assert not any(SECRET in raw for raw in self.stored(store).values())
 
+    def test_a_path_is_forgotten_whose_end_is_not_stored(self, store: Store) -> None:
+        cache = store.open()
+        ask(cache, A)
+        ask(cache, C)
+        cache.flush()
+        cache.forget([*A, *range(7000, 7101)])  # the last one is not decoded
+        again = store.open()
+        assert planned(again, [*A, 1]) == 0
+        assert planned(again, [*C, 1]) == len(C)
+        assert not any(SECRET in raw for raw in self.stored(store).values())
+
     def stored(self, store: Store) -> dict[str, bytes]:
         """All records of a store that has any."""
         return {} if store.name == "ram" else store.records()

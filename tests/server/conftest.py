@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import llama_cpp
 import openai
@@ -35,6 +36,13 @@ def server(shared: Serving) -> Iterator[Serving]:
 def client(server: Serving) -> Iterator[openai.OpenAI]:
     """OpenAI's client of it."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(server: Serving) -> Iterator[anthropic.Anthropic]:
+    """Anthropic's client of it."""
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         yield client
 
 

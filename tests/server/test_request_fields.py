@@ -101,6 +101,8 @@ OBEYED: dict[str, dict[str, Any]] = {
     "enable_thinking": {"enable_thinking": False},
     "reasoning_effort": {"reasoning_effort": "none"},
     "documents": {"documents": [{"text": "a"}]},
+    "reasoning_format": {"reasoning_format": "deepseek"},
+    "parse_tool_calls": {"parse_tool_calls": "no boolean"},
     "cache_prompt": {"cache_prompt": False},
     "id_slot": {"id_slot": 1},
     "cache_salt": {"cache_salt": 1},

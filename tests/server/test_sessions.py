@@ -76,3 +76,33 @@ def test_a_codex_shaped_session(api: Serving) -> None:
     usage = told[-1][-1]["response"]["usage"]
     assert usage["output_tokens"] == 24
     assert usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"] < 400
+
+
+@pytest.mark.parametrize(
+    "api", ["llama_cpp", pytest.param("upstream", marks=pytest.mark.full)], indirect=True
+)
+def test_a_claude_code_shaped_session(api: Serving) -> None:
+    requests = session("claude-code", temperature=0.0)
+    counted = []
+    with api.client() as client:
+        for asked in requests:
+            got = client.post("/v1/messages/count_tokens", json=asked)
+            assert got.status_code == 200, got.text
+            counted.append(got.json()["input_tokens"])
+    told = check(api, "/v1/messages", requests)
+    for events, count in zip(told, counted, strict=True):
+        begun, end = events[0]["message"]["usage"], events[-2]["usage"]
+        assert events[-1] == {"type": "message_stop"}
+        assert events[-2]["delta"]["stop_reason"] == "max_tokens"
+        assert end["output_tokens"] >= 16
+        assert begun["input_tokens"] + begun["cache_read_input_tokens"] == count
+        assert {**end, "output_tokens": 0} == {**begun, "output_tokens": 0}
+    turns = [events[0]["message"]["usage"]["cache_read_input_tokens"] for events in (told[0], *told[2:])]
+    prompts = [counted[0], *counted[2:]]
+    assert turns[0] < prompts[0]
+    if (
+        api.service.settings.api == "upstream"
+    ):  # its template takes thinking out of the history at each user text
+        return
+    for cached, before in zip(turns[1:], prompts, strict=False):
+        assert cached >= before - 16, "a turn reads the prompt before it from the cache"

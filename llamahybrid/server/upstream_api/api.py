@@ -15,16 +15,18 @@ from fastapi import APIRouter, Request, Response
 
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.server.answer import Answer, Chunk, event
+from llamahybrid.server.answer import Chunk, EventAnswer
 from llamahybrid.server.arguments import biases
 from llamahybrid.server.errors import refusal
 from llamahybrid.server.job import Create
 from llamahybrid.server.loading import ServedLlama, load
+from llamahybrid.server.prompts import ChatApi
+from llamahybrid.server.rendering import Prompt
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.settings import ModelSettings
 from llamahybrid.server.upstream_api.reading import Reading, finish_reason, formatter
 from llamahybrid.server.upstream_api.source import Dialect, bodies, dialect, upstream
-from llamahybrid.server.usage import usage
+from llamahybrid.server.usage import usage_so_far
 
 SYSTEM = ("system", "developer")
 FIRST_ONLY = "must be at the beginning"
@@ -147,13 +149,21 @@ class UpstreamApi:
         """A chat completion, or its chunks. Raises ValueError for what cannot be asked."""
         functions = body.functions and [each.to_template_function() for each in body.functions]
         tools = body.tools and [each.to_template_tool() for each in body.tools]
-        # Upstream refuses streams of several answers; each chunk says whose it is.
-        taken = body.model_copy(update={"stream": False, "messages": self._taken(body.messages)})
-        with _asked():
-            parts = self._formatter.completion_request_from_chat_request(taken)
+        parts = self._parts(body)
         reading = Reading(self._reader(parts), self._plain, parts, functions, tools)
         made = self._complete(body, parts, alias, stream)
         return self._chunks(made, reading) if stream else reading.whole(self._completion(made))
+
+    def prompt(self, body: Any) -> Prompt:
+        """The prompt of a chat. Raises ValueError for what cannot be asked."""
+        parts = self._parts(body)
+        return Prompt(parts.prompt_text, parts.prompt_plan.text_tokens)
+
+    def _parts(self, body: Any) -> Any:
+        # Upstream refuses streams of several answers; each chunk says whose it is.
+        taken = body.model_copy(update={"stream": False, "messages": self._taken(body.messages)})
+        with _asked():
+            return self._formatter.completion_request_from_chat_request(taken)
 
     def respond(self, body: Any, alias: str, stream: bool) -> Any:
         """A response, or its events. Raises ValueError for what cannot be asked."""
@@ -251,7 +261,7 @@ class UpstreamApi:
                         yield _copy(each)
             if state is None:
                 return
-            told = self._usage()
+            told = usage_so_far(self._llm)
             ended = {**chunk, "choices": [{**chunk["choices"][0], "text": ""}], "usage": told}
             for each in self._formatter.response_stream_terminal_events(state, self._completion(ended)):
                 _tell_cached(each["response"], told)
@@ -263,12 +273,6 @@ class UpstreamApi:
                 response = {**began["response"], "status": "failed", "error": why}
                 yield {"type": "response.failed", "sequence_number": number + 1, "response": response}
             raise
-
-    def _usage(self) -> Chunk:
-        handle = self._llm.requests.handle()
-        vocab = self._llm._model.vocab
-        reports = [] if handle is None else handle.reports
-        return usage(reports, lambda token: bool(llama_cpp.llama_vocab_is_eog(vocab, token)))
 
 
 def _with_json(message: Any) -> Any:
@@ -312,21 +316,22 @@ def _tell_cached(response: Chunk, told: Chunk) -> None:
 # -- routes ----------------------------------------------------------------------------------------------
 
 
-class ResponseAnswer(Answer):
-    """A response, or its events as they come."""
-
-    def _events(self, item: Any, last: Chunk | None) -> tuple[bytes, Chunk | None]:
-        if isinstance(item, dict):
-            return b"event: " + item["type"].encode() + b"\n" + event(item), None
-        return super()._events(item, last)
-
-
 def _prepared(make: str) -> Callable[[Llama, Any, str], tuple[Create, dict[str, Any]]]:
     def prepare(llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
         assert isinstance(llm, SpeakingLlama)
         return getattr(llm.api, make), {"body": body, "alias": alias, "stream": body.stream}
 
     return prepare
+
+
+def _prompt(llm: Llama, body: Any) -> Prompt:
+    assert isinstance(llm, SpeakingLlama)
+    return llm.api.prompt(body)
+
+
+def chat_api() -> ChatApi:
+    """How chats are asked for. Raises EngineError as `upstream`."""
+    return ChatApi(bodies()[0], _prepared("chat"), _prompt)
 
 
 def router() -> APIRouter:
@@ -340,7 +345,7 @@ def router() -> APIRouter:
 
     async def create_response(request: Request, body: Any, service: InService) -> Response:
         """Answer input items (OpenAI's Responses, stateless)."""
-        return await service.answer(request, body, _prepared("respond"), ResponseAnswer)
+        return await service.answer(request, body, _prepared("respond"), EventAnswer)
 
     for path, answer, kind in (
         ("/v1/chat/completions", create_chat_completion, chat_body),

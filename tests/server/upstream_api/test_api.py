@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -20,7 +21,7 @@ from llamahybrid.server.upstream_api.api import SpeakingLlama
 from llamahybrid.server.upstream_api.source import bodies
 from tests.lab.serving import Serving, serving
 from tests.lab.sessions import watched
-from tests.server.upstream_api.conftest import CALL, CHAT, SETTINGS
+from tests.server.upstream_api.conftest import CALL, CHAT, SCHEMA, SETTINGS
 
 TinyModel = Callable[..., Path]
 Says = Callable[..., None]
@@ -96,6 +97,41 @@ def test_a_json_schema(client: openai.OpenAI, stream: bool) -> None:
     text: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
     response = client.responses.create(model="any", input="Is it?", text=text, max_output_tokens=80)
     assert json.loads(response.output_text)["a"] in (True, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_and_its_tools(server: Serving, says: Says, stream: bool) -> None:
+    tool: Any = {"name": "weather", "input_schema": SCHEMA}
+    asked: dict[str, Any] = {"model": "any", "max_tokens": 400, "system": "You are brief.", "tools": [tool]}
+    messages: list[Any] = [CHAT[1]]
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+
+        def ask() -> anthropic.types.Message:
+            if not stream:
+                return claude.messages.create(messages=messages, **asked)
+            with claude.messages.stream(messages=messages, **asked) as events:
+                return events.get_final_message()
+
+        says(CALL, "\n</think>\n\nIt rains.")
+        first = ask()
+        thought, text, use = first.content
+        assert (thought.type, text.type, use.type) == ("thinking", "text", "tool_use")
+        assert (use.name, use.input) == ("weather", {"city": "Paris", "days": 3})  # type: ignore[union-attr]
+        assert first.stop_reason == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": "rain"}  # type: ignore[union-attr]
+        messages += [first.to_param(), {"role": "user", "content": [result]}]
+        second = ask()
+        assert second.content[-1].text.strip() == "It rains."  # type: ignore[union-attr]
+        assert second.stop_reason == "end_turn"
+        assert (second.usage.cache_read_input_tokens or 0) > first.usage.input_tokens
+        count = claude.messages.count_tokens(
+            model="any", messages=messages, system="You are brief.", tools=[tool]
+        )
+        prompt = httpx.post(f"{server.url}/apply-template", json={"messages": [*CHAT, *CHAT[1:]]}).json()[
+            "prompt"
+        ]
+        assert prompt.count("What is the weather in Paris?") == 2
+        assert count.input_tokens == second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
 
 
 def test_several_answers_and_their_logprobs(client: openai.OpenAI) -> None:

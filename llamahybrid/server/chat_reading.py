@@ -1,0 +1,88 @@
+"""Chat reading: chat completions, and their chunks, with calls and thinking in fields of their own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from llamahybrid.llama import Llama
+from llamahybrid.server.bodies import ChatCompletionRequest
+from llamahybrid.server.markers import begins_thinking, markers_of
+from llamahybrid.server.reading import Delta, Reader
+
+Chunk = dict[str, Any]
+
+
+class ChatReading:
+    """Reads the answers to one request, in its thread."""
+
+    def __init__(self, make: Callable[[], Reader]) -> None:
+        """`make`: a reader of one answer."""
+        self._readers = defaultdict[int, Reader](make)
+
+    def into(self, made: Any) -> Any:
+        """Read a completion, or a stream of chunks."""
+        return self._whole(made) if isinstance(made, dict) else self._stream(made)
+
+    def _whole(self, made: Chunk) -> Chunk:
+        for choice in made["choices"]:
+            reader, message = self._readers[choice["index"]], choice["message"]
+            text = message.get("content") or ""
+            told: Delta = {}
+            for delta in (*reader.feed(text), *reader.end()):
+                for name, value in delta.items():
+                    told[name] = told[name] + value if name in told else value
+            for call in told.get("tool_calls", ()):
+                del call["index"]
+            choice["message"] = {**message, "content": None if reader.calls else "", **told}
+            choice["finish_reason"] = reason(reader, choice["finish_reason"])
+        return made
+
+    def _stream(self, chunks: Any) -> Generator[Chunk, None, None]:
+        assert isinstance(chunks, Generator), "streams are generators"
+        with closing(chunks):
+            for chunk in chunks:
+                yield from self._chunks(chunk)
+
+    def _chunks(self, chunk: Chunk) -> Iterator[Chunk]:
+        (choice,) = chunk["choices"]
+        reader, delta, ended = self._readers[choice["index"]], choice["delta"], choice["finish_reason"]
+        told = list(reader.feed(delta["content"])) if delta.get("content") else []
+        rest: Delta = {name: value for name, value in delta.items() if name != "content"}
+        if ended is None:
+            first, *told = told or [{}]
+            yield {**chunk, "choices": [{**choice, "delta": {**rest, **first}}]}
+        else:
+            told += reader.end()
+        for each in told:
+            more = {"index": choice["index"], "delta": each, "logprobs": None, "finish_reason": None}
+            yield {**chunk, "choices": [more]}
+        if ended is not None:
+            yield {**chunk, "choices": [{**choice, "finish_reason": reason(reader, ended), "delta": rest}]}
+
+
+def reason(reader: Reader, ended: str | None) -> str | None:
+    """Return the finish reason of an answer that may have called tools."""
+    return "tool_calls" if reader.calls and ended == "stop" else ended
+
+
+def reading_of(llm: Llama, body: ChatCompletionRequest, template: Mapping[str, Any]) -> ChatReading | None:
+    """Return the reader of the answers to a chat; None if upstream's completions need no reading.
+
+    `template`: variables of the chat template.
+    """
+    free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
+    tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
+    think = body.reasoning_format != "none"
+    if not (tools or think):
+        return None
+    markers = markers_of(llm)
+    think = think and markers.think is not None
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    if not (think or (schemas and markers.call)):
+        return None
+    thinking = think and begins_thinking(llm, template)
+    return ChatReading(partial(Reader, markers, schemas, think, thinking))
