@@ -15,9 +15,11 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.blocks import Item, Place
-from llamahybrid.prompt_cache.disk import SHARDS, DiskRows
+from llamahybrid.prompt_cache.bytes_disk import SHARDS
+from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import path_digest
 from llamahybrid.prompt_cache.folder import FOLDER
+from llamahybrid.prompt_cache.forgetting import sweep_nodes
 from llamahybrid.prompt_cache.nodes import Node, tokens_of
 from llamahybrid.prompt_cache.tree import Tree
 
@@ -114,7 +116,7 @@ class CacheFolder:
 
     def tidy(self) -> int:
         """Remove nodes that lead nowhere, and files of killed processes; how many files there were."""
-        self.store.sweep_nodes()
+        sweep_nodes(self.store)
         return sum(self.rows.sweep(shard) for shard in range(SHARDS))
 
     def troubles(self) -> str:

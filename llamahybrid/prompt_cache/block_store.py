@@ -4,14 +4,13 @@ forgetting."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.blocks import (
     BLOCK,
     BLOCK_BYTES,
-    HASH_BYTES,
     ID_BYTES,
     MOST_LEADS,
     NO_PARENT,
@@ -20,8 +19,6 @@ from llamahybrid.prompt_cache.blocks import (
     Lead,
     Node,
     Place,
-    Reach,
-    Seen,
     Why,
     chain,
     digest_of,
@@ -31,6 +28,7 @@ from llamahybrid.prompt_cache.blocks import (
 )
 from llamahybrid.prompt_cache.nodes import ids_of, token_at
 from llamahybrid.prompt_cache.records import Record
+from llamahybrid.prompt_cache.seen import Reach, Seen
 
 MOST_FOLLOWERS = 2
 MOST_PARENTS = 1 << 16
@@ -79,26 +77,6 @@ class Path:
 
     namespace: str
     ids: bytes
-
-
-@dataclass
-class Forgotten:
-    """What a forgotten path has in a store."""
-
-    items: list[tuple[Item, Place]] = field(default_factory=list)
-    """Records that go."""
-    torn: list[tuple[Item, Place, int]] = field(default_factory=list)
-    """Attention among them that others need up to a position."""
-
-
-@dataclass
-class _Near:
-    """What lies along a path and behind it, in one namespace."""
-
-    before: list[tuple[Item, Place]] = field(default_factory=list)
-    behind: list[tuple[Item, Place]] = field(default_factory=list)
-    shared: int = 0
-    """Tokens that another path has in common with it."""
 
 
 class BlockStore:
@@ -294,64 +272,6 @@ class BlockStore:
         digests = dict.fromkeys(i.digest for i in (*items, *others))
         self.rows.touch([*keys, *(b"p" + d for d in digests), *(b"n" + h for h in reversed(hashes))])
 
-    # -- forgetting --------------------------------------------------------------------------------
-
-    def on_path(self, tokens: Tokens, stays: int = 0) -> Forgotten:
-        """What belongs to a path, of any namespace: all that goes on from it, and what leads only there.
-
-        What other paths share of it is not among them, nor what ends within its first `stays` tokens. All
-        rows are read once; no record is."""
-        ids, forgotten = ids_of(tokens), Forgotten()
-        parents, along = dict[bytes, bytes](), dict[bytes, tuple[bytes, int]]()
-        for hash_, raw in self.rows.rows(b"n"):
-            parents[hash_] = raw[:HASH_BYTES]
-            if raw[:HASH_BYTES] == NO_PARENT:
-                along |= {h: (hash_, k) for k, h in enumerate(chain(hash_, ids))}
-        branches: dict[bytes, tuple[bytes, bytes]] = {}
-        alike: dict[bytes, int] = {}
-        roots: dict[bytes, _Near] = {}
-        for digest, raw in self.rows.rows(b"p"):
-            place = Place.unpack(digest, raw)
-            found = None if place is None else _branch(place.block, parents, along, branches)
-            if place is None or found is None:
-                continue
-            at, following = found
-            root, k = along[at]
-            rest = ids[BLOCK_BYTES * k :]
-            if following and following not in alike:
-                node = Node.unpack(self.rows.get([b"n" + following])[0])
-                alike[following] = shared(node.text, rest) if node else 0
-            length = BLOCK * k + (alike[following] if following else shared(place.tail, rest))
-            near, named = roots.setdefault(root, _Near()), [(item, place) for item in place.items]
-            if length == len(tokens):
-                near.behind += named
-            elif length == place.end:
-                near.before += named
-            else:
-                near.shared = max(near.shared, length)
-        for near in roots.values():
-            keep = max(stays, near.shared)
-            gone = near.behind + [(item, place) for item, place in near.before if item.end > keep]
-            forgotten.items += gone
-            if near.shared or any(item.is_checkpoint and item.end <= keep for item, _ in near.before):
-                forgotten.torn += [(i, p, keep) for i, p in gone if i.start < keep < i.end]
-        return forgotten
-
-    def sweep_nodes(self) -> int:
-        """Remove nodes that lead to no place; how many there were."""
-        parents = {hash_: raw[:HASH_BYTES] for hash_, raw in self.rows.rows(b"n")}
-        alive: set[bytes] = set()
-        for digest, raw in self.rows.rows(b"p"):
-            place = Place.unpack(digest, raw)
-            hash_ = NO_PARENT if place is None else place.block
-            while hash_ in parents and hash_ not in alive:
-                alive.add(hash_)
-                hash_ = parents[hash_]
-        dead = [b"n" + hash_ for hash_ in parents if hash_ not in alive]
-        for at in range(0, len(dead), BLOCK):
-            self.rows.update(dead[at : at + BLOCK], lambda rows: dict.fromkeys(rows))
-        return len(dead)
-
 
 def _led(node: Node, following: bytes, new: Item, *, begun: bool, end: int) -> Node:
     """A node that leads to a new record. `begun`: it is the first on its way; `end`: of the node."""
@@ -377,26 +297,3 @@ def _order(item: Item) -> tuple[int, int]:
     if not item.is_checkpoint:
         return 2, -item.end
     return int(item.why in (Why.SYSTEM, Why.BRANCH)), item.end
-
-
-def _branch(
-    block: bytes,
-    parents: dict[bytes, bytes],
-    along: dict[bytes, tuple[bytes, int]],
-    known: dict[bytes, tuple[bytes, bytes]],
-) -> tuple[bytes, bytes] | None:
-    """The deepest block on a path that leads to another one, and the next on the way; b"" if it is that
-    one."""
-    way: list[bytes] = []
-    hash_ = block
-    while hash_ not in known and hash_ not in along:
-        way.append(hash_)
-        if hash_ not in parents or len(way) > MOST_PARENTS:
-            return None
-        hash_ = parents[hash_]
-    at, following = known.get(hash_, (hash_, b""))
-    known.setdefault(hash_, (at, following))
-    for each in reversed(way):
-        following = following or each
-        known[each] = (at, following)
-    return known[block]

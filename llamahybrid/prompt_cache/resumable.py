@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens, same_start
-from llamahybrid.prompt_cache.blocks import Seen, uncovered
 from llamahybrid.prompt_cache.nodes import Node, tokens_of
+from llamahybrid.prompt_cache.seen import Seen, uncovered
 from llamahybrid.prompt_cache.tree import Tree
 
 if TYPE_CHECKING:

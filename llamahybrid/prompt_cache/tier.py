@@ -8,19 +8,13 @@ nothing of its parent's that waits to be written."""
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-import numpy as np
-
-from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import (
-    NOTHING,
     LiveView,
     Loaded,
     Outside,
@@ -30,23 +24,22 @@ from llamahybrid.prompt_cache.base import (
     part_of,
 )
 from llamahybrid.prompt_cache.block_store import BlockStore, Rows
-from llamahybrid.prompt_cache.blocks import Item, Node, Offer, Place, Seen
+from llamahybrid.prompt_cache.blocks import Item, Node, Place
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS, Busy
-from llamahybrid.prompt_cache.envelope import path_digest
+from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
+from llamahybrid.prompt_cache.loading import Counts, Loader
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.pins import pinned_before
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.reader import (
-    UNREADABLE_SECONDS,
     Breaker,
     Late,
     ReadCosts,
     Reader,
-    affects_one_file,
 )
-from llamahybrid.prompt_cache.records import Record
+from llamahybrid.prompt_cache.seen import Offer, Seen
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS, Point
-from llamahybrid.prompt_cache.writer import Job, Writer, _Path
+from llamahybrid.prompt_cache.writer import Job, PathWork, Writer
 
 logger = logging.getLogger("llamahybrid")
 
@@ -103,32 +96,6 @@ class Store(Rows, Protocol):
         """Which of these records goes first; b"" where that is not told."""
 
 
-@dataclass
-class Counts:
-    """What happened between this process and a store."""
-
-    written: int = 0
-    written_bytes: int = 0
-    loaded: int = 0
-    damaged: int = 0
-    """Records that did not prove right, twice; they are removed."""
-    gone: int = 0
-    """Records that were not there any more when they were to be read."""
-    late: int = 0
-    """Looks that another process's lock, or a store that was not open yet, made a miss."""
-    dropped: int = 0
-    """Evicted from RAM before they could be written."""
-    superseded: int = 0
-    """States that waited to be written until the conversation had gone on: they never were."""
-    deferred: int = 0
-    """Not written because the hour's `disk_write_bytes` were used up."""
-    evicted: int = 0
-    errors: int = 0
-    """Times that the store failed; it is left alone for a while then."""
-    failed: int = 0
-    """1: the last write failed; it is tried again later."""
-
-
 class Tier:
     """Records of one store; at most `limit` bytes, shared with other processes.
 
@@ -158,10 +125,10 @@ class Tier:
         self._reader = Reader(f"llamahybrid-{name}-read")
         self._changer = Reader(f"llamahybrid-{name}-change")
         self._uncleared = False  # all of it was to go, and did not yet: it serves nobody meanwhile
+        self._loader = Loader(self.store, self.counts, name)
         self._costs = ReadCosts()
         self._breakers = {READ: Breaker(), WRITE: Breaker()}
         self._warned: set[str] = set()
-        self._left_alone: dict[bytes, float] = {}  # keys of records that do not serve, and until when
         _tiers.add(self)
         try:
             self._reader.call(FIRST_SECONDS, rows.open)
@@ -204,10 +171,7 @@ class Tier:
 
     def without(self) -> set[bytes]:
         """Keys of records that do not serve now."""
-        now = time.monotonic()
-        for key in [key for key, until in list(self._left_alone.items()) if until <= now]:
-            del self._left_alone[key]
-        return set(self._left_alone)
+        return self._loader.left_alone()
 
     def seconds(self, n_bytes: int) -> float:
         """What reading so many bytes takes, as measured; 0 while not measured."""
@@ -228,7 +192,7 @@ class Tier:
         seconds = self._seconds(within)
         started = time.monotonic()
         try:
-            loaded = self._reader.call(seconds, self._loaded, namespace, tokens, offer, split)
+            loaded = self._reader.call(seconds, self._loader.load, namespace, tokens, offer, split)
         except Busy as error:
             spent = time.monotonic() - started
             self._costs.measured(offer.nbytes, spent)
@@ -242,94 +206,6 @@ class Tier:
             self._breakers[READ].worked()
             self.counts.loaded += 1
         return loaded
-
-    def _loaded(self, namespace: str, tokens: Tokens, offer: Offer, split: Splitter | None) -> Loaded | None:
-        whole = True
-        records: dict[Item, tuple[Record, Tokens]] = {}
-        for item in offer.items:  # all are read: what else is damaged of this offer goes with it
-            read = self._read(namespace, tokens, item)
-            whole = whole and read is not None
-            if read is not None:
-                records[item] = read
-        if not whole:
-            return None
-        segments: list[Segment] = []
-        for piece in offer.pieces:
-            record, path = records[piece.item]
-            if not np.array_equal(path[: piece.end], tokens[: piece.end]):  # a row is damaged
-                self._left_alone[piece.item.key] = time.monotonic() + UNREADABLE_SECONDS
-                return None
-            stored = Segment(piece.item.start, piece.item.end, record.state)
-            try:
-                part = part_of(stored, path, piece.start, piece.end, split)
-            except ValueError as error:
-                self._damaged(piece.item, error)
-                return None
-            segments += [] if part is None else [part]
-        if offer.checkpoint is None:
-            return Loaded(NOTHING, None, tuple(segments))
-        record, _ = records[offer.checkpoint]
-        return Loaded(record.state, record.logits, tuple(segments))
-
-    def _read(self, namespace: str, tokens: Tokens, item: Item) -> tuple[Record, Tokens] | None:
-        """A record and the whole path it is of; None where it does not serve. Raises OSError."""
-        path = (
-            tokens[: item.end]
-            if item in self._own(namespace, tokens, item)
-            else self._path_of(namespace, item)
-        )
-        if path is None:
-            return None
-        for attempt in range(2):
-            try:
-                record = self.rows.read(item.key)
-                header = record.head.header
-                named = (item.start, item.end, item.kind) == (header.start, header.end, record.head.kind)
-                if not named or header.digest != path_digest(namespace, path):
-                    raise RecordError("a record lies under the name of another")
-                return record, path
-            except RecordGone:
-                self.counts.gone += 1
-                self._remove_later(item)
-                return None
-            except RecordError as error:  # once more: a bit may have been read wrong
-                if attempt:
-                    self._damaged(item, error)
-            except OSError as error:
-                if not affects_one_file(error):
-                    raise
-                self.counts.errors += 1
-                self._left_alone[item.key] = time.monotonic() + UNREADABLE_SECONDS
-                logger.warning(
-                    "a record of the %s cache cannot be read, and is left out: %s", self.name, error
-                )
-                return None
-        return None
-
-    def _own(self, namespace: str, tokens: Tokens, item: Item) -> tuple[Item, ...]:
-        """The item, if it lies on this very path."""
-        from llamahybrid.prompt_cache.writer import item_of
-
-        if item.end > len(tokens):
-            return ()
-        here = item_of(namespace, tokens[: item.end], None, 0, item.kind, item.why)
-        return (item,) if here.digest == item.digest else ()
-
-    def _path_of(self, namespace: str, item: Item) -> Tokens | None:
-        place = self.store.places([item.digest]).get(item.digest)
-        path = None if place is None else self.store.path_of(place)
-        return tokens_of(path.ids) if path is not None and path.namespace == namespace else None
-
-    def _damaged(self, item: Item, error: Exception) -> None:
-        """A record is not what it should be: it goes."""
-        logger.warning("a record of the %s cache is dropped: %s", self.name, error)
-        self.counts.damaged += 1
-        self._remove_later(item)
-
-    def _remove_later(self, item: Item) -> None:
-        """A record serves nobody from now on, and is removed on the writer's thread."""
-        self._left_alone[item.key] = math.inf
-        self.writer.wrong.append(item)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -346,15 +222,18 @@ class Tier:
 
     def wrote(self, item: Item) -> None:
         """A record was written."""
-        self._left_alone.pop(item.key, None)
+        self._loader.serves_again(item)
         self.counts.written += 1
         self.counts.written_bytes += item.nbytes
         self.counts.failed = 0
         self._breakers[WRITE].worked()
 
-    def removed(self, item: Item) -> None:
-        """A record is not there any more."""
-        self._left_alone.pop(item.key, None)
+    def remove_wrong(self) -> None:
+        """Remove records that did not prove right; on the writer's thread."""
+        while self._loader.wrong:
+            item = self._loader.wrong[0]
+            self.store.unlink([item])
+            self._loader.serves_again(self._loader.wrong.popleft())
 
     def may_write_in(self) -> float:
         """Seconds until the store, which failed just now, may be tried again; 0: it did not."""
@@ -391,7 +270,8 @@ class Tier:
         seen = self._looked(namespace, tokens)
         wrong = [i for i in seen.items if i.is_checkpoint and i.end == len(tokens)]
         self.counts.damaged += len(wrong)
-        self._left_alone |= {i.key: math.inf for i in wrong}
+        for item in wrong:
+            self._loader.leave_alone(item)
         self.store.unlink(wrong)
 
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
@@ -429,20 +309,20 @@ class Tier:
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
         self.rows.open()
-        forgotten, done = self.store.on_path(tokens, stays), True
+        forgotten, done = on_path(self.store, tokens, stays), True
         for item, place, keep in forgotten.torn:
             if not self._keep_beginning(item, place, keep):
                 logger.warning("attention of what stays goes from the %s with what is forgotten", self.name)
         for item, _ in forgotten.items:
             try:
-                self._left_alone[item.key] = math.inf
+                self._loader.leave_alone(item)
                 self.store.unlink([item])
-                del self._left_alone[item.key]
+                self._loader.serves_again(item)
             except OSError as error:
                 self.refused(WRITE, error)
                 done = False
         if forgotten.items:
-            self.store.sweep_nodes()
+            sweep_nodes(self.store)
             self.rows.forgotten()
         return done
 
@@ -460,7 +340,7 @@ class Tier:
             if part is None:
                 return False
             job = Job(path.namespace, tokens[:keep], (), attention=True, due=0.0, since=0.0)
-            work = _Path(job, self.store.look(path.namespace, tokens[:keep]))
+            work = PathWork(job, self.store.look(path.namespace, tokens[:keep]))
             return self.writer.put(work, tokens[:keep], item.start, part.record, None, item.why)
         except (OSError, ValueError, MemoryError) as error:
             self.refused(READ, error)

@@ -4,31 +4,18 @@ written."""
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llamahybrid.errors import SnapshotError
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens, part_of, same_start
-from llamahybrid.prompt_cache.blocks import (
-    BLOCK_BYTES,
-    Item,
-    Kind,
-    Reach,
-    Seen,
-    Why,
-    chain,
-    cover,
-    digest_of,
-    root_of,
-    uncovered,
-    whole_blocks,
-)
+from llamahybrid.prompt_cache.blocks import Item, Kind, Why, digest_at
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import HEAD_BYTES, pack
+from llamahybrid.prompt_cache.seen import Reach, Seen, cover, uncovered
 from llamahybrid.prompt_cache.write_behind import WriteBehind
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, Point, WriteBudget
 
@@ -68,8 +55,6 @@ class Writer:
         self.source = source
         self.budget = WriteBudget(hourly)
         self.queue = WriteBehind(self._write, tier.rows.release)
-        self.wrong: deque[Item] = deque()
-        """Records that did not prove right, to be removed before anything is written."""
         self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
         self._namespaces: dict[str, None] = {}
@@ -150,10 +135,8 @@ class Writer:
     def _write_now(self, job: Job) -> None:
         store = self._tier.store
         self._namespaces[job.namespace] = None
-        while self.wrong:
-            store.unlink([self.wrong[0]])
-            self._tier.removed(self.wrong.popleft())
-        work = _Path(job, store.look(job.namespace, job.path))
+        self._tier.remove_wrong()
+        work = PathWork(job, store.look(job.namespace, job.path))
         lacking = [p for p in job.points if not self._serves(work, p)]
         ready = [point for point in lacking if self._fits(job, point)]
         if job.attention:
@@ -175,7 +158,7 @@ class Writer:
         if not job.cancelled and self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
 
-    def _serves(self, work: _Path, point: Point) -> bool:
+    def _serves(self, work: PathWork, point: Point) -> bool:
         return work.seen.serves(point.position, logits=point.logits, attention=work.job.attention)
 
     def _fits(self, job: Job, point: Point) -> bool:
@@ -189,7 +172,7 @@ class Writer:
                 return False
             return state.snapshot.nbytes + HEAD_BYTES <= self._tier.limit
 
-    def _write_attention(self, work: _Path, position: int) -> bool:
+    def _write_attention(self, work: PathWork, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
         job = work.job
         split = self.source.splitter(job.namespace)
@@ -215,7 +198,7 @@ class Writer:
         return True
 
     def put(
-        self, work: _Path, path: Tokens, start: int | None, state: Bytes, logits: Logits | None, why: Why
+        self, work: PathWork, path: Tokens, start: int | None, state: Bytes, logits: Logits | None, why: Why
     ) -> bool:
         """Write one record of a path; False if it does not fit, is not wanted any more, or is sealed
         otherwise.
@@ -249,7 +232,7 @@ class Writer:
         work.add(item)
         return True
 
-    def _make_room(self, n_bytes: int, work: _Path) -> bool:
+    def _make_room(self, n_bytes: int, work: PathWork) -> bool:
         """Let records go that were used longest ago until one more fits, but none on pinned paths, nor what
         this path needs; False if that cannot be. Nothing goes where it would not be enough."""
         tier, store = self._tier, self._tier.store
@@ -271,7 +254,7 @@ class Writer:
         return gone is not None
 
 
-class _Path:
+class PathWork:
     """A job, and what lies outside RAM of its path, as far as was looked and written since."""
 
     def __init__(self, job: Job, seen: Seen) -> None:
@@ -296,9 +279,7 @@ class _Path:
 
 def item_of(namespace: str, path: Tokens, start: int | None, nbytes: int, kind: Kind, why: Why) -> Item:
     """A record at the end of a path, written now; `start`: of attention."""
-    ids = ids_of(path)
-    whole = BLOCK_BYTES * whole_blocks(len(path))
-    digest = digest_of(chain(root_of(namespace), ids[:whole])[-1], ids[whole:])
+    digest = digest_at(namespace, ids_of(path))
     return Item(digest, len(path) if start is None else start, len(path), nbytes, kind, why, int(time.time()))
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache import disk, reader, tier
+from llamahybrid.prompt_cache import disk, loading, reader
+from llamahybrid.prompt_cache.bytes_disk import SHARDS
 from llamahybrid.prompt_cache.cache import PromptCache
-from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, SHARDS, DiskRows
+from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, DiskRows
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN
 from tests.lab.disk_fuzz import check_record, hasty, stored, turn
 from tests.lab.integrity import check_integrity
@@ -260,7 +261,7 @@ def failing(name: str, code: int) -> Iterator[None]:
 def histories(count: int, seed: int, steps: int) -> Counter[str]:
     """So many histories of so many steps; how often each step was taken. Raises AssertionError."""
     done: Counter[str] = Counter()
-    alone: Any = tier
+    alone: Any = loading
     said = reader.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS
     # A disk that failed is tried again at once: more happens.
     reader.FIRST_BACKOFF_SECONDS = alone.UNREADABLE_SECONDS = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,19 +12,10 @@ from hypothesis import strategies as st
 from llamahybrid.errors import RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Values
-from llamahybrid.prompt_cache.blocks import (
-    BLOCK,
-    MOST_LEADS,
-    Item,
-    Kind,
-    Node,
-    Place,
-    Reach,
-    Why,
-    cover,
-    uncovered,
-)
+from llamahybrid.prompt_cache.blocks import BLOCK, MOST_LEADS, Item, Kind, Node, Place, Why
+from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
 from llamahybrid.prompt_cache.records import Record
+from llamahybrid.prompt_cache.seen import Reach, cover, uncovered
 from llamahybrid.prompt_cache.writer import item_of
 
 
@@ -156,11 +147,11 @@ def test_random_histories_find_and_forget_what_a_list_would(
         tokens = data.draw(paths())
         stays = data.draw(st.sampled_from([0, 3, len(tokens) - 1]))
         gone = forget(listed, tokens, stays)
-        forgotten = store.on_path(ids(tokens), stays)
+        forgotten = on_path(store, ids(tokens), stays)
         assert {item.key for item, _ in forgotten.items} == gone
         assert all(item.start < keep < item.end for item, _, keep in forgotten.torn)
         store.unlink(item for item, _ in forgotten.items)
-        store.sweep_nodes()
+        sweep_nodes(store)
         listed = {key: each for key, each in listed.items() if key not in gone}
     if not listed:
         assert not store.rows.data, "token ids are left"  # type: ignore[attr-defined]
@@ -195,9 +186,36 @@ def test_a_flipped_bit_of_a_row_never_makes_a_look_up_fail(path: tuple[int, ...]
         data[key] = bytes(b ^ (1 << bit % 8) * (n == bit // 8) for n, b in enumerate(raw))
         seen = store.look("a", ids(path))
         assert all(item.key[1:17] == item.digest for item in seen.items)
-        store.on_path(ids(path[:5]))
+        on_path(store, ids(path[:5]))
         list(store.each())
         data[key] = raw
+
+
+def test_a_block_of_other_tokens_under_the_same_hash_is_unknown() -> None:
+    path = tuple(range(2 * BLOCK + 10))
+    store, listed = BlockStore(DictRows()), dict[bytes, Listed]()
+    add(store, listed, ("a", path, None))
+    data = store.rows.data  # type: ignore[attr-defined]
+    for key, raw in data.items():
+        node = Node.unpack(raw) if key[:1] == b"n" else None
+        if node is not None and node.text == ids(path[:BLOCK]).tobytes():
+            data[key] = replace(node, text=ids(path[1 : BLOCK + 1]).tobytes()).pack()
+    seen = store.look("a", ids(path))
+    assert (seen.items, seen.length) == ((), 0)
+
+
+def test_of_a_path_the_shallow_states_go_first_and_attention_last() -> None:
+    path = tuple(range(600))
+    store, listed = BlockStore(DictRows()), dict[bytes, Listed]()
+    for end in (600, 100, 300):
+        add(store, listed, ("a", path[:end], None))
+        add(store, listed, ("a", path[:end], 0))
+    store.used("a", ids(path), store.look("a", ids(path)))
+    order = [key for key in store.rows.data if key[:1] == b"r"]  # type: ignore[attr-defined]
+    items = [listed[key].item for key in order]
+    assert [i.end for i in items if i.is_checkpoint] == [100, 300, 600]
+    assert [i.is_checkpoint for i in items] == [True] * 3 + [False] * 3
+    assert {key[:1] for key in list(store.rows.data)[6:]} == {b"p", b"n"}  # type: ignore[attr-defined]
 
 
 def test_rows_of_other_lengths_are_none() -> None:

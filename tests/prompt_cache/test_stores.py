@@ -200,7 +200,7 @@ class OutsideContract(StoreContract):
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A store that refused is asked again at once."""
         monkeypatch.setattr("llamahybrid.prompt_cache.reader.FIRST_BACKOFF_SECONDS", 0.0)
-        monkeypatch.setattr("llamahybrid.prompt_cache.tier.UNREADABLE_SECONDS", 0.0)
+        monkeypatch.setattr("llamahybrid.prompt_cache.loading.UNREADABLE_SECONDS", 0.0)
 
     # -- damage ------------------------------------------------------------------------------------
 
