@@ -38,7 +38,7 @@ KEEP_SECONDS = 10 * 365 * 86400
 ORPHAN_SECONDS = 3600
 """A file without a row is left alone for so long: another process may be about to write its row."""
 
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
 POLICY = "llamahybrid-longest-unused"
 diskcache.EVICTION_POLICY[POLICY] = {
@@ -103,10 +103,11 @@ class DiskRows:
             "sqlite_secure_delete": 1,  # what is forgotten is not to lie in free pages
             "disk_min_file_size": 0,
         }
-        database = os.open(self.folder / FOREIGN, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o600)
-        os.close(database)  # what SQLite makes beside it has the same permissions
         cache = diskcache.Cache(str(self.folder), timeout=CHANGE_SECONDS, **settings)
         hasty = diskcache.Cache(str(self.folder), timeout=LOCK_SECONDS, disk=BytesDisk)
+        for name in DATABASE:  # never opened here: closing it would end SQLite's own locks (fcntl)
+            with suppress(FileNotFoundError):
+                os.chmod(self.folder / name, 0o600)
         self.nbytes = cache.reset("size")
         return hasty, cache
 
@@ -135,7 +136,7 @@ class DiskRows:
         """Remove a damaged database: it is only a cache; its files are orphans then."""
         logger.warning("the index of the disk cache in %s is damaged, and made anew", self.folder)
         self._damaged = False
-        for name in (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm"):
+        for name in DATABASE:
             with suppress(FileNotFoundError):
                 os.unlink(self.folder / name)
 
