@@ -19,6 +19,7 @@ from llamahybrid.prompt_cache.blocks import (
     Lead,
     Node,
     Place,
+    Reach,
     Why,
     chain,
     digest_of,
@@ -28,7 +29,7 @@ from llamahybrid.prompt_cache.blocks import (
 )
 from llamahybrid.prompt_cache.nodes import ids_of, token_at
 from llamahybrid.prompt_cache.records import Record
-from llamahybrid.prompt_cache.seen import Reach, Seen
+from llamahybrid.prompt_cache.seen import Seen
 
 MOST_FOLLOWERS = 2
 MOST_PARENTS = 1 << 16
@@ -115,7 +116,7 @@ class BlockStore:
             place, tail = places.get(digest), ids[BLOCK_BYTES * k :][: ID_BYTES * offset]
             if place is not None and (place.block, place.tail) == (hashes[k], tail):
                 items += place.items
-                borrowed += (Reach(item, place.end) for item in place.borrowed)
+                borrowed += place.borrowed
         through = [
             Reach(item, end)
             for (digest, start), end in passing.items()
@@ -202,12 +203,12 @@ class BlockStore:
         namespace: str,
         tokens: Tokens,
         new: Item,
-        borrowed: Sequence[Item] = (),
+        borrowed: Sequence[Reach] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Make a written record known at the end of `tokens`, if it is `wanted` at this very moment.
 
-        `borrowed`: attention that a checkpoint needs and that runs on behind it.
+        `borrowed`: attention of other paths that a checkpoint needs.
         """
         ids, last = ids_of(tokens), whole_blocks(len(tokens))
         hashes = chain(root_of(namespace), ids[: BLOCK_BYTES * last])

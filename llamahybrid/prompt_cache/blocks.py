@@ -26,7 +26,7 @@ MOST_LEADS = 8
 """Of one node: enough to know where paths part, and attention that runs on behind a block."""
 
 _LEAD = struct.Struct(f"<{HASH_BYTES}s{HASH_BYTES}sII")
-_ITEM = struct.Struct(f"<{HASH_BYTES}sIIQBBI")
+_ITEM = struct.Struct(f"<{HASH_BYTES}sIIIQBBI")
 _PLACE = struct.Struct(f"<{HASH_BYTES}sIH")
 _RECORD = struct.Struct("<IB")
 _BITMAP_BYTES = BLOCK // 8
@@ -80,6 +80,14 @@ class Item:
     def is_checkpoint(self) -> bool:
         """It is no attention."""
         return self.kind != Kind.ATTENTION
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Attention of a record, and up to where its path is that of a prompt."""
+
+    item: Item
+    end: int
 
 
 @dataclass(frozen=True)
@@ -146,14 +154,16 @@ class Place:
     end: int
     tail: bytes
     items: tuple[Item, ...]
-    borrowed: tuple[Item, ...] = ()
-    """Attention that a checkpoint here needs, and that runs on behind it."""
+    borrowed: tuple[Reach, ...] = ()
+    """Attention of other paths that a checkpoint here needs, and up to where it is that of this one."""
 
     def pack(self) -> bytes:
         """Its row."""
+        named = (*(Reach(i, i.end) for i in self.items), *self.borrowed)
         items = b"".join(
-            _ITEM.pack(i.digest, i.start, i.end, i.nbytes, i.kind, i.why, i.written)
-            for i in (*self.items, *self.borrowed)
+            _ITEM.pack(i.digest, i.start, i.end, r.end, i.nbytes, i.kind, i.why, i.written)
+            for r in named
+            for i in [r.item]
         )
         return _PLACE.pack(self.block, self.end, len(self.tail) // ID_BYTES) + self.tail + items
 
@@ -169,13 +179,14 @@ class Place:
             return None
         try:
             named = [
-                Item(of, start, until, nbytes, Kind(kind), Why(why), written)
-                for of, start, until, nbytes, kind, why, written in _ITEM.iter_unpack(raw[at:])
+                Reach(Item(of, start, until, nbytes, Kind(kind), Why(why), written), shared)
+                for of, start, until, shared, nbytes, kind, why, written in _ITEM.iter_unpack(raw[at:])
             ]
         except ValueError:
             return None
-        own = tuple(i for i in named if i.digest == digest and i.end == end)
-        return cls(block, end, raw[_PLACE.size : at], own, tuple(i for i in named if i.end > end))
+        own = tuple(r.item for r in named if r.item.digest == digest and r.item.end == end)
+        borrowed = tuple(r for r in named if r.item.digest != digest and r.end <= end)
+        return cls(block, end, raw[_PLACE.size : at], own, borrowed)
 
 
 def root_of(namespace: str) -> bytes:

@@ -6,15 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llamahybrid.prompt_cache.base import Range
-from llamahybrid.prompt_cache.blocks import Item, Kind
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Attention of a record, and up to where its path is that of a prompt."""
-
-    item: Item
-    end: int
+from llamahybrid.prompt_cache.blocks import Item, Kind, Reach
 
 
 @dataclass(frozen=True)

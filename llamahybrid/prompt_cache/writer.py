@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from llamahybrid.errors import SnapshotError
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens, part_of, same_start
-from llamahybrid.prompt_cache.blocks import Item, Kind, Why, digest_at
+from llamahybrid.prompt_cache.blocks import Item, Kind, Reach, Why, digest_at
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import HEAD_BYTES, pack
-from llamahybrid.prompt_cache.seen import Reach, Seen, cover, uncovered
+from llamahybrid.prompt_cache.seen import Seen, cover, uncovered
 from llamahybrid.prompt_cache.write_behind import WriteBehind
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, Point, WriteBudget
 
@@ -213,10 +213,12 @@ class Writer:
         parts = pack(state, logits, why)
         kind = Kind.ATTENTION if start is not None else Kind.STATE if logits is None else Kind.PROMPT
         item = item_of(job.namespace, path, start, sum(map(len, parts)), kind, why)
-        borrowed: list[Item] = []
+        borrowed: list[Reach] = []
         if item.is_checkpoint and job.attention:
             pieces, _ = cover(work.seen.along(item.end), [(0, item.end)])
-            borrowed = [piece.item for piece in pieces if piece.item.end > item.end]
+            borrowed = [
+                Reach(p.item, p.end) for p in pieces if not work.has(p.item.key) or p.item.end > item.end
+            ]
         if work.has(item.key):
             return tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled)
         if job.cancelled or not self.budget.open() or not self._make_room(item.nbytes, work):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from llamahybrid.errors import RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Values
-from llamahybrid.prompt_cache.blocks import BLOCK, MOST_LEADS, Item, Kind, Node, Place, Why
+from llamahybrid.prompt_cache.blocks import BLOCK, MOST_LEADS, Item, Kind, Node, Place, Reach, Why
 from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
 from llamahybrid.prompt_cache.records import Record
-from llamahybrid.prompt_cache.seen import Reach, cover, uncovered
+from llamahybrid.prompt_cache.seen import cover, uncovered
 from llamahybrid.prompt_cache.writer import item_of
 
 
