@@ -1,5 +1,6 @@
 """Records by token path over any store of rows: look-up, storing, the order in which things go,
-forgetting."""
+forgetting.
+"""
 
 from __future__ import annotations
 
@@ -63,18 +64,18 @@ class Rows(Protocol):
         """Remove a record; harmless if it is gone."""
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """These go last from now on, each behind the one before."""
+        """Renew rows: they go last, each after the one before."""
 
     def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
         """All rows of a kind, without its letter."""
 
     def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        """Those that were added last, at most so many."""
+        """The newest rows of a kind, at most `most`."""
 
 
 @dataclass
 class Path:
-    """What a path is made of."""
+    """A namespace and token ids."""
 
     namespace: str
     ids: bytes
@@ -89,7 +90,7 @@ class BlockStore:
     # -- looking -----------------------------------------------------------------------------------
 
     def look(self, namespace: str, tokens: Tokens) -> Seen:
-        """What is known of a prompt; all tokens are compared."""
+        """Look a prompt up; all tokens are compared."""
         ids = ids_of(tokens)
         hashes = chain(root_of(namespace), ids)
         nodes = self._nodes(hashes, ids)
@@ -258,7 +259,7 @@ class BlockStore:
 
             self.rows.update([key], change)
 
-    # -- what goes first ---------------------------------------------------------------------------
+    # -- order of eviction -------------------------------------------------------------------------
 
     def used(self, namespace: str, tokens: Tokens, seen: Seen) -> None:
         """A path was used: its records, and then all that leads to them, go last.

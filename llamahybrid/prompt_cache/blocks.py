@@ -1,4 +1,4 @@
-"""Where records lie: token paths as chains of hashed blocks, in any store of keys and values.
+"""The layout of a store: token paths as chains of hashed blocks, in rows of keys and values.
 
 A *node* is a block of `BLOCK` tokens. Its key is the hash of all tokens up to its end; the first hash is that
 of the namespace, so that each has a root of its own. Its row holds its parent, its tokens (compared: no hash
@@ -6,7 +6,8 @@ is trusted), the offsets in the next block at which records end, and a few *lead
 on. A *place* is the exact prefix where records end; its row names them and holds the tokens behind the last
 whole block. A *record* is the state itself. Nothing is loaded at start; a look-up reads the rows of its own
 path. Keys: `n` + hash, `p` + digest of the prefix, `r` + that digest + start + kind. Numbers are little
-endian."""
+endian.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _NODE_BYTES = HASH_BYTES + _BITMAP_BYTES + 1
 
 
 class Kind(IntEnum):
-    """What a record holds."""
+    """Kinds of records."""
 
     STATE = 0
     PROMPT = 1
@@ -78,7 +79,7 @@ class Item:
 
     @property
     def is_checkpoint(self) -> bool:
-        """It is no attention."""
+        """Return whether the record is no attention."""
         return self.kind != Kind.ATTENTION
 
 
@@ -137,7 +138,7 @@ class Node:
         return cls(raw[:HASH_BYTES], ends, leads, raw[text:])
 
     def offsets(self) -> list[int]:
-        """How many tokens behind it records end, ascending."""
+        """Offsets behind the node at which records end, ascending."""
         found, bits = [], self.ends
         while bits:
             found.append((bits & -bits).bit_length())
@@ -219,7 +220,7 @@ def whole_blocks(end: int) -> int:
 
 
 def shared(a: bytes, b: bytes) -> int:
-    """How many tokens two rows of ids begin alike."""
+    """The length of the common prefix of two rows of ids, in tokens."""
     n = min(len(a), len(b))
     if a[:n] == b[:n]:
         return n // ID_BYTES

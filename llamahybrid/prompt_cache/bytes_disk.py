@@ -1,4 +1,4 @@
-"""Where `diskcache` keeps bytes: rows in its database, records in files that are named after their keys."""
+"""The storage under `diskcache`: rows in its database, records in files that are named after their keys."""
 
 from __future__ import annotations
 

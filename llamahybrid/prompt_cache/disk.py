@@ -3,8 +3,9 @@
 Several processes may share it. A row is in its SQLite database; a record is a file, named after its key, that
 is written before its row and removed after it. Reads wait at most `LOCK_SECONDS` for a lock that another
 process holds, changes `CHANGE_SECONDS`. Only regular files with a name of ours, in a folder that only this
-user may write to, are ever opened or removed. What was used longest ago goes first: every row has its time of
-use as its time of expiry, far ahead, and records have an earlier one than the rows that lead to them."""
+user may write to, are ever opened or removed. The longest unused goes first: every row has its time of
+use as its time of expiry, far ahead, and records have an earlier one than the rows that lead to them.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ class DiskRows:
                 cache.close()
 
     def is_open(self) -> bool:
-        """It can be asked at once."""
+        """See `tier.Store.is_open`."""
         return self._caches is not None and self._same()
 
     def _identify(self) -> tuple[int, int]:
@@ -299,7 +300,7 @@ class DiskRows:
         self.forgotten()
 
     def forgotten(self) -> None:
-        """What was removed is not to lie in the journal, either."""
+        """Truncate the journal, which holds removed rows."""
         with self._cache(change=True) as cache, suppress(sqlite3.Error):
             cache.reset("sqlite_wal_checkpoint", "TRUNCATE", update=False)
 
@@ -324,7 +325,7 @@ class DiskRows:
         return swept
 
     def count(self) -> int:
-        """How many records there are, by their files."""
+        """The number of records, by their files."""
         found = 0
         for shard in range(SHARDS):
             with suppress(OSError), os.scandir(self.folder / f"{shard:02x}") as entries:

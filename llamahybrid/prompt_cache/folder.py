@@ -25,7 +25,7 @@ FOREIGN = "cache.db"
 """Index of a folder in which another program keeps its cache with the diskcache library."""
 
 MOUNTS = Path("/proc/self/mounts")
-"""Where Linux says what file systems lie where."""
+"""The list of file systems, on Linux."""
 
 SHARED_SYSTEMS = ("nfs", "cifs", "smb", "fuse.", "afs", "ceph", "lustre", "glusterfs", "gpfs", "beegfs")
 """File systems, by the beginning of their names, on which SQLite's locks cannot be relied on."""

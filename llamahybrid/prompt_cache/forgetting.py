@@ -1,4 +1,4 @@
-"""What of a store belongs to a path that is to be forgotten, and rows that lead to nothing any more."""
+"""Records of a path that is to be forgotten, and rows that lead to no record any more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llamahybrid.prompt_cache.nodes import ids_of
 
 @dataclass
 class Forgotten:
-    """What a forgotten path has in a store."""
+    """Records of a forgotten path."""
 
     items: list[tuple[Item, Place]] = field(default_factory=list)
     """Records that go."""
@@ -32,7 +32,7 @@ class Forgotten:
 
 @dataclass
 class _Near:
-    """What lies along a path and behind it, in one namespace."""
+    """Records along a path and behind it, in one namespace."""
 
     before: list[tuple[Item, Place]] = field(default_factory=list)
     behind: list[tuple[Item, Place]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Near:
 
 
 def on_path(store: BlockStore, tokens: Tokens, stays: int = 0) -> Forgotten:
-    """What belongs to a path, of any namespace: all that goes on from it, and what leads only there.
+    """Records of a path, in any namespace: all that go on from it, and those that lead only there.
 
     What other paths share of it is not among them, nor what ends within its first `stays` tokens. All
     rows are read once; no record is."""

@@ -23,12 +23,12 @@ from llamahybrid.prompt_cache.seen import Offer
 logger = logging.getLogger("llamahybrid")
 
 UNREADABLE_SECONDS = 60.0
-"""How long one record that cannot be read is left alone."""
+"""The pause after a record that cannot be read."""
 
 
 @dataclass
 class Counts:
-    """What happened between this process and a store."""
+    """Counters of this process at a store."""
 
     written: int = 0
     written_bytes: int = 0
@@ -71,7 +71,7 @@ class Loader:
         return set(self._left_alone)
 
     def leave_alone(self, item: Item, seconds: float = math.inf) -> None:
-        """A record does not serve for so long."""
+        """Let a record not serve for `seconds`."""
         self._left_alone[item.key] = time.monotonic() + seconds
 
     def serves_again(self, item: Item) -> None:
@@ -79,7 +79,7 @@ class Loader:
         self._left_alone.pop(item.key, None)
 
     def load(self, namespace: str, tokens: Tokens, offer: Offer, split: Splitter | None) -> Loaded | None:
-        """What an offer names for a prompt; None where it does not serve. Raises OSError."""
+        """Read the records of an offer for a prompt; None where it does not serve. Raises OSError."""
         whole = True
         records: dict[Item, tuple[Record, Tokens]] = {}
         for item in offer.items:  # all are read: what else is damaged of this offer goes with it

@@ -1,5 +1,4 @@
-"""What requests wait for outside RAM: one thread, a bound on every wait, and a store that failed is left
-alone."""
+"""Waits of requests outside RAM: one thread, a bound on each wait, a pause after a failure."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
-"""How long a store that failed is left alone; twice as long each time it fails again."""
+"""The pause after a failure of a store; doubled by each further failure."""
 
 UNREADABLE_SECONDS = 60.0
 """How long one record that cannot be read is left alone."""
@@ -99,7 +98,7 @@ class Reader:
 
 
 class Breaker:
-    """How long a store that failed is left alone."""
+    """The pause after failures of a store."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -115,12 +114,12 @@ class Breaker:
         self._until = time.monotonic() + self._seconds
 
     def worked(self) -> None:
-        """It did as asked."""
+        """Note a success."""
         self._seconds = 0.0
 
 
 class ReadCosts:
-    """What reads took, lately."""
+    """Measured times of recent reads."""
 
     def __init__(self) -> None:
         self._latencies: deque[float] = deque(maxlen=READ_SAMPLES)
@@ -128,7 +127,7 @@ class ReadCosts:
         self._last = 0.0
 
     def measured(self, n_bytes: int, seconds: float) -> None:
-        """A read of so many bytes took so long; a small one says little of the bandwidth."""
+        """Note the time of a read; a small one says little of the bandwidth."""
         self._last = time.monotonic()
         if n_bytes < LARGE_READ:
             self._latencies.append(seconds)
@@ -136,8 +135,7 @@ class ReadCosts:
             self._rates.append(seconds / n_bytes)
 
     def seconds(self, n_bytes: int) -> float:
-        """What reading so many bytes takes, as measured, less the longer ago that is; 0 while not
-        measured."""
+        """Expected time of a read, fading with the age of the measurement; 0 while not measured."""
         latency = median(self._latencies) if self._latencies else 0.0
         measured = latency + (n_bytes * median(self._rates) if self._rates else 0.0)
         return float(measured * 0.5 ** ((time.monotonic() - self._last) / FADE_SECONDS))

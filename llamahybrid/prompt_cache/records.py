@@ -35,7 +35,7 @@ HEAD_BYTES = _FRAME_BYTES + HEADER_BYTES
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What a record says of itself."""
+    """The head of a record."""
 
     header: Header
     """Of the envelope."""
@@ -52,7 +52,7 @@ class Head:
 
     @property
     def kind(self) -> Kind:
-        """What it holds."""
+        """The kind of the record."""
         if not self.header.is_snapshot:
             return Kind.ATTENTION
         return Kind.PROMPT if self.n_logits else Kind.STATE
@@ -88,7 +88,7 @@ def pack(
 
 
 def head_of(raw: bytes) -> Head:
-    """What the first HEAD_BYTES of a record say. Raises RecordError when they are damaged."""
+    """Read the first HEAD_BYTES of a record. Raises RecordError when they are damaged."""
     frame, seal, header = raw[: _FRAME.size], raw[_FRAME.size : _FRAME_BYTES], raw[_FRAME_BYTES:HEAD_BYTES]
     if len(header) != HEADER_BYTES or _SEAL.unpack(seal)[0] != xxhash.xxh3_64_intdigest(frame + header):
         raise RecordError("a record's head is damaged")
@@ -102,7 +102,7 @@ def head_of(raw: bytes) -> Head:
 
 
 def read_head(file: BinaryIO, file_bytes: int) -> Head:
-    """Read the head of a record whose file has so many bytes. Raises RecordError when it is damaged."""
+    """Read the head of a record whose file has `file_bytes`. Raises RecordError when it is damaged."""
     head = head_of(file.read(HEAD_BYTES))
     if head.nbytes != file_bytes:
         raise RecordError("a record is truncated, or longer than it says")
@@ -130,7 +130,7 @@ def read_record(file: BinaryIO, file_bytes: int) -> Record:
 
 
 def _fill(file: BinaryIO, buffer: Bytes) -> None:
-    """Read exactly so many bytes. Raises RecordError where there are fewer."""
+    """Fill a buffer from a file. Raises RecordError where there are fewer."""
     view = buffer.data
     while len(view):
         count = file.readinto(view)  # type: ignore[attr-defined]

@@ -1,9 +1,10 @@
-"""Rows and records on a Redis or Valkey server, under the keys that a folder has, for several machines.
+"""Rows and records on a Redis or Valkey server, under the keys of a folder, for several machines.
 
-Whoever may write to that server is trusted as the owner of a folder is; what is damaged is refused all the
-same. The server's own `maxmemory` and `maxmemory-policy` (allkeys-lru) say how much lies there and what goes
-first; what nobody used for `KEEP_SECONDS` expires. A key of another type than ours is left alone. Commands
-are those of Redis 4."""
+Everybody who may write to that server is trusted as the owner of a folder is; damaged records are refused all
+the same. The server's own `maxmemory` and `maxmemory-policy` (allkeys-lru) are the budget and the order of
+eviction; keys unused for `KEEP_SECONDS` expire. A key of another type than ours is left alone. Commands are
+those of Redis 4.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class RemoteRows:
         """Connections are shared by all threads."""
 
     def is_open(self) -> bool:
-        """It can be asked at once."""
+        """See `tier.Store.is_open`."""
         return True
 
     def fork(self) -> None:
@@ -122,7 +123,7 @@ class RemoteRows:
     # -- changing ----------------------------------------------------------------------------------
 
     def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
-        """See `Rows.update`; done again where another machine changed one of them meanwhile."""
+        """See `Rows.update`; repeated when another machine has changed one of the rows."""
 
         def changed(pipe: Any) -> None:
             rows: Values = dict(zip(keys, pipe.mget([PREFIX + key for key in keys]), strict=True))
@@ -164,7 +165,7 @@ class RemoteRows:
                 self._client.delete(*some)
 
     def forgotten(self) -> None:
-        """What was deleted is gone."""
+        """Deleted keys leave no trace."""
 
     def _each(self, command: str, keys: Sequence[bytes], *arguments: object) -> list[Any]:
         """A command's answers for each key."""
@@ -180,7 +181,7 @@ class RemoteRows:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """What redis-py raises becomes an OSError."""
+    """Turn the errors of redis-py into OSError."""
     try:
         yield
     except redis.RedisError as error:

@@ -1,4 +1,4 @@
-"""What a store knows of a prompt: restore points on its path, and the attention that they need from there."""
+"""The result of a look-up: restore points on a prompt's path, and the attention that they need from there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a store knows of a prompt."""
+    """The result of looking a prompt up in a store."""
 
     total: int = 0
     """Tokens of the prompt."""

@@ -1,9 +1,10 @@
-"""A store behind the RAM tier, in a folder or on a server: what of it could serve a prompt, what is written.
+"""A store behind the RAM tier, in a folder or on a server: looked up by each prompt, written behind requests.
 
-Where a restore point there serves a prompt better than RAM does, its records are read, checked, and taken
+When a restore point there serves a prompt better than RAM does, its records are read, checked, and taken
 into the RAM tier; everything else then happens there. A store that fails is never an error of a request: it
 counts as a miss, and no request waits for a lock. A process that was forked goes on with the same store, with
-nothing of its parent's that waits to be written."""
+nothing of its parent's that waits to be written.
+"""
 
 from __future__ import annotations
 
@@ -44,17 +45,17 @@ from llamahybrid.prompt_cache.writer import Job, PathWork, Writer
 logger = logging.getLogger("llamahybrid")
 
 FIRST_SECONDS = 2.0
-"""How long a new cache waits for its store to open."""
+"""The wait of a new cache for its store to open."""
 
 CANCEL_SECONDS = 10.0
-"""How long `forget` waits for a record that is just being written."""
+"""The longest wait of `forget` for a record that is being written."""
 
 UNKNOWN_SECONDS = {"disk": 5.0, "remote": 0.25}
-"""How long a look-up or a read may take while it is not known what it saves."""
+"""The limit of a look-up or a read whose saving is unknown."""
 
 MOST_SECONDS = 30.0
 ENOUGH_SECONDS = 0.2
-"""A read that was given so long and did not come counts as a failure of the store."""
+"""A timeout from this length on counts as a failure of the store."""
 
 Placed: TypeAlias = tuple[str, Tokens, Place]
 """A place with its namespace and all its tokens."""
@@ -63,7 +64,7 @@ READ, WRITE = "reading from", "writing to"
 
 
 class Store(Rows, Protocol):
-    """What a tier needs of a place, beside its rows."""
+    """The place of a tier: its rows, and more."""
 
     nbytes: int
     """Bytes of all records, as seen last."""
@@ -72,25 +73,25 @@ class Store(Rows, Protocol):
         """Make it ready; harmless when it is."""
 
     def is_open(self) -> bool:
-        """It can be asked at once."""
+        """Return whether a look-up can begin at once."""
 
     def fork(self) -> None:
         """In a process that was forked: nothing of its parent's is used."""
 
     def make_room(self, n_bytes: int, limit: int) -> int | None:
-        """Let records go until so many bytes fit; how many went, None where they do not fit then."""
+        """Evict records until `n_bytes` fit; the number of evicted ones, None where the rest is too much."""
 
     def clear(self) -> None:
         """Remove everything."""
 
     def forgotten(self) -> None:
-        """What was removed is not to be found anywhere."""
+        """Erase the traces of removed rows."""
 
     def release(self) -> None:
         """A thread that used it ends."""
 
     def count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
 
     def longest_unused(self, keys: Sequence[bytes]) -> bytes:
         """Which of these records goes first; b"" where that is not told."""
@@ -124,7 +125,7 @@ class Tier:
         self.writer = Writer(self, source, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
         self._reader = Reader(f"llamahybrid-{name}-read")
         self._changer = Reader(f"llamahybrid-{name}-change")
-        self._uncleared = False  # all of it was to go, and did not yet: it serves nobody meanwhile
+        self._uncleared = False  # a clear has failed: no look-up until one succeeds
         self._loader = Loader(self.store, self.counts, name)
         self._costs = ReadCosts()
         self._breakers = {READ: Breaker(), WRITE: Breaker()}
@@ -139,7 +140,7 @@ class Tier:
     # -- reading -----------------------------------------------------------------------------------
 
     def look(self, namespace: str, tokens: Tokens, within: float | None = None) -> Seen | None:
-        """What is known of a prompt; None where the store cannot tell now. `within`: seconds it may take."""
+        """Look a prompt up; None where the store cannot tell now. `within`: seconds that a hit saves."""
         if self._uncleared or self._breakers[READ].left():
             return None
         seconds = self._seconds(within) if self.rows.is_open() else LOCK_SECONDS
@@ -157,8 +158,7 @@ class Tier:
         return self.store.look(namespace, tokens)
 
     def _seconds(self, within: float | None) -> float:
-        """How long a request may wait for what saves it so many seconds; a folder has its time, whatever it
-        saves."""
+        """The longest wait for a read that saves `within` seconds; at a folder no less than the default."""
         least = UNKNOWN_SECONDS[self.name]
         if self.name == "disk":
             return min(max(least, within or 0.0), MOST_SECONDS)
@@ -174,7 +174,7 @@ class Tier:
         return self._loader.left_alone()
 
     def seconds(self, n_bytes: int) -> float:
-        """What reading so many bytes takes, as measured; 0 while not measured."""
+        """Measured time of reading `n_bytes`; 0 while not measured."""
         return self._costs.seconds(n_bytes)
 
     def load(
@@ -244,7 +244,7 @@ class Tier:
         self.refused(WRITE, error)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Write all that was queued, within so long (None: a minute); False if not all of it is written."""
+        """Write the queue within `seconds` (None: a minute); False if a part of it is not written."""
         return self.writer.flush(seconds)
 
     def close(self, seconds: float | None = None) -> bool:
@@ -277,8 +277,8 @@ class Tier:
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record of a path and of all that goes on from it, and what of it waits to be written.
 
-        What is just being written of it never becomes a record. False if that still runs after so many
-        seconds, or if the store failed to remove something; it may be called again. Records that end within
+        A record that is just being written never appears. False if that write still runs after `seconds`, or
+        if the store failed to remove something; `forget` may be called again. Records that end within
         a beginning which the user pinned stay.
         """
         stays = pinned_before(self.writer.source.pinned, tokens)
@@ -346,7 +346,7 @@ class Tier:
             self.refused(READ, error)
             return False
 
-    # -- what is told ------------------------------------------------------------------------------
+    # -- statistics and views-----------------------------------------------------------------------
 
     def refused(self, what: str, error: BaseException) -> None:
         """The store failed: say so once, and leave it alone for a while."""
@@ -362,8 +362,8 @@ class Tier:
             logger.warning("%s the %s cache failed, and is tried again later: %s", what, self.name, error)
 
     def glance(self, seconds: float, most: int) -> tuple[list[Placed], bytes]:
-        """Places that were added last, at most so many, with their namespaces and tokens, and the key of the
-        record that goes next, where they are all; nothing where it takes longer."""
+        """The newest places, at most `most`, with namespaces and tokens, and the key of the record that goes
+        next, if these are all places; nothing where the look takes longer than `seconds`."""
         try:
             return self._reader.call(seconds, self._glanced, most)
         except OSError:

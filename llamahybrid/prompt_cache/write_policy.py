@@ -1,10 +1,11 @@
-"""What of a conversation is written for later processes, and how much: an SSD wears, most states never serve.
+"""The choice of checkpoints to write, within a budget: an SSD wears, and most states never serve again.
 
 A later start wants the places where conversations go on: their tip; the end of the last prompt (a chat
 template may render that turn otherwise next time, without its thinking); branch points; the end of the first
 message, from which a new conversation starts; and, for a history that parts anywhere else, rungs whose
 distance from the tip grows: one that parts d tokens before the tip decodes at most `RUNG_FACTOR` d +
-`RUNG_TOKENS` known tokens again, as far as RAM has checkpoints there."""
+`RUNG_TOKENS` known tokens again, as far as RAM has checkpoints there.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ DEFAULT_WRITE_BYTES = 8 << 30
 """An hour: a disk that is rated for 600 TB lasts 8 years of nothing else."""
 
 QUIET_SECONDS = 3.0
-"""A state is written when the conversation has stood there for so long: one that is passed sooner is not."""
+"""A state is written when its conversation has stood still for this time: one that is passed sooner is
+not."""
 
 REMOTE_QUIET_SECONDS = 0.0
 """Nothing wears on a server, and what lies there is wanted when a machine dies or another is asked next."""
@@ -82,7 +84,7 @@ def rungs(entries: Sequence[Entry], total: int) -> list[Entry]:
 
 
 class WriteBudget:
-    """Bytes that may be written: so many an hour, and no more at once."""
+    """Bytes that may be written in an hour."""
 
     def __init__(self, hourly: int) -> None:
         self.hourly = hourly
@@ -97,5 +99,5 @@ class WriteBudget:
         return self._left > 0
 
     def spend(self, n_bytes: int) -> None:
-        """So much was written."""
+        """Note a write."""
         self._left -= n_bytes

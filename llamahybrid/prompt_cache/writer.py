@@ -1,5 +1,4 @@
-"""What is written outside RAM, later: places of the RAM tier wait, no bytes; what is there then is
-written."""
+"""Delayed writes: positions wait, no bytes; the checkpoints that RAM has there at the time are written."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ class Writer:
         self.queue.change(change)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Write what waits, within so long (None: a minute); False if not all that was to be written is."""
+        """Write the queue within `seconds` (None: a minute); False if a part of it is not written."""
         counts = self._tier.counts
         before = counts.deferred, counts.errors, self.queue.failures
         done = self.queue.flush(seconds)
@@ -90,7 +89,7 @@ class Writer:
     def cancel(self, tokens: Tokens | None, seconds: float, stays: int = 0) -> bool:
         """Give up what waits of a path, of all that goes on from it, and what leads to it; None: everything.
 
-        What is being written of it leaves nothing behind. False if that still runs after so many seconds.
+        A write of it that runs leaves nothing behind. False if it still runs after `seconds`.
         States within its first `stays` tokens wait on, with no more than these.
         """
         within: list[Job] = []
@@ -113,7 +112,7 @@ class Writer:
     # -- the writer's thread -----------------------------------------------------------------------
 
     def _write(self, job: Job) -> None:
-        """Write what is at these places now; the RAM tier may have given it up meanwhile."""
+        """Write the checkpoints of a job; RAM may have evicted them since."""
         tier = self._tier
         if tier.may_write_in():
             tier.counts.errors += 1
