@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import typer
 
 from llamahybrid.configuration import default_folder
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_folder import FOLDER
-from llamahybrid.prompt_cache.disk_index import DiskIndex, on_disk
-from llamahybrid.prompt_cache.nodes import Node
-from llamahybrid.prompt_cache.records import Head, read_ids
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.block_store import BlockStore
+from llamahybrid.prompt_cache.blocks import Item, Place
+from llamahybrid.prompt_cache.bytes_disk import SHARDS
+from llamahybrid.prompt_cache.disk import DiskRows
+from llamahybrid.prompt_cache.envelope import path_digest
+from llamahybrid.prompt_cache.folder import FOLDER
+from llamahybrid.prompt_cache.forgetting import sweep_nodes
+from llamahybrid.prompt_cache.nodes import Node, tokens_of
+from llamahybrid.prompt_cache.tree import Tree
 
-Found = TypeVar("Found")
+
+@dataclass(frozen=True)
+class Found:
+    """A record of a folder."""
+
+    item: Item
+    place: Place
+    namespace: str
+    tokens: Tokens
+    """The whole prefix."""
+
+    @property
+    def name(self) -> str:
+        """What the commands call it."""
+        return name_of(self.item.key)
+
+    @property
+    def model(self) -> str:
+        """The fingerprint of its model."""
+        return self.namespace.partition("+")[0]
+
+    @property
+    def salt(self) -> str:
+        """What stands for the salt of its requests; empty without one."""
+        return self.namespace.partition("+")[2]
 
 
 class CacheFolder:
@@ -25,85 +55,111 @@ class CacheFolder:
 
     def __init__(self, folder: Path | None) -> None:
         """`folder`: None for that of `chat --keep`. Says why and raises typer.Exit where there are none."""
-        self.store = _opened(default_folder() if folder is None else folder)
+        self.rows = _opened(default_folder() if folder is None else folder)
+        self.store = BlockStore(self.rows)
         self.unread = 0
-        """Records, or folders of records, that could not be read; they may be sound."""
+        """Records that could not be read; they may be sound."""
         self.stuck = 0
         """Records that could not be removed."""
 
-    def each(self, read: Callable[[str], Found]) -> Iterator[tuple[str, Found | RecordError]]:
-        """What is read of each record that is there, by key, or how it is damaged."""
-        for key in sorted(self.store.keys(refused=self._refused)):
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records."""
+        return self.rows.nbytes
+
+    def found(self) -> list[Found]:
+        """All records, the longest unused first."""
+        there = [
+            Found(item, place, path.namespace, tokens_of(path.ids))
+            for place, path in self.store.each()
+            for item in place.items
+        ]
+        used = {one.item.key: self.rows.last_used(one.item.key) for one in there}
+        return sorted((one for one in there if used[one.item.key]), key=lambda one: used[one.item.key])
+
+    def lost(self, found: Sequence[Found]) -> list[bytes]:
+        """Keys of records to which no path leads."""
+        known = {one.item.key for one in found}
+        return [key for key in self.rows.records() if key not in known]
+
+    def check(self, one: Found) -> RecordError | None:
+        """Read a whole record; how it is damaged, None for a sound one or one that cannot be read (said)."""
+        for attempt in range(2):  # only twice damaged is damaged: a bit may be read wrong
             try:
-                found = _read(read, key)
+                header = self.rows.read(one.item.key).head.header
+                if header.digest != path_digest(one.namespace, one.tokens):
+                    raise RecordError("a record lies under the name of another")
+                return None
             except RecordGone:
-                continue
+                return RecordGone("its file is gone")
+            except RecordError as error:
+                if attempt:
+                    return error
             except (OSError, MemoryError) as error:
-                self._refused(error, key)
-            else:
-                yield key, found
+                self.unread += 1
+                typer.echo(f"{one.name}: {error or 'no memory for it'}", err=True)
+                return None
+        return None
 
-    def sound(self, read: Callable[[str], Found]) -> Iterator[tuple[str, Found]]:
-        """The same, but damage is only said."""
-        for key, found in self.each(read):
-            if isinstance(found, RecordError):
-                typer.echo(f"{key}: {found}", err=True)
-            else:
-                yield key, found
-
-    def path(self, key: str) -> tuple[Head, bytes, float]:
-        """What a record says of itself, the ids of its whole prefix, and when it was used last."""
-        with self.store.opened(key) as (file, head, used):
-            return head, read_ids(file, head), used
-
-    def size(self, key: str) -> int:
-        """Bytes of a record, sound or not; 0 where that cannot be told."""
-        try:
-            return self.store.size(key)
-        except OSError:
-            return 0
-
-    def remove(self, key: str) -> bool:
+    def remove(self, one: Found | bytes) -> bool:
         """Remove a record; False if it stays."""
         try:
-            self.store.delete(key)
+            if isinstance(one, bytes):
+                self.rows.remove(one)
+            else:
+                self.store.unlink([one.item])
         except OSError as error:
             self.stuck += 1
-            typer.echo(f"{key}: {error}", err=True)
+            typer.echo(f"{name_of(one if isinstance(one, bytes) else one.item.key)}: {error}", err=True)
             return False
         return True
+
+    def tidy(self) -> int:
+        """Remove nodes that lead nowhere, and files of killed processes; how many files there were."""
+        sweep_nodes(self.store)
+        return sum(self.rows.sweep(shard) for shard in range(SHARDS))
 
     def troubles(self) -> str:
         """What could not be done, as the end of a line; empty for nothing."""
         counts = ((self.unread, "could not be read"), (self.stuck, "could not be removed"))
         return "".join(f", {count} {what}" for count, what in counts if count)
 
-    def _refused(self, error: OSError | MemoryError, key: str = "") -> None:
-        self.unread += 1
-        typer.echo((f"{key}: " if key else "") + (str(error) or "no memory for it"), err=True)
+
+def name_of(key: bytes) -> str:
+    """What the commands call a record: the beginning of its file's name."""
+    return key[1:].hex()
 
 
-def conversations(index: DiskIndex) -> list[list[str]]:
-    """Keys by the longest path they belong to, longest first; what several share counts for the first."""
-    groups, taken = list[list[str]](), set[Node]()
-    for leaf in sorted(_leaves(index), key=lambda leaf: (-leaf.end, _keys(leaf)[:1])):
-        group: list[str] = []
+def conversations(found: Sequence[Found]) -> list[list[Found]]:
+    """Records by the longest path they belong to, longest first; what several share counts for the first."""
+    tree, ending = Tree(), dict[Node, list[Found]]()
+    for one in found:
+        tree.insert(one.namespace, one.tokens)
+    for one in found:
+        ending.setdefault(tree.match(one.namespace, one.tokens).path[-1], []).append(one)
+    groups, taken = list[list[Found]](), set[Node]()
+    for leaf in sorted(_leaves(tree), key=lambda leaf: -leaf.end):
+        group: list[Found] = []
         for node in leaf.path():
             if node in taken:  # and so is all above
                 break
             taken.add(node)
-            group += _keys(node)
+            group += sorted(ending.get(node, ()), key=lambda one: -one.item.end)
         groups.append(group)
     return groups
 
 
-def _keys(node: Node) -> list[str]:
-    """What ends on an edge, the deepest first; a leaf has records where it ends."""
-    return [key for place in reversed(on_disk(node).places) for key in sorted(r.key for r in place.records)]
+def age(written: float) -> str:
+    """How long ago that was, in one unit."""
+    seconds = max(0, int(time.time() - written))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
-def _leaves(index: DiskIndex) -> Iterator[Node]:
-    nodes = [child for name in index.tree.namespaces() for child in index.tree.root(name).children.values()]
+def _leaves(tree: Tree) -> Iterator[Node]:
+    nodes = [child for name in tree.namespaces() for child in tree.root(name).children.values()]
     while nodes:
         node = nodes.pop()
         nodes.extend(node.children.values())
@@ -111,21 +167,13 @@ def _leaves(index: DiskIndex) -> Iterator[Node]:
             yield node
 
 
-def _read(read: Callable[[str], Found], key: str, *, again: bool = True) -> Found | RecordError:
-    """What is read; only twice damaged is damaged: it may have been written right meanwhile."""
-    try:
-        return read(key)
-    except RecordGone:
-        raise
-    except RecordError as error:
-        return _read(read, key, again=False) if again else error
-
-
-def _opened(folder: Path) -> RecordStore:
+def _opened(folder: Path) -> DiskRows:
     try:
         folder = folder.expanduser()
         os.stat(folder / FOLDER)
-        return RecordStore(folder)
+        rows = DiskRows(folder)
+        rows.open()
+        return rows
     except (FileNotFoundError, NotADirectoryError) as error:
         typer.echo(f"error: nothing is stored in {folder}", err=True)
         raise typer.Exit(1) from error

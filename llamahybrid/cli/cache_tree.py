@@ -44,6 +44,8 @@ def _label(branch: Branch) -> str:
     if kept.nbytes:
         plural = "" if kept.checkpoints == 1 else "s"
         parts.append(f"{kept.checkpoints} checkpoint{plural}, {kept.nbytes / 2**20:.1f} MiB")
+    if branch.why:
+        parts.append(", ".join(f"{why} {position:,}" for position, why in branch.why))
     if "disk" in branch.goes_next:
         parts.append("[red]goes next[/]")
     if branch.more:

@@ -25,11 +25,12 @@ from llamahybrid.prompt_cache.base import (
     Segment,
     Tokens,
 )
-from llamahybrid.prompt_cache.disk_tier import DiskTier
+from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.eviction import Eviction, ValueEviction
-from llamahybrid.prompt_cache.promotion import promote, recall_path
+from llamahybrid.prompt_cache.promotion import promote
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.prompt_cache.ram_tier import RamTier
+from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.write_policy import REMOTE_QUIET_SECONDS
 
 logger = logging.getLogger("llamahybrid")
@@ -46,13 +47,14 @@ class PromptCache(BasePromptCache):
     `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
     exactly; None: an eighth of physical memory (of a container's, where that is less), within 256 MiB and 8
     GiB. Only what is pinned or handed out at one time can be more than that. `disk_dir`: a folder that keeps
-    them for later processes; several may share it. `disk_bytes`: its budget (0: what lies there is read, and
-    nothing is written); None: a quarter of what is free, at most 32 GiB. `disk_write_bytes`: what this
-    process may write to it in an hour (0: nothing); None: 8 GiB. A folder that cannot be used costs a warning
-    and the disk, nothing else. `remote`: a Redis or Valkey server that several machines share, as
-    "redis://host:6379/0", behind RAM and disk; `remote_bytes`: what may lie there (8 GiB; 0 as for the disk).
-    One that is slow or away costs a warning and is asked again later. `eviction`: another order in which
-    things go from RAM. May be shared by threads and by several models.
+    them for later processes of this machine; several may share it. `disk_bytes`: its budget (0: what lies
+    there is read, and nothing is written); None: a quarter of what is free, at most 32 GiB.
+    `disk_write_bytes`: what this process may write to it in an hour (0: nothing); None: 8 GiB. A folder that
+    cannot be used costs a warning and the disk, nothing else. `remote`: a Redis or Valkey server that several
+    machines share, as "redis://host:6379/0", behind RAM and disk; what may lie there is the server's
+    `maxmemory`, and its `maxmemory-policy` says what goes; `remote_bytes`: 0 as for the disk. One that is
+    slow or away costs a warning and is asked again later. `eviction`: another order in which things go from
+    RAM. May be shared by threads and by several models.
 
     A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
     used again once its entry is gone. What a `Plan` names is safe until `release(plan)`, or while the plan
@@ -85,9 +87,9 @@ class PromptCache(BasePromptCache):
         remote_bytes = budget("remote_bytes", remote_bytes)
         self.ram = RamTier(limit, ValueEviction() if eviction is None else eviction)
         """What lies in RAM."""
-        self.disk: DiskTier | None = None
+        self.disk: Tier | None = None
         """What lies in the folder; None without one, or where it cannot be used."""
-        self.remote: DiskTier | None = None
+        self.remote: Tier | None = None
         """What lies on the server; None without one."""
         self._arguments = (disk_dir, disk_bytes, disk_write_bytes), (remote, remote_bytes)
         if disk_dir is not None:
@@ -95,21 +97,19 @@ class PromptCache(BasePromptCache):
             try:
                 folder = folder.expanduser()  # RuntimeError: nobody knows that home
                 disk_limit = MAX_DISK_BYTES if disk_bytes is None else disk_bytes
-                self.disk = DiskTier(folder, disk_limit, self.ram, disk_write_bytes)
+                self.disk = Tier(DiskRows(folder), disk_limit, self.ram, disk_write_bytes)
                 if disk_bytes is None:  # what lies there is not free any more, and is not to count twice
-                    held = self.disk.store.stats()["disk_bytes"]
-                    self.disk.store.limit = default_disk_bytes(folder, held)
+                    self.disk.limit = default_disk_bytes(folder, self.disk.rows.nbytes)
             except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path has such letters
                 logger.warning("the disk cache in %s cannot be used: %s", folder, error)
         if remote is not None:
-            from llamahybrid.prompt_cache.remote import RemoteRecords
+            from llamahybrid.prompt_cache.remote import RemoteRows
 
-            records = RemoteRecords(remote)
-            quiet = REMOTE_QUIET_SECONDS
-            self.remote = DiskTier(records, remote_bytes, self.ram, sys.maxsize, "remote", quiet)
+            rows, quiet = RemoteRows(remote), REMOTE_QUIET_SECONDS
+            self.remote = Tier(rows, remote_bytes, self.ram, sys.maxsize, "remote", quiet)
 
     @property
-    def outside(self) -> tuple[DiskTier, ...]:
+    def outside(self) -> tuple[Tier, ...]:
         """What lies outside this process, the nearest first."""
         return tuple(tier for tier in (self.disk, self.remote) if tier is not None)
 
@@ -143,7 +143,6 @@ class PromptCache(BasePromptCache):
         if view.needs_checkpoints or view.attention_is_all:
             for tier in self.outside:
                 promote(tier, self.ram, tokens, view, costs)
-                recall_path(tier, self.ram, tokens, view, costs)
         return self.ram.plan(tokens, view, boundaries, costs)
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
@@ -240,7 +239,7 @@ class PromptCache(BasePromptCache):
         freed = self.ram.forget(tokens)  # first, so that nothing can be queued again
         for tier in self.outside:
             if not tier.forget(tokens):
-                name = tier.store.name
+                name = tier.name
                 logger.warning("not all that was to be forgotten is gone from the %s; forget it again", name)
             freed += self.ram.forget(tokens)  # what another thread has read from there meanwhile
         return freed
@@ -250,7 +249,7 @@ class PromptCache(BasePromptCache):
         path = self.ram.drop(checkpoint)
         if path is not None:
             for tier in self.outside:
-                tier.store.discard(checkpoint.namespace, path)
+                tier.discard(checkpoint.namespace, path)
 
     def drop_segment(self, segment: Segment) -> None:
         """See `BasePromptCache.drop_segment`; counted as damaged."""
@@ -261,7 +260,7 @@ class PromptCache(BasePromptCache):
         self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
         for tier in self.outside:
             if not tier.clear():
-                name = tier.store.name
+                name = tier.name
                 logger.warning("not all that was to be cleared is gone from the %s; clear it again", name)
             self.ram.clear()  # what another thread has read from there meanwhile
 
@@ -269,7 +268,7 @@ class PromptCache(BasePromptCache):
 
     def stats(self) -> CacheStats:
         """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget, segments
-        that were damaged, how often an exception cost what RAM held, and what `DiskCounts` counts.
+        that were damaged, how often an exception cost what RAM held, and what `tier.Counts` counts.
         """
         stats = self.ram.stats()
         for tier in self.outside:

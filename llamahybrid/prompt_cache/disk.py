@@ -1,297 +1,333 @@
-"""Records in a folder: one file each, whose name says what it is. The folder itself is the index.
+"""Rows and records in a folder: a `diskcache.Cache` that holds bytes and never unpickles anything.
 
-Several processes may share it and none waits for another: a record is written under another name first and
-renamed when it is whole, removed as a file is, and noticed by looking again into the folders that changed. A
-killed process leaves whole records and, at most, a part that is swept up later. Only regular files with a
-name of ours, in a folder that only this user may write to, are ever opened or removed.
+Several processes may share it. A row is in its SQLite database; a record is a file, named after its key, that
+is written before its row and removed after it. Reads wait at most `LOCK_SECONDS` for a lock that another
+process holds, changes `CHANGE_SECONDS`. Only regular files with a name of ours, in a folder that only this
+user may write to, are ever opened or removed. The longest unused goes first: every row has its time of
+use as its time of expiry, far ahead, and records have an earlier one than the rows that lead to them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import re
-import secrets
+import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
+
+import diskcache
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.disk_folder import SHARDS, check_owner, claim, opened
-from llamahybrid.prompt_cache.records import KEY, Head, Record, read_head, read_record
+from llamahybrid.prompt_cache.block_store import Values
+from llamahybrid.prompt_cache.bytes_disk import KEY_BYTES, NAME, SHARDS, BytesDisk
+from llamahybrid.prompt_cache.folder import FOREIGN, claim, opened
+from llamahybrid.prompt_cache.records import Record, read_record
 
-SUFFIX = ".record"
+logger = logging.getLogger("llamahybrid")
+
+LOCK_SECONDS = 0.05
+CHANGE_SECONDS = 5.0
+KEEP_SECONDS = 10 * 365 * 86400
+"""Times of expiry lie so far ahead: they are an order, nothing goes for its age."""
+
 ORPHAN_SECONDS = 3600
-"""A part that nobody finished is left alone for so long: another process may be writing it."""
+"""A file without a row is left alone for so long: another process may be about to write its row."""
 
-RACY_NS = 2_000_000_000
-"""A folder that was changed less than so long ago may change again without its time telling."""
+DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
-MOST_ATTEMPTS = 20
-"""How often a file is tried to be made in a folder that others remove when it is empty."""
-
-_PART = re.compile(r"[0-9a-f]{16}\.part")
-
-
-@dataclass
-class DiskCounts:
-    """What happened between this process and the folder."""
-
-    written: int = 0
-    written_bytes: int = 0
-    loaded: int = 0
-    damaged: int = 0
-    """Records that did not prove right, twice; they are removed."""
-    gone: int = 0
-    """Records that another process has removed."""
-    dropped: int = 0
-    """Evicted from RAM before they could be written."""
-    superseded: int = 0
-    """States that waited to be written until the conversation had gone on: they never were."""
-    deferred: int = 0
-    """Not written because the hour's `disk_write_bytes` were used up."""
-    evicted: int = 0
-    errors: int = 0
-    """Times that the disk refused something; it is left alone for a while then."""
-    failed: int = 0
-    """1: the disk refused the last write; it is tried again later."""
+POLICY = "llamahybrid-longest-unused"
+diskcache.EVICTION_POLICY[POLICY] = {
+    "init": None,
+    "get": None,  # one row at a time: `cull` asks for ten, which may be more than has to go
+    "cull": "SELECT {fields} FROM Cache WHERE expire_time IS NOT NULL ORDER BY expire_time LIMIT min(?, 1)",
+}
 
 
-class RecordStore:
-    """The records in one folder, by key; methods raise OSError for what the disk refuses."""
+class Busy(OSError):
+    """Another process holds the lock, or the folder is still being opened: the store may be asked again."""
+
+
+class DiskRows:
+    """The rows and records of one folder (`block_store.Rows`)."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises FolderRefused, see `claim`."""
+        """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
         self.folder = claim(folder)
-        self._seen: dict[str, int] = {}  # what `changed` saw: a folder's time, by shard
-        self._ahead_ns = 0  # the clock of who keeps the folder, another machine maybe, of ours
+        self.nbytes = 0
+        """Bytes of all records, as seen last."""
+        self.fork()
 
-    def keys(self, refused: Callable[[OSError], object] | None = None) -> list[str]:
-        """All keys, in no order. `refused`: is told of each shard that cannot be listed, and it goes on."""
-        keys: list[str] = []
-        for shard in SHARDS:
+    def fork(self) -> None:
+        """In a process that was forked: nothing is open; its parent's connections are never used."""
+        self._caches: tuple[Any, Any] | None = None
+        self._damaged = False
+        self._identity = (0, 0)
+        self._opening = threading.Lock()
+        self._shard = os.getpid() % SHARDS
+
+    # -- opening -----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the folder, again where it was removed; harmless when it is open. Raises OSError.
+
+        Every opening writes, and waits up to a minute for a lock: no request should wait for it.
+        """
+        with self._opening:
+            if self._caches is not None and self._same():
+                return
+            self._caches = None
+            self.folder = claim(self.folder.parent)  # all of it was removed, or its mark: whose is it now?
+            if self._damaged:
+                self._discard()
             try:
-                keys += (key for key in self.listed(shard) if lies_in(key, shard))
-            except OSError as error:
-                if refused is None:
-                    raise
-                refused(error)
-        return keys
+                self._caches = self._opened()
+            except sqlite3.OperationalError as error:
+                raise Busy(f"its index cannot be opened: {error}") from error
+            except sqlite3.DatabaseError:
+                self._discard()
+                self._caches = self._opened()
+            self._identity = self._identify()
 
-    def changed(self) -> Iterator[str]:
-        """Shards that may have changed since this was asked. Raises OSError where that cannot be told."""
-        for shard in SHARDS:
-            try:
-                changed = os.lstat(self.folder / shard).st_mtime_ns
-            except FileNotFoundError:
-                changed = 0
-            if self._seen.get(shard) != changed:
-                yield shard
-                if abs(time.time_ns() + self._ahead_ns - changed) > RACY_NS:
-                    self._seen[shard] = changed
+    def _opened(self) -> tuple[Any, Any]:
+        settings = {
+            "disk": BytesDisk,
+            "eviction_policy": POLICY,
+            "cull_limit": 0,
+            "size_limit": 1 << 62,
+            "sqlite_mmap_size": 0,
+            "sqlite_secure_delete": 1,  # what is forgotten is not to lie in free pages
+            "disk_min_file_size": 0,
+        }
+        cache = diskcache.Cache(str(self.folder), timeout=CHANGE_SECONDS, **settings)
+        hasty = diskcache.Cache(str(self.folder), timeout=LOCK_SECONDS, disk=BytesDisk)
+        for name in DATABASE:  # never opened here: closing it would end SQLite's own locks (fcntl)
+            with suppress(FileNotFoundError):
+                os.chmod(self.folder / name, 0o600)
+        self.nbytes = cache.reset("size")
+        return hasty, cache
 
-    def look_again(self, shard: str) -> None:
-        """What `listed` told of a shard was not all of use: it counts as changed."""
-        self._seen.pop(shard, None)
+    def release(self) -> None:
+        """Close what the calling thread has open."""
+        for cache in self._caches or ():
+            with suppress(sqlite3.Error):
+                cache.close()
 
-    def listed(self, shard: str) -> set[str]:
-        """What may be keys in a shard (see `lies_in`); none if it is gone. Raises OSError where untold."""
+    def is_open(self) -> bool:
+        """See `tier.Store.is_open`."""
+        return self._caches is not None and self._same()
+
+    def _identify(self) -> tuple[int, int]:
+        found = os.stat(self.folder / FOREIGN)
+        return found.st_dev, found.st_ino
+
+    def _same(self) -> bool:
+        """The folder that was opened is still there: an open database lives on when its folder is removed."""
         try:
-            with os.scandir(self._shard(shard)) as entries:
-                return {
-                    entry.name[: -len(SUFFIX)]
-                    for entry in entries
-                    if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
-                }
-        except FileNotFoundError:
-            return set()
+            return self._identify() == self._identity
+        except OSError:
+            return False
+
+    def _discard(self) -> None:
+        """Remove a damaged database: it is only a cache; its files are orphans then."""
+        logger.warning("the index of the disk cache in %s is damaged, and made anew", self.folder)
+        self._damaged = False
+        for name in DATABASE:
+            with suppress(FileNotFoundError):
+                os.unlink(self.folder / name)
 
     @contextmanager
-    def opened(self, key: str) -> Iterator[tuple[BinaryIO, Head, float]]:
-        """A record's file, read up to its ids, what the record says of itself, and when it was used last.
-
-        Raises RecordError when it is damaged, RecordGone when it is gone, OSError when that cannot be told.
-        """
-        with self._file(key, buffered=False) as (file, status):
-            yield file, named(key, read_head(file, status.st_size)), status.st_mtime
-
-    def head(self, key: str) -> Head:
-        """What a record says of itself, without its tokens. Raises as `opened` does."""
-        with self.opened(key) as (_, head, _):
-            return head
-
-    def check(self, key: str) -> None:
-        """Read a whole record and check it, which is no use of it. Raises as `opened` does."""
-        with self._file(key) as (file, status):
-            named(key, read_record(file, status.st_size).head)
-
-    def load(self, key: str, within: float | None = None) -> Record:
-        """A whole record, checked, then marked as used. Raises as `opened` does.
-
-        `within`: seconds that it may take, where that can be told; not here.
-        """
-        with self._file(key) as (file, status):
-            record = read_record(file, status.st_size)
-            named(key, record.head)
-            with suppress(OSError):  # on a read-only disk nothing is evicted either
-                os.utime(file.fileno() if os.utime in os.supports_fd else self._path(key))
-            return record
-
-    def write(self, key: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Write a record; it is there for everybody, whole, once this returns."""
-        part = self.prepare(key, parts)
+    def _cache(self, *, change: bool = False) -> Iterator[Any]:
+        """The open cache; what it raises becomes an OSError."""
+        caches = self._caches
+        if caches is None or not self._same():
+            raise Busy("it is not open")
         try:
-            self.commit(part, key)
-        except BaseException:
-            self.abandon(part)
-            raise
+            yield caches[change]
+        except diskcache.Timeout as error:
+            raise Busy("another process holds its lock") from error
+        except sqlite3.OperationalError as error:
+            raise Busy(str(error)) if "lock" in str(error) else OSError(str(error)) from error
+        except sqlite3.Error as error:
+            if type(error) is sqlite3.DatabaseError:  # no database, or a malformed one
+                self._caches, self._damaged = None, True
+            raise OSError(f"its index is damaged: {error}") from error
 
-    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
-        """Write a record to a file that is none yet, for `commit` or `abandon`; only its owner reads it."""
-        part = os.path.join(os.path.dirname(self._path(key)), f"{secrets.token_hex(8)}.part")
-        file = self._create(part)
-        try:
-            with open(file, "wb", buffering=0) as out:
-                for piece in parts:
-                    view = memoryview(piece).cast("B")
-                    while len(view):
-                        view = view[out.write(view) :]
-        except BaseException:
-            self.abandon(part)
-            raise
-        return part
+    # -- reading -----------------------------------------------------------------------------------
 
-    def commit(self, part: str, key: str) -> None:
-        """What was prepared is the record of this key from now on, for everybody."""
-        os.replace(part, self._path(key))
+    def run(self, keys: Sequence[bytes]) -> list[bytes]:
+        """See `Rows.run`."""
+        found: list[bytes] = []
+        with self._cache() as cache:
+            for key in keys:
+                value = cache.get(key)
+                if not isinstance(value, bytes):
+                    break
+                found.append(value)
+        return found
 
-    def abandon(self, part: str) -> None:
-        """Remove what was prepared."""
-        with suppress(OSError):
-            os.unlink(part)
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See `Rows.get`."""
+        with self._cache() as cache:
+            values = [cache.get(key) for key in keys]
+        return [value if isinstance(value, bytes) else None for value in values]
 
-    def delete(self, key: str) -> None:
-        """Remove a record; harmless if it is gone."""
-        path = self._path(key)
-        with suppress(FileNotFoundError):
-            if stat.S_ISREG(os.lstat(path).st_mode):
-                os.unlink(path)
+    def has(self, keys: Sequence[bytes]) -> set[bytes]:
+        """See `Rows.has`."""
+        with self._cache() as cache:
+            return {key for key in keys if key in cache}
 
-    def size(self, key: str) -> int:
-        """Bytes of a record, sound or not; 0 if it is gone."""
-        try:
-            return os.lstat(self._path(key)).st_size
-        except FileNotFoundError:
-            return 0
+    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `Rows.rows`."""
+        with self._cache(change=True) as cache:
+            for key in cache.iterkeys():
+                if key[:1] == kind and isinstance(value := cache.get(key), bytes):
+                    yield key[1:], value
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all records, but of those that cannot be looked at."""
-        size = 0
-        for key in self.keys(refused=lambda _: None):
-            with suppress(OSError):
-                size += self.size(key)
-        return size
+    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        """See `Rows.recent`; of very many other rows some are passed over."""
+        with self._cache() as cache:
+            newest = islice(reversed(cache), 16 * most)
+            keys = list(islice((key for key in newest if key[:1] == kind), most))
+            found = [(key[1:], cache.get(key)) for key in keys]
+        return [(key, value) for key, value in found if isinstance(value, bytes)]
 
-    def sweep(self) -> int:
-        """Remove parts that a killed process never got to finish; how many there were.
+    def records(self) -> Iterator[bytes]:
+        """Keys of all records."""
+        with self._cache(change=True) as cache:
+            for key in cache.iterkeys():
+                if key[:1] == b"r":
+                    yield key
 
-        The folder may lie on another machine, whose clock it is that tells their age: it is read, too.
-        """
-        swept = 0
-        try:
-            now = self._clock()
-        except OSError:  # nothing can be made here, so nothing is removed
-            return 0
-        self._ahead_ns = now - time.time_ns()
-        before = now / 1e9 - ORPHAN_SECONDS
-        for shard in SHARDS:
-            with suppress(OSError), os.scandir(self._shard(shard)) as entries:
-                for entry in list(entries):
-                    part = _PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                    if part and entry.stat(follow_symlinks=False).st_mtime < before:
-                        os.unlink(entry.path)
-                        swept += 1
+    def last_used(self, key: bytes) -> float:
+        """When a record was used last, in seconds since 1970; 0 where there is none."""
+        with self._cache() as cache:
+            _, expires = cache.get(key, read=True, expire_time=True)
+        return float(expires) - KEEP_SECONDS if expires else 0.0
+
+    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
+        """Which of these records goes first; b"" for none."""
+        used = {key: self.last_used(key) for key in keys}
+        return min((key for key in keys if used[key]), key=lambda key: used[key], default=b"")
+
+    def file(self, key: bytes) -> Path | None:
+        """The file of a record; None where there is no record."""
+        with self._cache() as cache:
+            path = cache.get(key, read=True)
+        return Path(path) if isinstance(path, str) else None
+
+    def read(self, key: bytes) -> Record:
+        """See `Rows.read`."""
+        for attempt in range(2):
+            path = self.file(key)
+            if path is None:
+                raise RecordGone("the record is gone")
+            try:
+                with opened(path, buffered=False) as file:
+                    status = os.fstat(file.fileno())
+                    if not stat.S_ISREG(status.st_mode):
+                        raise RecordError("a record is no file")
+                    return read_record(file, status.st_size)
+            except FileNotFoundError:
+                if attempt:
+                    break
+        raise RecordGone("the record's file is gone")
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
+        """See `Rows.update`."""
+        with self._cache(change=True) as cache, cache.transact():
+            found = {key: cache.get(key) for key in keys}
+            rows: Values = {key: value if isinstance(value, bytes) else None for key, value in found.items()}
+            for key, value in change(dict(rows)).items():
+                if value is None:
+                    cache.delete(key)
+                elif value != rows.get(key):
+                    cache.set(key, value, expire=KEEP_SECONDS)
+
+    def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """See `Rows.write`."""
+        with self._cache(change=True) as cache:
+            cache.set(key, list(parts), expire=KEEP_SECONDS)
+            self.nbytes = cache.reset("size")
+        self.sweep(self._shard)
+        self._shard = (self._shard + 1) % SHARDS
+
+    def remove(self, key: bytes) -> None:
+        """See `Rows.remove`. Raises OSError where its file stays."""
+        with self._cache(change=True) as cache:
+            cache.delete(key)
+            self.nbytes = cache.reset("size")
+            self._unstick(cache)
+
+    def _unstick(self, cache: Any) -> None:
+        """Remove what could not be removed before. Raises OSError where that fails again."""
+        for name in list(cache.disk.stuck):
+            cache.disk.remove(name)
+        for error in cache.disk.stuck.values():
+            raise error
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """See `Rows.touch`."""
+        with self._cache(change=True) as cache, cache.transact():
+            for key in keys:
+                cache.touch(key, expire=KEEP_SECONDS)
+
+    def make_room(self, n_bytes: int, limit: int) -> int | None:
+        """Remove what was used longest ago until so many bytes fit; how many records went, None if they do
+        not fit then."""
+        with self._cache(change=True) as cache:
+            before = cache.disk.removed
+            while (size := cache.reset("size")) + n_bytes > limit:
+                cache.size_limit = cache.volume() - size + limit - n_bytes
+                if not cache.cull():
+                    return None
+            self.nbytes = size
+            return int(cache.disk.removed - before)
+
+    def clear(self) -> None:
+        """Remove everything. Raises OSError where a file stays."""
+        with self._cache(change=True) as cache:
+            cache.clear()
+            self.nbytes = cache.reset("size")
+            self._unstick(cache)
+        self.forgotten()
+
+    def forgotten(self) -> None:
+        """Truncate the journal, which holds removed rows."""
+        with self._cache(change=True) as cache, suppress(sqlite3.Error):
+            cache.reset("sqlite_wal_checkpoint", "TRUNCATE", update=False)
+
+    def sweep(self, shard: int) -> int:
+        """Remove files of one shard that no row names, which a killed process has left; how many there
+        were."""
+        folder, swept = self.folder / f"{shard:02x}", 0
+        before = time.time() - ORPHAN_SECONDS
+        with suppress(OSError), os.scandir(folder) as entries:
+            old = [
+                entry.name
+                for entry in entries
+                if NAME.fullmatch(f"{folder.name}/{entry.name}")
+                and entry.is_file(follow_symlinks=False)
+                and entry.stat(follow_symlinks=False).st_mtime < before
+            ]
+            for name in old:
+                path = folder / name
+                if self.file(b"r" + bytes.fromhex(folder.name + name[: 2 * KEY_BYTES - 2])) != path:
+                    path.unlink()
+                    swept += 1
         return swept
 
-    def takes(self, n_bytes: int) -> bool:
-        """A record of this size could lie here, if there were room. Raises OSError where none can now."""
-        return True
-
-    def catch_up(self, seconds: float) -> bool:
-        """Know what others have stored until now, within so long; False if that cannot be told."""
-        return True
-
-    def settle(self, seconds: float) -> bool:
-        """What was committed and deleted is so for everybody: here it is at once."""
-        return True
-
-    def _clock(self) -> int:
-        """What time it is for who keeps the folder, in ns since 1970. Raises OSError."""
-        mark = f"{self.folder}{os.sep}{secrets.token_hex(8)}.part"
-        file = self._create(mark)
-        try:
-            return os.fstat(file).st_mtime_ns
-        finally:
-            os.close(file)
-            os.unlink(mark)
-
-    def _shard(self, shard: str) -> str:
-        """A shard's folder; what somebody put in its place is not followed."""
-        path = f"{self.folder}{os.sep}{shard}"
-        with suppress(FileNotFoundError):
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise NotADirectoryError(f"{path} is no folder")
-        return path
-
-    def _path(self, key: str) -> str:
-        """A record's file. Raises RecordError for what is no key."""
-        if not lies_in(key, key[:1]):
-            raise RecordError("not a key of a record")
-        return f"{self._shard(key[0])}{os.sep}{key}{SUFFIX}"
-
-    def _create(self, path: str) -> int:
-        """A new file's descriptor; its folders are made, again if somebody removes them."""
-        flags = (
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        )
-        attempt = 0
-        while True:
-            try:
-                return os.open(path, flags, 0o600)
-            except FileNotFoundError:
-                attempt += 1
-                if attempt == MOST_ATTEMPTS:
-                    raise
-                claim(self.folder.parent)  # all of it was removed, or its mark: whose is what is there now?
-                parent = Path(path).parent
-                parent.mkdir(mode=0o700, exist_ok=True)
-                check_owner(parent)
-
-    @contextmanager
-    def _file(self, key: str, *, buffered: bool = True) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-        """A record's file, opened. Raises RecordGone where there is none."""
-        try:
-            file = opened(self._path(key), buffered=buffered)
-        except FileNotFoundError:
-            raise RecordGone("the record is gone") from None
-        with file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError("a record is no file")
-            yield file, status
-
-
-def lies_in(key: str, shard: str) -> bool:
-    """Text is a key, and of this shard."""
-    return bool(shard) and key.startswith(shard) and KEY.fullmatch(key) is not None
-
-
-def named(key: str, head: Head) -> Head:
-    """A record's head, if it lies under its own name. Raises RecordError otherwise."""
-    if head.key != key:
-        raise RecordError("a record has another's name")
-    return head
+    def count(self) -> int:
+        """The number of records, by their files."""
+        found = 0
+        for shard in range(SHARDS):
+            with suppress(OSError), os.scandir(self.folder / f"{shard:02x}") as entries:
+                found += sum(entry.name.endswith(".val") for entry in entries)
+        return found

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import struct
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -100,102 +98,6 @@ class Entry:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
-    """Where prefixes of records end: those that lie on disk for this very path."""
-
-    node: Node
-    """The node whose edge covers the position."""
-    position: int
-    digest: bytes
-    """`envelope.path_digest` of the prefix."""
-    records: list[Stored] = field(default_factory=list)
-
-    def best(self) -> Stored | None:
-        """The checkpoint here; the one with logits, if there is one."""
-        points = [r for r in self.records if r.is_checkpoint]
-        return max(points, key=lambda r: r.logits, default=None)
-
-
-@dataclass(eq=False, slots=True)
-class Stored:
-    """A record on disk."""
-
-    key: str
-    is_checkpoint: bool
-    """It is no attention."""
-    start: int
-    """Tokens before its attention."""
-    logits: bool
-    nbytes: int
-    place: Place
-    """Where its prefix ends."""
-
-
-@dataclass(eq=False, slots=True)
-class OnDisk:
-    """What lies on disk for one edge."""
-
-    places: list[Place] = field(default_factory=list)
-    """In (start, end] of the edge, ascending."""
-    begun: dict[Stored, None] = field(default_factory=dict)
-    """Attention that starts within this edge."""
-    through: tuple[Stored, ...] = ()
-    """Attention that covers some of this edge."""
-    below: int = 0
-    """Checkpoints on the edges below."""
-
-    def place(self, position: int) -> Place | None:
-        """The one at a position."""
-        if not self.places or self.places[-1].position < position:
-            return None
-        place = self.places[bisect_left(self.places, position, key=_position)]
-        return place if place.position == position else None
-
-    def add(self, place: Place) -> None:
-        """Another one."""
-        if not self.places or self.places[-1].position < place.position:
-            self.places.append(place)
-        else:
-            insort(self.places, place, key=_position)
-
-    def checkpoints(self) -> int:
-        """How many end on this edge."""
-        return sum(r.is_checkpoint for place in self.places for r in place.records)
-
-    def deepest(self) -> float:
-        """Where the deepest checkpoint on this edge ends, 0 without one; infinity with any below."""
-        if self.below:
-            return math.inf
-        return next((p.position for p in reversed(self.places) for r in p.records if r.is_checkpoint), 0)
-
-    def split(self, upper: Node) -> OnDisk:
-        """Divide what is here where `upper` ends, which is the part of the edge that is given back."""
-        cut = bisect_right(self.places, upper.end, key=_position)
-        above, self.places = OnDisk(self.places[:cut]), self.places[cut:]
-        for place in above.places:
-            place.node = upper
-        above.below = self.below + self.checkpoints()
-        above.begun = {s: None for s in self.begun if s.start < upper.end}
-        self.begun = {s: None for s in self.begun if s.start >= upper.end}
-        above.through = tuple(s for s in self.through if s.start < upper.end)
-        self.through = tuple(s for s in self.through if s.place.node is not upper)
-        return above
-
-    def join(self, below: OnDisk, node: Node) -> None:
-        """Take over what lies on the edge below, which becomes one with `node`."""
-        for place in below.places:
-            place.node = node
-        self.places += below.places
-        self.begun |= below.begun
-        self.through = tuple(dict.fromkeys((*self.through, *below.through)))
-        self.below = below.below
-
-
-def _position(place: Place) -> int:
-    return place.position
-
-
-@dataclass(eq=False, slots=True)
 class Node:
     """An edge and the branching point at its end; a root has an empty edge."""
 
@@ -215,8 +117,6 @@ class Node:
     last_used: int = 0
     seen: int = 0
     """Number of the last request whose path it lay on."""
-    disk: OnDisk | None = None
-    """None where nothing ever lay on disk."""
 
     @property
     def end(self) -> int:
@@ -237,8 +137,7 @@ class Node:
         if not self.ends_bare():
             return 0
         stored = self.segments[-1].end if self.segments else 0
-        on_disk = self.disk.places[-1].position if self.disk is not None and self.disk.places else 0
-        end = max(self.start, needed, max(self.entries, default=0), on_disk, stored)
+        end = max(self.start, needed, max(self.entries, default=0), stored)
         return max(0, self.end - end)
 
     def above(self, position: int) -> Entry | None:

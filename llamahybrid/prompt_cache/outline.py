@@ -14,9 +14,10 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.disk_index import DiskIndex
+from llamahybrid.prompt_cache.blocks import Kind
 from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Match, Node
+from llamahybrid.prompt_cache.tier import Placed
 from llamahybrid.prompt_cache.tree import Tree, follow
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ Tier: TypeAlias = Literal["ram", "disk"]
 
 MOST_BRANCHES = 512
 """Of each tier."""
+
+LOOK_SECONDS = 0.5
+"""How long the disk may take to tell what lies there."""
 
 LOOK_AT = 4
 """Times as many children of one node are looked at for the last used ones."""
@@ -74,6 +78,8 @@ class Branch:
     """Requests since one came along it; None: none since the process began."""
     more: int = 0
     """Branches that go on from it and are not shown; at least, where tiers have different ones."""
+    why: tuple[tuple[int, str], ...] = ()
+    """Checkpoints on disk by position, and why each is kept."""
 
     @property
     def end(self) -> int:
@@ -99,6 +105,8 @@ class _Mark(NamedTuple):
     end: int
     rank: int
     kept: tuple[int, int, int, int, int]
+    why: str = ""
+    """Of a checkpoint on disk: why it is kept, see `blocks.Why`."""
 
 
 class _Edge(NamedTuple):
@@ -181,18 +189,23 @@ def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:
     return _glance(store.tree, shown, limit, marks, first, used=True)
 
 
-def _glance_at_disk(index: DiskIndex, shown: Shown, limit: int, pinned: Sequence[Tokens]) -> _Glance:
-    going = index.victim([(None, tokens) for tokens in pinned])
-
-    def marks(node: Node) -> Iterator[_Mark]:
-        for place in () if node.disk is None else node.disk.places:
-            for record in place.records:
-                point = record.is_checkpoint
-                kept = (int(point), int(point and record.logits), 0, int(not point), record.nbytes)
-                yield _Mark(place.position, int(record is going), kept)
-
-    first = [] if going is None else [going.place.node]
-    return _glance(index.tree, shown, limit, marks, first, used=False)
+def _glance_at_places(places: Sequence[Placed], shown: Shown, limit: int, going: bytes = b"") -> _Glance:
+    """What lies on disk. `going`: the key of the record that goes next, where that is known."""
+    tree = Tree()
+    there = [each for each in places if shown(each[0])]
+    for namespace, tokens, _ in reversed(there):
+        tree.insert(namespace, tokens)
+    marks = dict[Node, list[_Mark]]()
+    first: list[Node] = []
+    for namespace, tokens, place in there:
+        node = tree.match(namespace, tokens).path[-1]
+        for item in place.items:
+            point, next_ = item.is_checkpoint, item.key == going
+            kept = (int(point), int(item.kind == Kind.PROMPT), 0, int(not point), item.nbytes)
+            why = item.why.name.lower() if point else ""
+            marks.setdefault(node, []).append(_Mark(place.end, int(next_), kept, why))
+            first += [node] if next_ else []
+    return _glance(tree, lambda _: True, limit, lambda node: marks.get(node, ()), first, used=False)
 
 
 # -- afterwards ------------------------------------------------------------------------------------
@@ -209,19 +222,18 @@ def outline(
     `live`: the sequences in slots, (namespace, tokens). They only mark what is kept: none of their own tokens
     is shown, so that it does no harm where one of them was another tenant's just then.
     """
-    pinned = cache.ram.pinned
     glances: list[tuple[Tier, _Glance | None]] = [
         ("ram", cache.ram.look(lambda store: _glance_at_ram(store, shown, limit)))
     ]
     if cache.disk is not None:
-        disk = cache.disk.store.look(lambda index: _glance_at_disk(index, shown, limit, pinned))
-        glances.append(("disk", disk))
+        places, going = cache.disk.glance(LOOK_SECONDS, max(limit, MOST_BRANCHES))
+        glances.append(("disk", _glance_at_places(places, shown, limit, going)))
     return _joined(glances, live)
 
 
-def outline_of_index(index: DiskIndex, limit: int = MOST_BRANCHES) -> CacheOutline:
-    """What lies in a folder, read into an index."""
-    return _joined([("disk", _glance_at_disk(index, lambda _: True, limit, ()))], ())
+def outline_of_places(places: Sequence[Placed], going: bytes, limit: int = MOST_BRANCHES) -> CacheOutline:
+    """What lies at these places of a folder. `going`: the key of the record that goes next."""
+    return _joined([("disk", _glance_at_places(places, lambda _: True, limit, going))], ())
 
 
 @dataclass
@@ -232,6 +244,7 @@ class _Sums:
     slots: list[int] = field(default_factory=list)
     going: dict[Tier, int] = field(default_factory=dict)
     idle: int | None = None
+    why: dict[int, str] = field(default_factory=dict)
     branches: dict[int, int] = field(default_factory=dict)
     """How many go on in the tier that has most of them, by position."""
 
@@ -288,6 +301,8 @@ def _count(sums: dict[Node, _Sums], tier: Tier, edge: _Edge, end: Node) -> None:
     for mark in edge.marks:
         there = sums.setdefault(_at(end, mark.end), _Sums())
         there.kept[tier] += Kept(*mark.kept)
+        if mark.why:
+            there.why[mark.end] = mark.why
         if mark.rank:
             there.going[tier] = min(mark.rank, there.going.get(tier, mark.rank))
     if edge.children:
@@ -325,5 +340,6 @@ def _in_order(tree: Tree, sums: dict[Node, _Sums]) -> Iterator[Branch]:
                 tuple(sorted(there.going, key=lambda tier: there.going[tier])),
                 there.idle,
                 there.more(node),
+                tuple(sorted(there.why.items())),
             )
             ahead += [(number, n) for n in sorted(node.children.values(), key=rank, reverse=True)]

@@ -5,27 +5,49 @@ from __future__ import annotations
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens
-from llamahybrid.prompt_cache.disk_tier import DiskTier
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_tier import RamTier
+from llamahybrid.prompt_cache.seen import Seen
+from llamahybrid.prompt_cache.tier import Tier
 
 
-def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs: Costs) -> None:
-    """Take the best restore point on disk into RAM, if there is one that is deeper and comes cheaper."""
+def promote(tier: Tier, ram: RamTier, tokens: Tokens, view: LiveView, costs: Costs) -> None:
+    """Take the best restore point of a store into RAM, if there is one that is deeper and comes cheaper.
+
+    RAM knows then what the store knows of the prompt's path, too: where to cut depends on it.
+    """
+    cached = ram.known(tokens, view, costs).cached
+    seen = tier.look(view.namespace, tokens, (len(tokens) - cached) * costs.prefill_seconds)
+    if seen is None or not seen.length:
+        return
+    _restore_point(tier, ram, seen, tokens, view, costs)
+    known = ram.known(tokens, view, costs)
+    if seen.length > known.length or (
+        seen.length == known.length and len(seen.followers) > 1 and not known.branches
+    ):
+        path = tokens[: seen.length].astype(np.int32)
+        for longer in [np.append(path, np.int32(token)) for token in seen.followers] or [path]:
+            ram.remember(view.namespace, longer, view.state, known.forgets)
+
+
+def _restore_point(
+    tier: Tier, ram: RamTier, seen: Seen, tokens: Tokens, view: LiveView, costs: Costs
+) -> None:
     total, live_lcp = len(tokens), common_prefix(tokens, view.tokens)
     anywhere = view.attention_is_all
     limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
     if anywhere:
-        limit = min(limit, total - 1)  # no logits lie on disk
+        limit = min(limit, total - 1)  # no logits lie there
     if view.needs_attention and view.split is None:
         limit = min(limit, live_lcp)  # no other attention can be put back
     while True:
         known = ram.known(tokens, view, costs)
-        offer = disk.offer(view.namespace, tokens, known.cached, limit, known.missing, anywhere=anywhere)
+        find = seen.offer_attention if anywhere else seen.offer
+        offer = find(known.cached, limit, known.missing, without=tier.without())
         if offer is None:
             return
         saved = (offer.position - known.cached) * costs.prefill_seconds
-        if saved and disk.seconds(offer.nbytes) > saved:
+        if saved and tier.seconds(offer.nbytes) > saved:
             return
         path = tokens[: offer.position]
         expected = ram.expect(view.namespace, path, offer.nbytes)
@@ -33,19 +55,9 @@ def promote(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs:
             limit = offer.pieces[-1].start  # a chat's beginning is of use, too
             continue
         if expected is not None:
-            loaded = disk.load(offer, path, view.split, saved)
+            loaded = tier.load(view.namespace, tokens, offer, view.split, saved)
             if loaded is not None:
-                ram.take_in(view, path, loaded, expected, known.forgets, disk.store.name)
+                ram.take_in(view, path, loaded, expected, known.forgets, tier.name)
                 return
             del expected
-        limit = offer.position - 1  # never the same again, whatever the disk says
-
-
-def recall_path(disk: DiskTier, ram: RamTier, tokens: Tokens, view: LiveView, costs: Costs) -> None:
-    """Know what the disk knows of a prompt's path: where to cut depends on it."""
-    known = ram.known(tokens, view, costs)
-    length, followers = disk.known(view.namespace, tokens)
-    if length > known.length or (length == known.length and len(followers) > 1 and not known.branches):
-        path = tokens[:length].astype(np.int32)
-        for longer in [np.append(path, np.int32(token)) for token in followers] or [path]:
-            ram.remember(view.namespace, longer, view.state, known.forgets)
+        limit = offer.position - 1  # never the same again, whatever the store says

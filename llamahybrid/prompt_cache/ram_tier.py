@@ -36,7 +36,7 @@ from llamahybrid.prompt_cache.planning import Known, plan_request, restore_point
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer, owned
 from llamahybrid.prompt_cache.ram_store import RamStore, row
 from llamahybrid.prompt_cache.tree import Tree
-from llamahybrid.prompt_cache.write_policy import restart_points
+from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
 Seen = TypeVar("Seen")
 
@@ -359,7 +359,7 @@ class RamTier:
     # -- what the disk tier writes -----------------------------------------------------------------
 
     @guarded(lambda *_: [], changes=False)
-    def restart_points(self, namespace: str, path: Tokens) -> list[tuple[int, bool]]:
+    def restart_points(self, namespace: str, path: Tokens) -> list[Point]:
         """What of a path is worth writing, see `write_policy.restart_points`."""
         return restart_points(self.tree.match(namespace, path))
 

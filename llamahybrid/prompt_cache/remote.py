@@ -1,153 +1,188 @@
-"""Records on a Redis or Valkey server, for whoever shares it: the disk tier's records, its index, its checks.
+"""Rows and records on a Redis or Valkey server, under the keys of a folder, for several machines.
 
-A record whose file would be damaged is damaged here, too; whoever may write to that server is trusted as the
-owner of a folder is. Nothing here waits for the server but `load`, and that for as long as it is told.
+Everybody who may write to that server is trusted as the owner of a folder is; damaged records are refused all
+the same. The server's own `maxmemory` and `maxmemory-policy` (allkeys-lru) are the budget and the order of
+eviction; keys unused for `KEEP_SECONDS` expire. A key of another type than ours is left alone. Commands are
+those of Redis 4.
 """
 
 from __future__ import annotations
 
 import io
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO
+from itertools import islice
+from typing import Any
 
-from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.disk import lies_in, named
-from llamahybrid.prompt_cache.disk_folder import SHARDS
-from llamahybrid.prompt_cache.records import Head, Record, read_head, read_record
-from llamahybrid.prompt_cache.remote_changes import discard, publish, withdraw
-from llamahybrid.prompt_cache.remote_link import Link, News
-from llamahybrid.prompt_cache.remote_reads import Noted
+from llamahybrid.errors import RecordGone
+from llamahybrid.prompt_cache.block_store import Values
+from llamahybrid.prompt_cache.records import FORMAT, Record, read_record
 
-UNKNOWN_SECONDS = 0.25
-"""What a read may take where costs are not measured yet."""
+try:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+except ImportError as error:  # pragma: no cover
+    raise ImportError("a remote cache needs redis: pip install 'llamahybrid[remote]'") from error
 
-MOST_SECONDS = 30.0
+PREFIX = f"llamahybrid-{FORMAT}:".encode()
+
+TIMEOUT_SECONDS = 5.0
+"""Of one command; a record of 150 MiB takes 1.3 s on a link of 1 Gbit/s."""
+
+KEEP_SECONDS = 30 * 86400
 MOST_BYTES = 512 << 20
 """A server takes no longer value."""
 
-FIRST_SECONDS = 2.0
-"""How long a new cache waits for what is there already."""
+BATCH = 1000
+"""Commands that are sent at once."""
 
 
-class RemoteRecords:
-    """The records on a server, by key: what `disk.RecordStore` is for a folder."""
+class RemoteRows:
+    """The rows and records of one server (`block_store.Rows`)."""
 
     def __init__(self, url: str) -> None:
-        """Raises ValueError for a URL that means nothing; a server that is away may come later."""
-        self._link = Link(url)
-        weakref.finalize(self, self._link.close).atexit = False  # what is written then is to be sent, too
-        self._shards: dict[str, set[str]] = {shard: set() for shard in SHARDS}
-        self._dirty: set[str] = set(SHARDS)
-        self._noted: dict[str, Noted] = {}  # records that `opened` was not asked for yet
-        self._own: dict[str, tuple[int, bool]] = {}  # what we changed and were not told of: number, it comes
-        self._refused = 0
-        self._link.wait(FIRST_SECONDS)
+        """`url`: as redis-py takes it, "redis://host:6379/0". Raises ValueError for what is none; a server
+        that is away may come later."""
+        retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
+        self._client: Any = redis.Redis.from_url(
+            url,
+            socket_timeout=TIMEOUT_SECONDS,
+            socket_connect_timeout=TIMEOUT_SECONDS,
+            health_check_interval=15,
+            retry=retry,
+        )
+        self.nbytes = 0
+        """Bytes that the server uses, as it said last."""
 
-    @property
-    def misfits(self) -> int:
-        """Keys on the server that are of another type than ours, and left alone."""
-        return len(self._link.server.misfits)
+    def open(self) -> None:
+        """Nothing has to be opened."""
 
-    def changed(self) -> Iterator[str]:
-        """See `RecordStore.changed`."""
-        self._link.check()
-        for shard in SHARDS:
-            if (news := self._link.news.pop(shard, None)) is not None:
-                self._take_in(shard, news)
-        dirty, self._dirty = self._dirty, set()
-        yield from dirty
+    def release(self) -> None:
+        """Connections are shared by all threads."""
 
-    def _take_in(self, shard: str, news: News) -> None:
-        """What a shard is now: as we were told, but for what we changed since."""
-        there = set(news.listed)
-        for key, (number, comes) in list(self._own.items()):
-            if key[0] != shard:
-                continue
-            if number <= news.sent:
-                del self._own[key]
-            else:
-                (there.add if comes else there.discard)(key)
-        for key in self._shards[shard] - there:
-            self._noted.pop(key, None)
-        self._noted.update((key, noted) for key, noted in news.noted.items() if key in there)
-        self._shards[shard] = there
-        self._dirty.add(shard)
+    def is_open(self) -> bool:
+        """See `tier.Store.is_open`."""
+        return True
 
-    def look_again(self, shard: str) -> None:
-        """See `RecordStore.look_again`."""
-        self._dirty.add(shard)
-        self._link.ask(shard)  # what we were told may be lost
+    def fork(self) -> None:
+        """redis-py makes connections of its own in a process that was forked."""
 
-    def listed(self, shard: str) -> set[str]:
-        """See `RecordStore.listed`."""
-        return set(self._shards[shard])
+    # -- reading -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def opened(self, key: str) -> Iterator[tuple[BinaryIO, Head, float]]:
-        """See `RecordStore.opened`; a record's head and ids were read when it was noticed.
+    def run(self, keys: Sequence[bytes]) -> list[bytes]:
+        """See `Rows.run`; all in one command."""
+        found: list[bytes] = []
+        for value in self.get(keys):
+            if value is None:
+                break
+            found.append(value)
+        return found
 
-        One whose head was forgotten since is asked for again, and is gone until then.
-        """
-        noted = self._noted.get(key)
-        if noted is None:
-            self._link.ask(key)
-            raise RecordGone("the remote cache is asked again what a record is")
-        file = io.BytesIO(noted.start)
-        yield file, named(key, read_head(file, noted.nbytes)), 0.0
-        self._noted.pop(key, None)  # the index has it now
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See `Rows.get`; a key of another type is missing."""
+        if not keys:
+            return []
+        with _errors():
+            values: list[bytes | None] = self._client.mget([PREFIX + key for key in keys])
+            return values
 
-    def load(self, key: str, within: float | None = None) -> Record:
-        """A whole record, checked. Raises as `RecordStore.load`; OSError, too, where it takes too long.
+    def has(self, keys: Sequence[bytes]) -> set[bytes]:
+        """See `Rows.has`."""
+        there = self._each("exists", keys)
+        return {key for key, found in zip(keys, there, strict=True) if found}
 
-        `within`: seconds that it may take; None or 0: nobody knows what it saves.
-        """
-        seconds = min(within or UNKNOWN_SECONDS, MOST_SECONDS)
-        raw = self._link.read(key, seconds)
+    def read(self, key: bytes) -> Record:
+        """See `Rows.read`."""
+        (raw,) = self.get([key])
         if raw is None:
             raise RecordGone("the record is gone")
-        record = read_record(io.BytesIO(raw), len(raw))
-        named(key, record.head)
-        return record
+        return read_record(io.BytesIO(raw), len(raw))
 
-    def takes(self, n_bytes: int) -> bool:
-        """See `RecordStore.takes`."""
-        self._link.check()
-        return n_bytes <= MOST_BYTES
+    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `Rows.rows`."""
+        with _errors():
+            names = self._client.scan_iter(match=PREFIX + kind + b"*", count=BATCH)
+            while keys := [name[len(PREFIX) :] for name in islice(names, BATCH)]:
+                for key, value in zip(keys, self.get(keys), strict=True):
+                    if value is not None:
+                        yield key[1:], value
 
-    def prepare(self, key: str, parts: Sequence[bytes | memoryview]) -> str:
-        """See `RecordStore.prepare`."""
-        if not lies_in(key, key[:1]):
-            raise RecordError("not a key of a record")
-        self._link.check()
-        return self._link.upload(parts)
+    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        """A server tells no order: none."""
+        return []
 
-    def commit(self, part: str, key: str) -> None:
-        """What was prepared will be the record of this key, for everybody, soon."""
-        self._shards[key[0]].add(key)
-        self._own[key] = self._link.later(publish(part, key), key, comes=True), True
-
-    def abandon(self, part: str) -> None:
-        """See `RecordStore.abandon`."""
-        self._link.later(discard(part))
-
-    def delete(self, key: str) -> None:
-        """Remove a record, soon."""
-        self._shards[key[0]].discard(key)
-        self._noted.pop(key, None)
-        self._own[key] = self._link.later(withdraw(key), key), False
-
-    def sweep(self) -> int:
-        """Parts that nobody finished go by themselves."""
+    def count(self) -> int:
+        """Not told: to count takes the server as long as to list them."""
         return 0
 
-    def catch_up(self, seconds: float) -> bool:
-        """See `RecordStore.catch_up`."""
-        return self._link.wait(seconds)
+    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
+        """A server does not tell."""
+        return b""
 
-    def settle(self, seconds: float) -> bool:
-        """Wait until what was committed and deleted is so for everybody, at most so long; whether it is."""
-        sent = self._link.settle(seconds)
-        before, self._refused = self._refused, self._link.refused
-        return sent and before == self._refused
+    # -- changing ----------------------------------------------------------------------------------
+
+    def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
+        """See `Rows.update`; repeated when another machine has changed one of the rows."""
+
+        def changed(pipe: Any) -> None:
+            rows: Values = dict(zip(keys, pipe.mget([PREFIX + key for key in keys]), strict=True))
+            new = change(dict(rows))
+            pipe.multi()
+            for key, value in new.items():
+                if value is None:
+                    pipe.delete(PREFIX + key)
+                elif value != rows.get(key):
+                    pipe.set(PREFIX + key, value, ex=KEEP_SECONDS)
+
+        with _errors():
+            self._client.transaction(changed, *(PREFIX + key for key in keys))
+
+    def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """See `Rows.write`."""
+        with _errors():
+            self._client.set(PREFIX + key, b"".join(parts), ex=KEEP_SECONDS)
+            self.nbytes = int(self._client.info("memory").get("used_memory", 0))
+
+    def remove(self, key: bytes) -> None:
+        """See `Rows.remove`."""
+        with _errors():
+            self._client.delete(PREFIX + key)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """See `Rows.touch`."""
+        self._each("expire", keys, KEEP_SECONDS)
+
+    def make_room(self, n_bytes: int, limit: int) -> int | None:
+        """The server lets go what it has no room for."""
+        return 0 if n_bytes <= MOST_BYTES else None
+
+    def clear(self) -> None:
+        """Remove everything of ours."""
+        with _errors():
+            names = self._client.scan_iter(match=PREFIX + b"*", count=BATCH)
+            while some := list(islice(names, BATCH)):
+                self._client.delete(*some)
+
+    def forgotten(self) -> None:
+        """Deleted keys leave no trace."""
+
+    def _each(self, command: str, keys: Sequence[bytes], *arguments: object) -> list[Any]:
+        """A command's answers for each key."""
+        answers: list[Any] = []
+        with _errors():
+            for at in range(0, len(keys), BATCH):
+                pipe = self._client.pipeline(transaction=False)
+                for key in keys[at : at + BATCH]:
+                    getattr(pipe, command)(PREFIX + key, *arguments)
+                answers += pipe.execute()
+        return answers
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turn the errors of redis-py into OSError."""
+    try:
+        yield
+    except redis.RedisError as error:
+        raise OSError(f"the remote cache: {error}") from error

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens
-from llamahybrid.prompt_cache.disk_index import DiskIndex, on_disk
+from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens, same_start
 from llamahybrid.prompt_cache.nodes import Node, tokens_of
+from llamahybrid.prompt_cache.seen import Seen, uncovered
 from llamahybrid.prompt_cache.tree import Tree
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ NO_TOKEN = np.array([-1], np.int32)
 """Goes on from every path, and is on none."""
 
 MOST_PATHS = 4096
-"""Of each tier; the rest is not told of."""
+"""In RAM; the rest is not told of."""
+
+MOST_ON_DISK = 512
+"""Places that are looked at."""
+
+LOOK_SECONDS = 2.0
 
 
 def in_ram(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
@@ -38,13 +43,16 @@ def in_ram(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
 
 
 def on_disk_paths(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
-    """The same of the folder as it was read last; nothing without one."""
+    """The same of the paths that were added to the folder last; nothing without one."""
     if cache.disk is None or (view.needs_attention and view.split is None):
         return
-    store = cache.disk.store
-    for path in store.look(lambda index: _ends(index.tree, view.namespace)) or ():
-        tokens = _tokens_to(path)
-        if depth := store.look(lambda index, tokens=tokens: _depth(index, view, tokens)):  # type: ignore[misc]
+    told: list[Tokens] = []
+    for namespace, tokens, _ in cache.disk.glance(LOOK_SECONDS, MOST_ON_DISK)[0]:
+        if namespace != view.namespace or any(same_start(tokens, longer[: len(tokens)]) for longer in told):
+            continue
+        seen = cache.disk.look(namespace, tokens)
+        if seen is not None and (depth := _depth(seen, view)):
+            told.append(tokens)
             yield tokens[:depth]
 
 
@@ -72,15 +80,9 @@ def _tokens_to(path: tuple[bytes, ...]) -> Tokens:
     return tokens_of(b"".join(path))
 
 
-def _depth(index: DiskIndex, view: LiveView, tokens: Tokens) -> int:
+def _depth(seen: Seen, view: LiveView) -> int:
     """How many of a path's tokens the disk alone can restore."""
     if view.attention_is_all:
-        return next((start for start, _ in index.uncovered(view.namespace, tokens)), len(tokens))
-    nodes = index.tree.match(view.namespace, tokens).path
-    ends = [place.position for node in nodes for place in on_disk(node).places]
-    serves = (
-        end
-        for end in reversed(ends)
-        if index.serves(view.namespace, tokens[:end], logits=False, attention=view.needs_attention)
-    )
-    return next(serves, 0)
+        return next((start for start, _ in uncovered(seen.along(seen.total), seen.total)), seen.total)
+    ends = sorted({item.end for item in seen.items}, reverse=True)
+    return next((e for e in ends if seen.serves(e, logits=False, attention=view.needs_attention)), 0)

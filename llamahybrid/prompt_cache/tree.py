@@ -5,8 +5,7 @@ Checkpoints are indexed by position inside the edge that covers them, so a check
 A segment lies inside one edge; it is cut where its edge is. It is kept for the checkpoints behind its start.
 One root per namespace, so that state of another model or context shape can never match.
 
-RAM has one, whose bytes all count toward its budget; the index of a folder is another, with `OnDisk` at its
-edges: it takes no part in that budget, and outlives what an exception costs RAM.
+All its bytes count toward the budget of RAM.
 """
 
 from __future__ import annotations
@@ -305,8 +304,6 @@ class Tree:
         node.edge = node.edge[cut:]
         node.start, node.parent = position, upper
         upper.children = {token_at(node.edge): node}
-        if node.disk is not None:
-            upper.disk = node.disk.split(upper)
         self._nodes[upper] = None
         return upper
 
@@ -322,8 +319,6 @@ class Tree:
         node.segments += child.segments
         for entry in child.entries.values():
             entry.node = node
-        if node.disk is not None and child.disk is not None:
-            node.disk.join(child.disk, node)
         node.children = child.children
         for grandchild in node.children.values():
             grandchild.parent = node

@@ -24,6 +24,8 @@ IDLE_SECONDS = 1.0
 FLUSH_SECONDS = 60.0
 """How long is waited for what is queued, unless somebody says otherwise; the interpreter's end, too."""
 
+REST_SECONDS = 1.0
+
 POLL_SECONDS = 0.002
 """How often who waits looks. A condition variable would stay locked after an interrupt at the wrong line."""
 
@@ -45,13 +47,13 @@ Job = TypeVar("Job", bound=Work)
 class WriteBehind(Generic[Job]):
     """A queue and its thread. Jobs should name their data by place: the queue has no limit."""
 
-    def __init__(self, do: Callable[[Job], None], settle: Callable[[float], bool] | None = None) -> None:
+    def __init__(self, do: Callable[[Job], None], ended: Callable[[], None]) -> None:
         """`do(job)` runs on the thread; what it raises is counted, logged once, and ends nothing.
 
-        `settle(seconds)` waits until what was done has come to its end elsewhere; whether it has.
+        `ended()` is called last on a thread that ends.
         """
         self._do = do
-        self._settle = settle
+        self._ended = ended
         self.failures = 0
         """Exceptions of jobs."""
         self.start_anew()
@@ -107,14 +109,18 @@ class WriteBehind(Generic[Job]):
                 job.due, job.refused = 0.0, False
         self._go_on()
         end = time.monotonic() + (FLUSH_SECONDS if seconds is None else seconds)
-        done = _waited(self._is_idle, end - time.monotonic())
-        return done if self._settle is None else self._settle(max(0.0, end - time.monotonic())) and done
+        return _waited(self._is_idle, end - time.monotonic())
 
     def rest(self) -> None:
-        """Nothing is expected any more: the thread ends as soon as nothing waits but for another try."""
+        """Nothing is expected any more: the thread ends as soon as nothing waits but for another try.
+
+        A thread that has nothing to do is waited for.
+        """
         with self.lock:
-            self.rests = True
+            self.rests, thread = True, self._thread
             self._wake.put(None)
+        if thread is not None and thread is not threading.current_thread() and self._running is None:
+            thread.join(REST_SECONDS)
 
     def __len__(self) -> int:
         """Jobs that are not done; without the lock, so that a signal handler may ask at any time."""
@@ -155,9 +161,14 @@ class WriteBehind(Generic[Job]):
                 except queue.Empty:
                     idle = True
                 with self.lock:
-                    if (self.rests and all(job.refused for job in self._jobs)) or (idle and not self._jobs):
+                    ends = (self.rests and all(job.refused for job in self._jobs)) or (
+                        idle and not self._jobs
+                    )
+                    if ends:
                         self._thread = None
-                        return
+                if ends:
+                    self._ended()
+                    return
 
     def _next(self) -> tuple[Job | None, float]:
         """The first job that is due, which runs from now on; or how long none is."""
@@ -189,12 +200,9 @@ def _waited(done: Callable[[], bool], seconds: float) -> bool:
 def _flush_all() -> None:
     end = time.monotonic() + FLUSH_SECONDS
     for writer in list(_open):
-        done = writer.flush(max(0.0, end - time.monotonic()))
-        if len(writer):
-            if not writer.rests:  # who closed it was told
-                logger.warning("%d states were not written to the disk cache", len(writer))
-        elif not done:
-            logger.warning("not all changes were sent to the remote cache in time")
+        writer.flush(max(0.0, end - time.monotonic()))
+        if len(writer) and not writer.rests:  # who closed it was told
+            logger.warning("%d states were not written to the disk cache", len(writer))
 
 
 def _in_child() -> None:

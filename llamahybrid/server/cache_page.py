@@ -18,9 +18,9 @@ from fastapi.responses import JSONResponse
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import CacheStats
-from llamahybrid.prompt_cache.disk_tier import DiskTier
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
+from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.request.slots import Slot
 from llamahybrid.server.history import Past
 from llamahybrid.server.limits import PAGE
@@ -130,12 +130,12 @@ def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
     }
 
 
-def _tiers(stats: CacheStats, outside: Sequence[DiskTier]) -> dict[str, Any]:
+def _tiers(stats: CacheStats, outside: Sequence[Tier]) -> dict[str, Any]:
     extra = stats.extra
     ram = {"bytes": stats.bytes_ram, "idle": extra["idle_bytes"], "budget": extra["budget"]}
     tiers: dict[str, Any] = {"ram": ram}
     for tier in outside:
-        name, budget = tier.store.name, tier.store.limit
+        name, budget = tier.name, tier.limit
         tiers[name] = {"bytes": extra[f"{name}_bytes"], "waiting": extra[f"{name}_waiting"], "budget": budget}
     return tiers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
@@ -14,28 +15,43 @@ from typer.testing import CliRunner
 
 from llamahybrid.cli import cache_folder
 from llamahybrid.cli.main import app
-from llamahybrid.prompt_cache import records
-from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_folder import SHARDS
-from llamahybrid.prompt_cache.records import key_of
-from tests.prompt_cache.asking import record_of
+from llamahybrid.prompt_cache import disk
+from llamahybrid.prompt_cache.block_store import BlockStore
+from llamahybrid.prompt_cache.blocks import Kind, Why
+from llamahybrid.prompt_cache.disk import DiskRows
+from llamahybrid.prompt_cache.envelope import sealed
+from llamahybrid.prompt_cache.records import pack
+from llamahybrid.prompt_cache.writer import item_of
+from tests.prompt_cache.asking import files
 
 TEXT = np.array([*b"the quick brown fox jumps over the lazy dog"], np.int32)
+
+
+def put(
+    folder: Path, namespace: str, tokens: Any, start: int | None = None, size: int = 100_000, days: int = 0
+) -> None:
+    """Write a record at the end of these tokens, as of some days ago; attention from `start` on."""
+    written = int(time.time()) - 86400 * days
+    rows = DiskRows(folder)
+    rows.open()
+    kind = Kind.STATE if start is None else Kind.ATTENTION
+    state = sealed(np.full(size, len(tokens), np.uint8), namespace=namespace, tokens=tokens, start=start)
+    parts = pack(state, None, Why.SYSTEM, written)
+    item = item_of(namespace, tokens, start, sum(map(len, parts)), kind, Why.SYSTEM)
+    item = dataclasses.replace(item, written=written)
+    rows.write(item.key, parts)
+    assert BlockStore(rows).link(namespace, tokens, item)
+    rows.release()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two conversations of one model and one of another, with a day between each."""
-    store = RecordStore(tmp_path / "cache")
-    now = time.time()
     paths = (("aaaa", TEXT), ("aaaa", TEXT[::-1].copy()), ("bbbb", TEXT[:20]))
-    for days, (namespace, tokens) in enumerate(paths):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(records.time, "time", lambda days=days: now - 86400 * days)
-            for start, end in ((0, len(tokens)), (10, 10), (len(tokens), len(tokens))):
-                payload = np.full(100_000, end, np.uint8)
-                key = key_of(namespace, start, tokens[:end])
-                store.write(key, record_of(namespace, start, tokens[:end], None, payload))
+    for days, (namespace, tokens) in reversed(list(enumerate(paths))):
+        put(tmp_path / "cache", namespace, tokens, 0, days=days)
+        for end in (10, len(tokens)):
+            put(tmp_path / "cache", namespace, tokens[:end], days=days)
     return tmp_path / "cache"
 
 
@@ -47,16 +63,16 @@ def say_no(*_: Any, **__: Any) -> None:
     raise OSError(1, "Operation not permitted")
 
 
-def clutter(folder: Path) -> str:
-    """Put a file where a folder of records would be; its name."""
-    inside = next(folder.glob("llamahybrid-*"))
-    shard = next(name for name in SHARDS if not (inside / name).exists())
-    (inside / shard).touch()
-    return shard
+def keys(folder: Path) -> list[bytes]:
+    rows = DiskRows(folder)
+    rows.open()
+    return list(rows.records())
 
 
-def keys(folder: Path) -> list[str]:
-    return list(RecordStore(folder).keys())
+def victim_of(folder: Path) -> tuple[Path, str]:
+    """The file of one record, and what the commands call that."""
+    path = files(folder)[3]
+    return path, path.parent.name + path.name[:40]
 
 
 def test_list_shows_conversations_with_sizes_and_ages(folder: Path) -> None:
@@ -72,13 +88,10 @@ def test_list_shows_conversations_with_sizes_and_ages(folder: Path) -> None:
     assert "9 records" in result.output
 
 
-def test_show_prints_shared_prefixes_once(folder: Path) -> None:
-    store = RecordStore(folder)
+def test_show_prints_shared_prefixes_once_and_why_each_checkpoint_is_kept(folder: Path) -> None:
     other = np.array([*TEXT[:30], *b"sleeps"], np.int32)
     for name in ("aaaa", "aaaa+0aB._[red]zzzz"):
-        key = key_of(name, len(other), other)
-        payload = np.zeros(2 << 20, np.uint8)
-        store.write(key, record_of(name, len(other), other, None, payload))
+        put(folder, name, other, size=2 << 20)
     result = run("show", "--dir", folder)
     assert result.exit_code == 0, result.output
     lines = [line.strip("│├└─ ") for line in result.output.splitlines()[1:]]
@@ -86,6 +99,7 @@ def test_show_prints_shared_prefixes_once(folder: Path) -> None:
     assert "model aaaa, salt 0aB._[red]zzzz" in lines
     (shared,) = [i for i, line in enumerate(lines) if line.startswith("0-30")]
     assert "1 checkpoint, 0.1 MiB" in lines[shared]
+    assert "system 10" in lines[shared]
     assert {line[:5] for line in lines[shared + 1 : shared + 3]} == {"30-43", "30-36"}
     assert "2.0 MiB" in result.output
     assert result.output.count("goes next") == 1
@@ -100,33 +114,38 @@ def test_show_preview_has_texts(folder: Path, tiny_model: Any) -> None:
     assert spelt.decode(errors="replace").strip() not in run("show", "--dir", folder).output
 
 
-def test_show_continues_past_damaged_records(folder: Path) -> None:
-    victim = sorted(folder.glob("*/*/*.record"))[3]
-    victim.write_bytes(victim.read_bytes()[:100])
-    result = run("show", "--dir", folder)
-    assert result.exit_code == 0
-    assert victim.stem in result.output
-    assert victim.exists()
-
-
 def test_verify_passes_a_sound_folder(folder: Path) -> None:
     result = run("verify", "--dir", folder)
     assert (result.exit_code, result.output.strip()) == (0, "9 records are sound, 0 damaged")
 
 
 def test_verify_finds_and_removes_damaged_records(folder: Path) -> None:
-    victim = sorted(folder.glob("*/*/*.record"))[3]
+    victim, name = victim_of(folder)
     raw = bytearray(victim.read_bytes())
     raw[-1] ^= 1
     victim.write_bytes(raw)
     result = run("verify", "--dir", folder)
     assert result.exit_code == 1
     assert "8 records are sound, 1 damaged" in result.output
-    assert "payload is damaged" in result.output
+    assert f"{name}: the state's payload is damaged" in result.output
     assert len(keys(folder)) == 9
     assert run("verify", "--remove", "--dir", folder).exit_code == 0
     assert len(keys(folder)) == 8
+    assert not victim.exists()
     assert run("verify", "--dir", folder).exit_code == 0
+
+
+def test_verify_finds_records_to_which_no_path_leads(folder: Path) -> None:
+    rows = DiskRows(folder)
+    rows.open()
+    (place,) = [key for key, raw in rows.rows(b"p") if raw[16:20] == len(TEXT[:20]).to_bytes(4, "little")]
+    rows.update([b"p" + place], lambda found: dict.fromkeys(found))
+    rows.release()
+    result = run("verify", "--dir", folder)
+    assert result.exit_code == 1
+    assert result.output.count("no path leads to it") == 2
+    assert run("verify", "--remove", "--dir", folder).exit_code == 0
+    assert "7 records are sound, 0 damaged" in run("verify", "--dir", folder).output
 
 
 def test_prune_by_age_removes_older_records(folder: Path) -> None:
@@ -137,61 +156,15 @@ def test_prune_by_age_removes_older_records(folder: Path) -> None:
 
 def test_prune_by_size_removes_the_oldest_records(folder: Path) -> None:
     result = run("prune", "--max-mib", 0.5, "--dir", folder)
-    assert RecordStore(folder).nbytes <= 0.5 * 2**20
+    assert sum(path.stat().st_size for path in files(folder)) <= 0.5 * 2**20
     assert "records removed" in result.output
-    store = RecordStore(folder)
-    assert {store.head(key).namespace for key in keys(folder)} == {"aaaa"}
+    output = run("list", "--dir", folder).output
+    assert ("aaaa" in output, "bbbb" in output) == (True, False)
 
 
 def test_prune_by_model_removes_records_of_that_model(folder: Path) -> None:
     assert "6 records removed" in run("prune", "--model", "aaaa", "--dir", folder).output
     assert len(keys(folder)) == 3
-
-
-def test_prune_by_size_removes_damaged_records_first(folder: Path) -> None:
-    store = RecordStore(folder)
-    victim = sorted(folder.glob("*/*/*.record"))[3]
-    size, lost = store.nbytes, victim.stat().st_size
-    victim.write_bytes(bytes(2 << 20))
-    result = run("prune", "--max-mib", (size - lost) / 2**20, "--dir", folder)
-    assert result.exit_code == 0, result.output
-    assert "1 records removed" in result.output
-    assert f"{victim.stem}: the state's header is damaged" in result.output
-    assert len(keys(folder)) == 8
-    assert not victim.exists()
-
-
-def test_unreadable_record_costs_no_other_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    victim = sorted(folder.glob("*/*/*.record"))[3]
-    size, lost = RecordStore(folder).nbytes, victim.stat().st_size
-    victim.write_bytes(bytes(2 << 20))
-    head = RecordStore.head
-    monkeypatch.setattr(
-        RecordStore, "head", lambda store, key: (say_no if key == victim.stem else head)(store, key)
-    )
-    result = run("prune", "--max-mib", (size - lost) / 2**20, "--dir", folder)
-    assert result.exit_code == 1
-    assert "0 records removed" in result.output
-    assert "1 could not be read" in result.output
-    assert len(keys(folder)) == 9
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("list",), "9 records"),
-        (("verify",), "9 records are sound, 0 damaged"),
-        (("prune", "--older-than", "0.5"), "6 records removed, 0.3 MiB left"),
-    ],
-)
-def test_file_in_place_of_a_folder_is_reported(folder: Path, arguments: tuple[str, ...], says: str) -> None:
-    shard = clutter(folder)
-    result = run(*arguments, "--dir", folder)
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
-    assert f"{os.sep}{shard} is no folder" in result.output
-    assert says in result.output
-    assert "1 could not be read" in result.output
 
 
 @pytest.mark.parametrize(
@@ -200,20 +173,17 @@ def test_file_in_place_of_a_folder_is_reported(folder: Path, arguments: tuple[st
     ids=" ".join,
 )
 def test_commands_leave_the_times_of_records_alone(folder: Path, arguments: tuple[str, ...]) -> None:
-    for number, path in enumerate(sorted(folder.glob("*/*/*.record"))):
-        os.utime(path, (number, number))
+    rows = DiskRows(folder)
+    rows.open()
+    before = {key: rows.last_used(key) for key in keys(folder)}
     assert run(*arguments, "--dir", folder).exit_code == 0
-    times = [path.stat().st_mtime for path in sorted(folder.glob("*/*/*.record"))]
-    assert times == list(range(9))
+    assert {key: rows.last_used(key) for key in keys(folder)} == before
 
 
 def test_salts_are_listed_and_pruned(folder: Path) -> None:
     assert " salt " not in run("list", "--dir", folder).output
-    store = RecordStore(folder)
     for salt in ("0aB._zzzzzzzzz", "[red]zzzzzzzzz"):
-        name, payload = f"aaaa+{salt}", np.zeros(100, np.uint8)
-        key = key_of(name, len(TEXT), TEXT)
-        store.write(key, record_of(name, len(TEXT), TEXT, None, payload))
+        put(folder, f"aaaa+{salt}", TEXT, size=100)
     output = run("list", "--dir", folder).output
     assert " salt " in output
     assert output.count("0aB._zzzzzzzzz") == output.count("[red]zzzzzzzzz") == 1
@@ -227,7 +197,7 @@ def test_verify_keeps_records_that_cannot_be_read_now(folder: Path, monkeypatch:
     def fail(*_: Any) -> None:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("llamahybrid.prompt_cache.disk.read_record", fail)
+    monkeypatch.setattr(disk, "read_record", fail)
     result = run("verify", "--remove", "--dir", folder)
     assert result.exit_code == 1
     assert "0 records are sound, 0 damaged, 9 could not be read" in result.output

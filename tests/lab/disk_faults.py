@@ -1,15 +1,16 @@
 """Random histories on a folder where things go wrong that pass, and things lie that are not ours.
 
-File descriptors run out, files cannot be opened for a while, others may write to the folder, links and made
-up records lie in it, records are damaged or vanish, an older and a newer version keep theirs beside ours.
-After every step: nothing outside our own folder has changed, no sound record is gone. Used by `disk_fuzz`.
-"""
+File descriptors run out, files cannot be opened for a while, others may write to the folder, rows and records
+are damaged or vanish, links and files of killed processes lie in it, an older and a newer version keep theirs
+beside ours. After every step: nothing outside our own folder has changed, no sound record is gone. Used by
+`disk_fuzz`."""
 
 from __future__ import annotations
 
 import errno
 import os
 import random
+import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,16 +18,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache import disk, refusals
+from llamahybrid.prompt_cache import disk, loading, reader
+from llamahybrid.prompt_cache.bytes_disk import SHARDS
 from llamahybrid.prompt_cache.cache import PromptCache
-from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, RecordStore
-from llamahybrid.prompt_cache.disk_folder import FOLDER
-from llamahybrid.prompt_cache.envelope import MAGIC, sealed
-from llamahybrid.prompt_cache.records import key_of, pack
-from tests.lab.disk_fuzz import check_record, hasty, turn
+from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, DiskRows
+from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN
+from tests.lab.disk_fuzz import check_record, hasty, stored, turn
 from tests.lab.integrity import check_integrity
 
 PASSING = (errno.EMFILE, errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOMEM)
@@ -44,8 +42,9 @@ class History:
         self._furnish()
         self.outside = self._outside()
         self.done: Counter[str] = Counter()
-        self.expendable: set[str] = set()
-        """Keys that may go: damaged, made up, or removed by somebody else."""
+        self.expendable: set[bytes] = set()
+        """Keys that may go: damaged, or removed by somebody else."""
+        self.before: set[bytes] = set()
         self.cache: PromptCache = hasty(self.folder, UNLIMITED)
 
     def run(self, steps: int) -> Counter[str]:
@@ -56,23 +55,24 @@ class History:
             self.restart,
             self.starve_of_descriptors,
             self.refuse_for_a_while,
+            self.hold_the_lock,
             self.let_others_write,
             self.damage,
-            self.make_up,
+            self.damage_a_row,
             self.link,
             self.vanish,
-            self.leave_a_part,
+            self.leave_a_file,
         ]
         for _ in range(steps):
             step = self.rng.choice(kinds)
             self.done[step.__name__] += 1
-            before = self._keys()
+            before = self.before = set(self._records())
             step()
             self.cache.flush(30)
-            lost = before - self._keys() - self.expendable
+            lost = before - set(self._records()) - self.expendable
             assert not lost, f"{step.__name__} lost {len(lost)} sound records"
             assert self._outside() == self.outside, f"{step.__name__} touched something outside our folder"
-            check_integrity(self.cache)
+            check_integrity(self.cache.ram.store if self.done["damage_a_row"] else self.cache)
         self._all_right()
         return self.done
 
@@ -98,7 +98,7 @@ class History:
                 hasty(self.folder, UNLIMITED).close()
 
     def refuse_for_a_while(self) -> None:
-        """Files cannot be opened, or folders not be listed: a network disk that is away."""
+        """Files cannot be opened, or folders not be listed."""
         code = self.rng.choice(PASSING)
         with failing(self.rng.choice(("opened", "os.scandir")), code):
             for _ in range(3):
@@ -106,44 +106,49 @@ class History:
             self.cache.flush(30)
             PromptCache(1 << 20, self.folder).close()
 
+    def hold_the_lock(self) -> None:
+        """Another process changes the folder for a moment; requests go on."""
+        other = sqlite3.connect(self.own / FOREIGN, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(3):
+            turn(self.cache, self.rng)
+        other.execute("ROLLBACK")
+        other.close()
+
     def let_others_write(self) -> None:
         """A folder that others may write to is not opened."""
         mode = self.folder.stat().st_mode
         self.folder.chmod(0o777)
-        before = _listing(self.own)
         cache = PromptCache(1 << 20, self.folder)
         turn(cache, self.rng)
         assert cache.close()
         assert cache.disk is None, "a folder that others may write to was taken"
-        assert _listing(self.own) == before, "a folder that was refused has changed"
         self.folder.chmod(mode)
 
     def damage(self) -> None:
         """Bits of a record flip."""
-        for path in self._some_records():
+        for path in self._some_files():
             raw = bytearray(path.read_bytes())
             raw[self.rng.randrange(len(raw))] ^= 1 << self.rng.randrange(8)
             path.write_bytes(raw)
         turn(self.cache, self.rng)
 
-    def make_up(self) -> None:
-        """Somebody puts a record there that none is, or one that lies."""
-        length = self.rng.randrange(1, 50)
-        tokens = np.array([self.rng.randrange(1000) for _ in range(length)], np.int32)
-        key = key_of(f"model {self.rng.random()}", length, tokens)
-        state = sealed(np.zeros(9, np.uint8), namespace="made up", tokens=tokens)
-        raw = bytearray(b"".join(pack(state, tokens, None)))
-        if self.rng.random() < 0.5:
-            raw = bytearray(self.rng.randbytes(self.rng.randrange(400)))
-        (self.own / key[0]).mkdir(mode=0o700, exist_ok=True)
-        (self.own / key[0] / f"{key}.record").write_bytes(raw)
-        self.expendable.add(key)
+    def damage_a_row(self) -> None:
+        """Bits of a row flip: what it leads to is lost, and nothing wrong comes of it."""
+        self.cache.flush(30)
+        self.expendable |= self.before | set(self._records())
+        other = sqlite3.connect(self.own / FOREIGN, isolation_level=None, timeout=30)
+        rows = other.execute("SELECT rowid, value FROM Cache WHERE filename IS NULL").fetchall()
+        for rowid, value in self.rng.sample(rows, min(len(rows), 1)):
+            raw = bytearray(value)
+            raw[self.rng.randrange(len(raw))] ^= 1 << self.rng.randrange(8)
+            other.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (bytes(raw), rowid))
+        other.close()
         turn(self.cache, self.rng)
 
     def link(self) -> None:
         """A link with a record's name leads out of the folder; it goes again."""
-        key = key_of("linked", 1, np.array([self.rng.randrange(1 << 20)], np.int32))
-        path = self.own / key[0] / f"{key}.record"
+        path = self.own / "00" / f"{self.rng.randrange(1 << 160):040x}-00000000.val"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.symlink_to(self.root / "home" / "thesis.tex")
         self.restart()
@@ -152,21 +157,21 @@ class History:
         path.unlink()
 
     def vanish(self) -> None:
-        """Another process evicts records."""
-        for path in self._some_records():
+        """Somebody removes files of records."""
+        for path in self._some_files():
             path.unlink()
         turn(self.cache, self.rng)
 
-    def leave_a_part(self) -> None:
-        """A process was killed long ago while it wrote; the next start sweeps up."""
-        shard = self.own / "0"
-        shard.mkdir(mode=0o700, exist_ok=True)
-        part = shard / f"{self.rng.randrange(1 << 64):016x}.part"
-        part.write_bytes(b"half a reco")
-        past = part.stat().st_mtime - 2 * ORPHAN_SECONDS
-        os.utime(part, (past, past))
-        self.restart()
-        assert not part.exists(), "an old part was left"
+    def leave_a_file(self) -> None:
+        """A process was killed long ago while it wrote; a sweep removes what it left."""
+        path = self.own / "00" / f"{self.rng.randrange(1 << 160):040x}-00000000.val"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_bytes(b"half a reco")
+        past = path.stat().st_mtime - 2 * ORPHAN_SECONDS
+        os.utime(path, (past, past))
+        rows = DiskRows(self.folder)
+        rows.open()
+        assert sum(rows.sweep(shard) for shard in range(SHARDS)), "an old file was left"
 
     # -- what is there -----------------------------------------------------------------------------
 
@@ -176,32 +181,42 @@ class History:
         (self.root / "home" / "thesis.tex").write_text("my only copy")
         self.folder.mkdir(mode=0o700)
         (self.folder / "notes.txt").write_text("mine")
-        for place, name in (("ab/cd", "0" * 28 + ".val"), ("llamahybrid-4/a", "newer.record")):
+        others = (
+            ("ab/cd", "0" * 28 + ".val"),
+            ("llamahybrid-3/a", "older.record"),
+            ("llamahybrid-5", "cache.db"),
+        )
+        for place, name in others:
             (self.folder / place).mkdir(parents=True)
-            (self.folder / place / name).write_bytes(MAGIC + b"of another format")
+            (self.folder / place / name).write_bytes(b"of another format")
 
     def _outside(self) -> dict[str, tuple[int, bytes]]:
-        listing = _listing(self.root)
         inside = os.path.join("cache", FOLDER)
-        return {name: what for name, what in listing.items() if not name.startswith(inside)}
+        found: dict[str, tuple[int, bytes]] = {}
+        for path in sorted(self.root.rglob("*")):
+            name = str(path.relative_to(self.root))
+            if not name.startswith(inside):
+                own = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+                found[name] = (0 if path.is_dir() else path.lstat().st_mtime_ns, own)
+        return found
 
-    def _keys(self) -> set[str]:
-        return set(RecordStore(self.folder).keys())
+    def _records(self) -> list[bytes]:
+        return list(stored(self.folder)[1])
 
-    def _some_records(self) -> list[Path]:
-        there = sorted(self.own.glob("*/*.record"))
+    def _some_files(self) -> list[Path]:
+        there = sorted(self.own.glob("*/*.val"))
         chosen = self.rng.sample(there, min(len(there), self.rng.randrange(4)))
-        self.expendable.update(path.stem for path in chosen)
-        return chosen
+        self.expendable |= {b"r" + bytes.fromhex(path.parent.name + path.name[:40]) for path in chosen}
+        return [path for path in chosen if not path.is_symlink()]
 
     def _all_right(self) -> None:
         """Every record that was not tampered with is sound."""
-        store = RecordStore(self.folder)
-        for key in self._keys() - self.expendable:
+        store, there = stored(self.folder)
+        for key in there.keys() - self.expendable:
             try:
-                check_record(store, key)
+                check_record(store, *there[key])
             except RecordError as error:
-                raise AssertionError(f"{key}: {error}") from error
+                raise AssertionError(f"{key.hex()}: {error}") from error
 
 
 @contextmanager
@@ -243,22 +258,13 @@ def failing(name: str, code: int) -> Iterator[None]:
         setattr(owner, last, real)
 
 
-def _listing(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """All that lies in a folder: when it was changed, and what is in it; links are not followed."""
-    found: dict[str, tuple[int, bytes]] = {}
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        text = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        found[str(path.relative_to(folder))] = (0 if path.is_dir() else status.st_mtime_ns, text)
-    return found
-
-
 def histories(count: int, seed: int, steps: int) -> Counter[str]:
     """So many histories of so many steps; how often each step was taken. Raises AssertionError."""
     done: Counter[str] = Counter()
-    said = refusals.FIRST_BACKOFF_SECONDS, refusals.UNREADABLE_SECONDS
-    # A disk that refused is tried again at once: more happens.
-    refusals.FIRST_BACKOFF_SECONDS = refusals.UNREADABLE_SECONDS = 0.0
+    alone: Any = loading
+    said = reader.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS
+    # A disk that failed is tried again at once: more happens.
+    reader.FIRST_BACKOFF_SECONDS = alone.UNREADABLE_SECONDS = 0.0
     try:
         for number in range(seed, seed + count):
             with tempfile.TemporaryDirectory() as root:
@@ -267,5 +273,5 @@ def histories(count: int, seed: int, steps: int) -> Counter[str]:
                 except AssertionError as error:
                     raise AssertionError(f"seed {number}: {error}") from error
     finally:
-        refusals.FIRST_BACKOFF_SECONDS, refusals.UNREADABLE_SECONDS = said
+        reader.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS = said
     return done

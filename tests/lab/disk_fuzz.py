@@ -28,9 +28,13 @@ from rich.progress import track
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Segment, Tokens
+from llamahybrid.prompt_cache.block_store import BlockStore
+from llamahybrid.prompt_cache.blocks import Item, Place
 from llamahybrid.prompt_cache.cache import PromptCache
-from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.envelope import sealed
+from llamahybrid.prompt_cache.disk import DiskRows
+from llamahybrid.prompt_cache.envelope import path_digest, sealed
+from llamahybrid.prompt_cache.nodes import tokens_of
+from llamahybrid.prompt_cache.tier import Tier
 from tests.lab.integrity import check_integrity
 
 NAMESPACE = "made up"
@@ -107,13 +111,13 @@ def turn(cache: PromptCache, rng: random.Random) -> str:
 
 def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
     """A process of its own: turns for so long; prints each record once it is written, and its counts."""
-    commit = RecordStore.commit
+    wrote = Tier.wrote
 
-    def report(store: RecordStore, part: str, key: str) -> None:
-        commit(store, part, key)
-        os.write(1, f"{key}\n".encode())
+    def report(tier: Tier, item: Item) -> None:
+        wrote(tier, item)
+        os.write(1, f"{item.key.hex()}\n".encode())
 
-    RecordStore.commit = report  # type: ignore[method-assign,assignment]
+    Tier.wrote = report  # type: ignore[method-assign,assignment]
     cache, rng, sources = hasty(folder, disk_bytes), random.Random(seed), Counter[str]()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -141,13 +145,27 @@ def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subproces
     )
 
 
-def check_record(store: RecordStore, key: str) -> None:
+def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Place]]]:
+    """The records of a folder, by key."""
+    rows = DiskRows(folder)
+    rows.open()
+    store = BlockStore(rows)
+    named = {item.key: (item, place) for place, _ in store.each() for item in place.items}
+    there = rows.has([*named])
+    return store, {key: found for key, found in named.items() if key in there}
+
+
+def check_record(store: BlockStore, item: Item, place: Place) -> None:
     """Raise AssertionError unless a record's state is what its tokens say, RecordError if it is damaged."""
-    record = store.load(key)
-    kind = "state" if record.head.is_snapshot else "attention"
-    assert np.array_equal(record.state, content(kind, record.head.start, record.tokens)), (
-        f"{key} was accepted, and is wrong"
-    )
+    path = store.path_of(place)
+    assert path is not None, "a block of its path is gone"
+    record = store.rows.read(item.key)
+    kind = "state" if record.head.header.is_snapshot else "attention"
+    tokens = tokens_of(path.ids)
+    if record.head.header.digest != path_digest(path.namespace, tokens):
+        raise RecordError("a record of another path")
+    own = content(kind, record.head.header.start, tokens)
+    assert np.array_equal(record.state, own), f"{item.key.hex()} was accepted, and is wrong"
 
 
 def kill_one(folder: Path, seed: int) -> tuple[int, int]:
@@ -165,14 +183,14 @@ def kill_one(folder: Path, seed: int) -> tuple[int, int]:
     process.communicate()
     keys = [line.strip() for line in reported if line.endswith("\n")]
     assert any(keys), "the writer died by itself"
-    store, damaged = RecordStore(folder), 0
-    there = set(store.keys())
-    for key in keys:
-        assert key in there, f"{key} was reported written, and is lost"
-        check_record(store, key)
-    for key in there - set(keys):
+    store, there = stored(folder)
+    damaged = 0
+    for key in map(bytes.fromhex, keys):
+        assert key in there, f"{key.hex()} was reported written, and is lost"
+        check_record(store, *there[key])
+    for key in there.keys() - set(map(bytes.fromhex, keys)):
         try:
-            check_record(store, key)
+            check_record(store, *there[key])
         except RecordError:
             damaged += 1
     cache = hasty(folder, 1 << 40)  # and it goes on without repair

@@ -24,8 +24,8 @@ import typer
 from rich.console import Console
 
 from llamahybrid.prompt_cache.cache import PromptCache
-from llamahybrid.prompt_cache.remote_changes import PREFIX
-from llamahybrid.prompt_cache.remote_link import Link
+from llamahybrid.prompt_cache.reader import Reader
+from llamahybrid.prompt_cache.remote import PREFIX
 from tests.lab.disk_fuzz import turn
 from tests.lab.integrity import check_integrity
 from tests.lab.redis_server import PROGRAM, RedisServer
@@ -64,20 +64,20 @@ class Machine(threading.Thread):
 @contextmanager
 def reads_timed(waits: list[tuple[float, float]]) -> Iterator[None]:
     """Note what each read was allowed, and what it took."""
-    read = Link.read
+    call = Reader.call
 
-    def timed(link: Link, key: str, seconds: float) -> bytes | None:
+    def timed(reader: Reader, seconds: float, *arguments: Any) -> Any:
         started = time.monotonic()
         try:
-            return read(link, key, seconds)
+            return call(reader, seconds, *arguments)
         finally:
             waits.append((seconds, time.monotonic() - started))
 
-    Link.read = timed  # type: ignore[method-assign,assignment]
+    Reader.call = timed  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        Link.read = read  # type: ignore[method-assign]
+        Reader.call = call  # type: ignore[method-assign]
 
 
 BLOWS = ("pause", "pause", "kill", "kill", "flush", "damage", "drop")
@@ -98,7 +98,7 @@ def strike(server: RedisServer, rng: random.Random, ways: Sequence[str] = BLOWS)
     elif how == "flush":
         client.flushall()
     else:
-        for key in rng.sample(keys := client.keys(f"{PREFIX}:record:*"), min(5, len(keys))):
+        for key in rng.sample(keys := client.keys(PREFIX + b"*"), min(5, len(keys))):
             if how == "drop":
                 client.delete(key)
             elif size := client.strlen(key):

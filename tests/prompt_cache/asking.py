@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamahybrid.prompt_cache import Plan, PromptCache
-from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens
-from llamahybrid.prompt_cache.envelope import sealed
-from llamahybrid.prompt_cache.records import pack
+from llamahybrid.prompt_cache.folder import FOREIGN
 from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 
 SLOW = replace(CHEAP, token_seconds=100.0, prefill_seconds=10.0)
@@ -27,28 +25,19 @@ def ask(cache: PromptCache, prompt: Sequence[int], kind: Kind = "hybrid") -> Pla
     return FakeEngine(cache, kind, costs=SLOW).request(prompt, answer=range(7000, 7100))
 
 
-def record_of(
-    namespace: str,
-    start: int,
-    tokens: Tokens,
-    logits: Logits | None = None,
-    payload: Bytes = NOTHING,
-    base: int = 0,
-) -> tuple[bytes, memoryview]:
-    """The two parts of a record."""
-    return pack(sealed(payload, namespace=namespace, tokens=tokens, start=start), tokens, logits, base)
-
-
 def files(folder: Path) -> list[Path]:
     """Its records."""
-    return sorted(folder.glob("*/*/*.record"))
+    return sorted(folder.glob("*/*/*.val"))
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
-    """All that lies in a folder, with what is in it."""
+    """All that lies in a folder, with what is in it; of a database only that it is there."""
     return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        str(path.relative_to(folder)): path.read_bytes()
+        if path.is_file() and not path.name.startswith(FOREIGN)
+        else None
         for path in sorted(folder.rglob("*"))
+        if not path.name.endswith(("-wal", "-shm"))
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,18 +14,18 @@ from typing import Any, Literal
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.disk import RecordStore
-from llamahybrid.prompt_cache.disk_folder import FOLDER
-from llamahybrid.prompt_cache.remote import RemoteRecords
-from llamahybrid.prompt_cache.remote_changes import PREFIX, record
+from llamahybrid.prompt_cache.disk import DiskRows
+from llamahybrid.prompt_cache.remote import PREFIX, RemoteRows
 from tests.lab.integrity import check_integrity
 from tests.lab.redis_server import RedisServer
+
+from .asking import files
 
 DEADLINE = 60.0
 """Seconds within which something expected happens, on a slow and busy machine, too."""
 
-Operation = Literal["load", "prepare", "delete"]
-"""Read a record; write one that does not count yet; remove one."""
+Operation = Literal["read", "write", "remove", "clear"]
+"""Read a record; write one to which nothing leads yet; remove one, or all."""
 
 
 def wait_until(reached: Callable[[], Any], seconds: float = DEADLINE) -> None:
@@ -38,7 +40,7 @@ class Store:
     """One place; `open` makes another cache on it, as another process would."""
 
     name = "ram"
-    records_class: type[Any]
+    rows_class: type[Any]
 
     def __init__(self) -> None:
         self.caches: list[PromptCache] = []
@@ -68,12 +70,12 @@ class Store:
         """All records that lie there, by name."""
         raise NotImplementedError
 
+    def at_rest(self) -> bytes:
+        """All bytes that lie there, those of rows and of what was removed included."""
+        return b""
+
     def put(self, name: str, raw: bytes) -> None:
         """Replace a record's bytes."""
-        raise NotImplementedError
-
-    def add(self, key: str, raw: bytes) -> None:
-        """Add a record as another program would."""
         raise NotImplementedError
 
     def damage(self, change: Callable[[bytes], bytes], chosen: Callable[[str], bool] = bool) -> None:
@@ -83,23 +85,23 @@ class Store:
                 self.put(name, change(raw))
 
     @contextmanager
-    def failing(self, operation: Operation, error: BaseException) -> Iterator[list[str]]:
+    def failing(self, operation: Operation, error: BaseException) -> Iterator[list[bytes]]:
         """An operation raises this error in here; the keys that it was asked for."""
-        asked: list[str] = []
+        asked: list[bytes] = []
 
-        def fail(_: Any, key: str, *__: Any, **___: Any) -> Any:
+        def fail(_: Any, key: bytes = b"", *__: Any, **___: Any) -> Any:
             asked.append(key)
             raise error
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.records_class, operation, fail)
+            patch.setattr(self.rows_class, operation, fail)
             yield asked
 
     @contextmanager
     def held(self, operation: Operation) -> Iterator[tuple[threading.Event, threading.Event]]:
         """An operation waits after its work; (it got there, let it go on)."""
         met, go_on = threading.Event(), threading.Event()
-        real = getattr(self.records_class, operation)
+        real = getattr(self.rows_class, operation)
 
         def slowly(*arguments: Any, **more: Any) -> Any:
             done = real(*arguments, **more)
@@ -108,7 +110,7 @@ class Store:
             return done
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.records_class, operation, slowly)
+            patch.setattr(self.rows_class, operation, slowly)
             try:
                 yield met, go_on
             finally:
@@ -129,7 +131,7 @@ class FolderStore(Store):
     """A folder."""
 
     name = "disk"
-    records_class = RecordStore
+    rows_class = DiskRows
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -139,22 +141,23 @@ class FolderStore(Store):
         return {"disk_dir": str(self.folder), "disk_bytes": 1 << 30 if limit is None else limit}
 
     def records(self) -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in sorted(self.folder.glob("*/*/*.record"))}
+        return {str(path): path.read_bytes() for path in files(self.folder)}
 
     def put(self, name: str, raw: bytes) -> None:
         Path(name).write_bytes(raw)
 
-    def add(self, key: str, raw: bytes) -> None:
-        path = self.folder / FOLDER / key[0] / f"{key}.record"
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.write_bytes(raw)
+    def at_rest(self) -> bytes:
+        """Read by another process: to close a database's file would end the locks of this one."""
+        inside = [str(path) for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        code = "import sys; [sys.stdout.buffer.write(open(name, 'rb').read()) for name in sys.argv[1:]]"
+        return subprocess.run([sys.executable, "-c", code, *inside], capture_output=True, check=True).stdout
 
 
 class ServerStore(Store):
     """A Redis server."""
 
     name = "remote"
-    records_class = RemoteRecords
+    rows_class = RemoteRows
 
     def __init__(self, server: RedisServer) -> None:
         super().__init__()
@@ -166,17 +169,15 @@ class ServerStore(Store):
     def records(self) -> dict[str, bytes]:
         client = self.server.client()
         found: dict[str, bytes] = {}
-        for name in sorted(client.keys(f"{PREFIX}:record:*")):  # type: ignore[type-var]
+        for name in sorted(client.keys(PREFIX + b"r*")):  # type: ignore[type-var]
             raw = client.get(name)
             if raw is not None:
-                found[name.decode()] = raw
+                found[name.hex()] = raw
         return found
 
     def put(self, name: str, raw: bytes) -> None:
-        self.server.client().set(name, raw)
+        self.server.client().set(bytes.fromhex(name), raw)
 
-    def add(self, key: str, raw: bytes) -> None:
+    def at_rest(self) -> bytes:
         client = self.server.client()
-        client.set(record(key), raw)
-        client.sadd(f"{PREFIX}:shard:{key[0]}", key)
-        client.hincrby(f"{PREFIX}:changes", key[0], 1)
+        return b"".join(client.get(name) or b"" for name in client.keys("*"))  # type: ignore[union-attr]

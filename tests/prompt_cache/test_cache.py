@@ -39,7 +39,7 @@ def test_the_budget_of_a_folder_does_not_shrink_by_what_it_holds(folder: Path, m
     for prompt in (A, B):
         cache = PromptCache(1 << 24, folder)
         assert cache.disk is not None
-        limits.append(cache.disk.store.limit)
+        limits.append(cache.disk.limit)
         ask(cache, prompt)
         assert cache.close()
     assert files(folder)
@@ -90,7 +90,7 @@ def test_a_budget_that_is_set_later_is_a_size_too() -> None:
 def test_a_budget_may_be_any_number(folder: Path, given: object) -> None:
     cache = PromptCache(**dict.fromkeys(BUDGETS, given), disk_dir=folder)  # type: ignore[arg-type]
     assert cache.disk is not None
-    assert (cache.ram_bytes, cache.disk.store.limit, cache.disk.writer.budget.hourly) == (1 << 20,) * 3
+    assert (cache.ram_bytes, cache.disk.limit, cache.disk.writer.budget.hourly) == (1 << 20,) * 3
     assert type(cache.ram_bytes) is int
     ask(cache, A)
     assert cache.close()
@@ -109,7 +109,7 @@ def test_plain_attention_reads_nothing_from_disk(folder: Path) -> None:
     again = PromptCache(1 << 24, folder)
     FakeEngine(again, "plain", costs=SLOW).request(A)
     assert again.disk is not None
-    assert again.disk.store.counts.loaded == 0
+    assert again.disk.counts.loaded == 0
     assert FakeEngine(again, costs=SLOW).request(A).source == "disk"
     again.close()
 

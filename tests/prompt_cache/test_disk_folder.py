@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -13,11 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.prompt_cache import PromptCache, envelope
-from llamahybrid.prompt_cache.disk_folder import FOLDER, MARK
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache import folder as folders
+from llamahybrid.prompt_cache.disk import DiskRows
+from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
+from llamahybrid.prompt_cache.records import FORMAT
+from tests.lab.disk_faults import no_descriptors
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import SLOW, A, B, C, ask, everything, files, filled
+from .stores import wait_until
+from .test_stores import planned
 
 HOURS_AGO = 7200
 
@@ -144,17 +152,19 @@ def test_another_programs_diskcache_is_refused_and_left_as_it_is(folder: Path, c
         assert empty or len(other[(1, 2, 3)]) == 100_000
 
 
-@pytest.mark.parametrize("version", [envelope.VERSION - 1, envelope.VERSION + 1])
-def test_versions_lie_side_by_side(folder: Path, version: int) -> None:
+@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
+def test_versions_lie_side_by_side(folder: Path, caplog, version: int) -> None:
     other = folder / f"llamahybrid-{version}" / "a"
     other.mkdir(mode=0o700, parents=True)
-    (other / f"{'a' * 32}-state-5-5.record").write_bytes(envelope.MAGIC + bytes([version, 0]) + b" other")
+    (other / f"{'a' * 32}-state-5-5.record").write_bytes(b"LLHSTATE of another format")
     before = everything(other)
-    filled(folder)
-    cache = PromptCache(1 << 24, folder, 20_000)  # starved
+    with caplog.at_level(logging.WARNING):
+        filled(folder)
+        cache = PromptCache(1 << 24, folder, 20_000)  # starved
     ask(cache, A)
     cache.clear()
     assert everything(other) == before
+    assert len(caplog.records) == (version < FORMAT), "said once, of an older one"
 
 
 # -- a folder that changes, a disk that fails ----------------------------------------------------------
@@ -176,30 +186,128 @@ def test_a_folder_that_is_removed_is_made_again(folder: Path, which: str) -> Non
     assert ask(PromptCache(1 << 24, folder), C).source == "disk"
 
 
-def test_parts_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
+def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
     filled(folder)
     shard = files(folder)[0].parent
-    fresh, old, theirs = shard / f"{'a' * 16}.part", shard / f"{'b' * 16}.part", shard / "notes.part"
+    names = (f"{'a' * 40}-00000000.val", f"{'b' * 40}-00000000.val", "notes.val")
+    fresh, old, theirs = (shard / name for name in names)
     past = time.time() - HOURS_AGO
     for path in (fresh, old, theirs):
         path.write_bytes(b"half a reco")
-    for path in (old, theirs, *files(folder)):
+    for path in (old, theirs, *set(files(folder)) - {fresh}):
         os.utime(path, (past, past))
-    cache = PromptCache(1 << 24, folder)
+    rows = DiskRows(folder)
+    rows.open()
+    assert sum(rows.sweep(number) for number in range(256)) == 1
     assert [path.exists() for path in (fresh, old, theirs)] == [True, False, True]
-    assert ask(cache, A).source == "disk"
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
-def test_a_record_that_could_not_be_finished_leaves_no_part(folder: Path, monkeypatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("input/output error")
+# -- what the database may do --------------------------------------------------------------------------
 
+
+def database(folder: Path) -> sqlite3.Connection:
+    """Another connection to a folder's database, as of another process."""
+    return sqlite3.connect(folder / FOLDER / FOREIGN, isolation_level=None)
+
+
+def test_a_row_that_names_a_foreign_file_is_a_miss_and_the_file_stays(folder: Path) -> None:
+    filled(folder)
+    other = database(folder)
+    for name in ("../../home/papers/thesis.tex", str(folder.parent / "home" / "papers" / "thesis.tex")):
+        other.execute("UPDATE Cache SET filename = ? WHERE filename IS NOT NULL", (name,))
+        cache = PromptCache(1 << 24, folder)
+        assert ask(cache, A).cached == 0
+        cache.clear()
+        cache.close()
+        filled(folder)
+    other.close()
+
+
+def test_a_pickled_row_is_never_unpickled(folder: Path) -> None:
+    filled(folder)
+    trap = folder.parent / "sprung"
+    raw = pickle.dumps(_Trap(str(trap)))
+    other = database(folder)
+    other.execute("UPDATE Cache SET mode = 4, value = ?, filename = NULL", (raw,))
+    other.execute(
+        "INSERT INTO Cache(key, raw, mode, value, expire_time) VALUES (?, 0, 4, ?, 9e12)", (raw, raw)
+    )
+    other.close()
     cache = PromptCache(1 << 24, folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        ask(cache, A)
-        assert not cache.flush()
-    assert not list(folder.glob("*/*/*"))
+    assert ask(cache, A).cached == 0
+    cache.forget(A)
+    cache.clear()
+    assert cache.close()
+    assert not trap.exists()
+    assert ask(PromptCache(1 << 24, folder), A).cached == 0
+
+
+class _Trap:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (self.path,)
+
+
+def test_a_lock_held_elsewhere_while_opening_holds_up_no_request(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("llamahybrid.prompt_cache.tier.FIRST_SECONDS", 0.05)
+    filled(folder)
+    other = database(folder)
+    other.execute("BEGIN IMMEDIATE")
+    cache = PromptCache(1 << 24, folder)
+    assert ask(cache, A).cached == 0
+    assert ask(cache, [*A, 1]).cached == len(A), "RAM serves on"
+    assert cache.stats().extra["disk_late"] > 0
+    other.execute("ROLLBACK")
+    other.close()
+    wait_until(lambda: planned(cache, [*C, 1]) == len(C))
+
+
+def test_a_lock_held_elsewhere_does_not_stop_reads(folder: Path) -> None:
+    filled(folder)
+    cache = PromptCache(1 << 24, folder)
+    assert planned(cache, [*B, 1]) == len(B)
+    other = database(folder)
+    other.execute("BEGIN EXCLUSIVE")
+    assert ask(cache, A).source == "disk"
+    other.execute("ROLLBACK")
+    other.close()
+    assert cache.flush()
+
+
+def test_a_damaged_index_is_made_anew(folder: Path, caplog) -> None:
+    filled(folder)
+    (folder / FOLDER / FOREIGN).write_bytes(b"no database at all" * 1000)
+    cache = PromptCache(1 << 24, folder)
+    assert "made anew" in caplog.text
+    assert ask(cache, A).cached == 0
+    assert cache.close()
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
+@pytest.mark.parametrize("system", ["nfs4", "cifs", "fuse.sshfs"])
+def test_a_folder_on_a_shared_file_system_is_refused(folder: Path, caplog, monkeypatch, system: str) -> None:
+    filled(folder)
+    mounts = folder.parent / "mounts"
+    mounts.write_text(f"none / ext4 rw 0 0\nhost:/x {folder} {system} rw 0 0\nnone /elsewhere ext4 rw 0 0\n")
+    monkeypatch.setattr(folders, "MOUNTS", mounts)
+    refused(folder, caplog)
+    assert system in caplog.text
+
+
+def test_without_descriptors_records_are_missed_and_stay(folder: Path) -> None:
+    filled(folder)
+    cache = PromptCache(1 << 24, folder)
+    assert planned(cache, [*C, 1]) == len(C)
+    before = files(folder)
+    with no_descriptors():
+        assert planned(cache, [*A, 1]) == 0
+    assert files(folder) == before
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
 def test_a_full_disk_costs_one_warning_and_damages_nothing(folder: Path) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.disk_index import DiskIndex
 from llamahybrid.prompt_cache.nodes import tokens_of
-from llamahybrid.prompt_cache.outline import Branch, CacheOutline, outline, outline_of_index
+from llamahybrid.prompt_cache.outline import Branch, CacheOutline, outline, outline_of_places
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import A, B, C, ask, filled
@@ -189,4 +188,4 @@ def test_only_what_is_asked_for_is_shown() -> None:
 def test_an_empty_cache(folder: Path) -> None:
     assert outline(PromptCache(1 << 20)) == CacheOutline(())
     assert outline(PromptCache(1 << 20, folder)) == CacheOutline(())
-    assert outline_of_index(DiskIndex()) == CacheOutline(())
+    assert outline_of_places([], b"") == CacheOutline(())

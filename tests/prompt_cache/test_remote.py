@@ -6,18 +6,16 @@ import gc
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import redis
 
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.disk_folder import SHARDS
-from llamahybrid.prompt_cache.remote import RemoteRecords
-from llamahybrid.prompt_cache.remote_changes import PREFIX, record
+from llamahybrid.prompt_cache.reader import Reader
+from llamahybrid.prompt_cache.remote import PREFIX
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.redis_server import RedisServer
 
@@ -34,39 +32,35 @@ def store(server: RedisServer) -> Iterator[ServerStore]:
     made.close()
 
 
-def shards(client: redis.Redis) -> list[str]:
-    """The keys of shards in which anything lies."""
-    return [name for letter in SHARDS if client.exists(name := f"{PREFIX}:shard:{letter}")]
-
-
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """How many seconds each read may take."""
-    seen: list[float | None] = []
-    load = RemoteRecords.load
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How many seconds each look and each read may take."""
+    seen: list[float] = []
+    call = Reader.call
 
-    def noted(self: RemoteRecords, key: str, within: float | None = None) -> Any:
-        seen.append(within)
-        return load(self, key, within)
+    def noted(self: Reader, seconds: float, *arguments: Any) -> Any:
+        seen.append(seconds)
+        return call(self, seconds, *arguments)
 
-    monkeypatch.setattr(RemoteRecords, "load", noted)
+    monkeypatch.setattr(Reader, "call", noted)
     return seen
 
 
 @pytest.mark.parametrize("how", ["pause", "kill"])
 def test_a_server_that_is_away_costs_one_warning_and_no_more_time_than_decoding(
-    store: ServerStore, how: str, caplog: pytest.LogCaptureFixture, waits: list[float | None]
+    store: ServerStore, how: str, caplog: pytest.LogCaptureFixture, waits: list[float]
 ) -> None:
     ask(store.open(), A)
     cache = store.open()
     getattr(store.server, how)()
+    waits.clear()
     costs = replace(SLOW, token_seconds=1e-3, prefill_seconds=1e-3)  # A takes 0.3 s to decode
     with caplog.at_level(logging.WARNING, "llamahybrid"):
         for _ in range(5):
             plan = cache.plan(np.array([*A, 1], np.int32), FakeEngine(cache).view(), (), costs)
             assert plan.cached == 0
-    assert all(seconds is not None and seconds <= 0.31 for seconds in waits)
-    assert len(waits) <= 1, "it is left alone for a while"
+    assert all(seconds <= 0.31 for seconds in waits)
+    assert len(waits) <= 2, "it is left alone for a while"
     assert len([r for r in caplog.records if "remote cache failed" in r.message]) == 1
     assert ask(cache, C).cached == 0, "nor does storing wait"
     if how == "pause":
@@ -148,10 +142,9 @@ def test_records_that_the_server_evicted_are_misses(store: ServerStore) -> None:
     ask(cache, A)
     assert cache.flush()
     client = store.server.client()
-    client.delete(*store.records())
+    client.delete(*map(bytes.fromhex, store.records()))
     new = PromptCache(1 << 24, **store.arguments(None))
     assert planned(new, [*A, 1]) == 0
-    wait_until(lambda: not shards(client))
     ask(new, A)
     assert new.close()
     assert planned(store.open(), [*A, 1]) == len(A)
@@ -177,63 +170,37 @@ def test_a_removal_that_the_server_refuses_is_said_and_can_be_repeated(
     wait_until(gone)
 
 
-def list_as_record(client: redis.Redis) -> str:
-    key = f"{'a' * 32}-state-5-5"
-    client.lpush(record(key), "x")
-    client.sadd(f"{PREFIX}:shard:a", key)
-    client.hincrby(f"{PREFIX}:changes", "a", 1)
-    return record(key)
-
-
-def text_as_shard(client: redis.Redis) -> str:
-    name = next(name for letter in SHARDS if (name := f"{PREFIX}:shard:{letter}") not in shards(client))
-    client.set(name, "text")
-    return name
-
-
-def text_as_changes(client: redis.Redis) -> str:
-    client.delete(f"{PREFIX}:changes")
-    client.set(f"{PREFIX}:changes", "text")
-    return f"{PREFIX}:changes"
-
-
-@pytest.mark.parametrize("put", [list_as_record, text_as_shard, text_as_changes])
-def test_a_key_of_another_type_is_left_alone_and_costs_nothing_else(
-    store: ServerStore, caplog: pytest.LogCaptureFixture, put: Callable[[redis.Redis], str]
+@pytest.mark.parametrize("kind", [b"r", b"p", b"n"])
+def test_keys_of_another_type_are_left_alone_and_cost_their_conversation_alone(
+    store: ServerStore, kind: bytes
 ) -> None:
-    for prompt in (A, B, C):
-        ask(store.open(), prompt)
+    ask(store.open(), C, "recurrent")
     store.open()
     client = store.server.client()
-    name = put(client)
-    with caplog.at_level(logging.WARNING):
-        cache = store.open()
-        for prompt in (A, B, C):
-            wait_until(lambda prompt=prompt: planned(cache, [*prompt, 1]) == len(prompt))
-    assert [name in message for message in caplog.messages] == [True]
-    assert store.count(cache, "errors") == 1
-    assert client.exists(name), "it is another program's"
-
-
-def test_a_record_that_became_another_type_is_a_miss_for_its_conversation_alone(store: ServerStore) -> None:
-    for prompt in (A, C):
-        ask(store.open(), prompt, "recurrent")
-    cache = store.open()
-    client = store.server.client()
-    for name in store.records():
-        if name.endswith(f"-{len(A)}"):
-            client.delete(name)
-            client.lpush(name, "x")
-    assert FakeEngine(cache, "recurrent", costs=SLOW).request([*A, 1]).cached < len(A)
-    assert FakeEngine(cache, "recurrent", costs=SLOW).request([*C, 1]).cached == len(C)
+    before = set(client.keys(PREFIX + b"*"))
+    other = FakeEngine(store.open(), "recurrent", namespace="other", costs=SLOW)
+    other.request(A)
+    store.open()
+    theirs = [name for name in set(client.keys(PREFIX + kind + b"*")) - before]
+    for name in theirs:
+        client.delete(name)
+        client.lpush(name, "x")
+    cache = store.open(0)
+    assert FakeEngine(cache, "recurrent", namespace="other", costs=SLOW).request([*A, 1]).cached == 0
+    assert FakeEngine(cache, "recurrent", costs=SLOW).request([*C, 1]).cached >= len(C)
+    assert all(client.type(name) == b"list" for name in theirs), "they are another program's"
 
 
 def test_garbage_on_the_server_stops_nothing(store: ServerStore) -> None:
     client = store.server.client()
-    client.sadd(f"{PREFIX}:shard:a", b"\xff\xfe", "../../etc")
-    store.add(f"{'a' * 32}-state-5-5", b"nonsense")
+    for kind in (b"n", b"p", b"r"):
+        client.set(PREFIX + kind + b"../../etc", b"nonsense")
+        client.set(PREFIX + kind + bytes(16), b"nonsense")
     ask(store.open(), A)
-    assert planned(store.open(), [*A, 1]) == len(A)
+    cache = store.open()
+    assert planned(cache, [*A, 1]) == len(A)
+    cache.forget(A)
+    assert planned(store.open(), [*A, 1]) == 0
 
 
 def test_closed_caches_leave_no_thread(store: ServerStore) -> None:

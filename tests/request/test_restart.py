@@ -81,7 +81,7 @@ def test_a_damaged_folder_costs_time_and_nothing_else(start, tmp_path: Path) -> 
     first = start()
     expected = take(first, prompt)
     first.close()
-    for path in (tmp_path / "cache").glob("*/*/*.record"):
+    for path in (tmp_path / "cache").glob("*/*/*.val"):
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)

@@ -16,8 +16,8 @@ import pytest
 from llamahybrid import ModelDraft, PromptCache
 from llamahybrid.errors import LlamaHybridError, SnapshotError
 from llamahybrid.evaluate.counters import DecodeCounter
-from llamahybrid.prompt_cache.disk import RecordStore
 from llamahybrid.request.salt import SALT_BYTES, SHARED, digest
+from tests.lab.disk_fuzz import stored
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.integrity import check_integrity
 from tests.request.asking import ARCHS, CUTS, in_thread, take
@@ -333,8 +333,8 @@ def test_folder_does_not_tell_a_salt(opened: Opened, tmp_path: Path) -> None:
     assert len(files) > 2
     for needle in (A.encode(), A.encode("utf-16-le"), A.encode().hex().encode(), digest(A)):
         assert not any(needle in path.read_bytes() or needle in str(path).encode() for path in files)
-    store = RecordStore(tmp_path)
-    plain, salted = sorted({store.load(key).head.namespace for key in store.keys()}, key=len)  # noqa: SIM118
+    store, _ = stored(tmp_path)
+    plain, salted = sorted({path.namespace for _, path in store.each()}, key=len)
     assert salted.startswith(f"{plain}+"), "whoever owns the folder sees which model a record is of"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llamahybrid.prompt_cache.disk import RecordStore
+from llamahybrid.prompt_cache.disk import DiskRows
 from tests.lab.serving import Serving, serving
 
 
@@ -35,14 +35,14 @@ def test_a_full_disk_is_warned_of_once_counted_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     full = True
-    inner = RecordStore.prepare
+    inner = DiskRows.write
 
-    def prepare(store: RecordStore, *record: Any) -> str:
+    def write(rows: DiskRows, *record: Any) -> None:
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return inner(store, *record)
+        inner(rows, *record)
 
-    monkeypatch.setattr(RecordStore, "prepare", prepare)
+    monkeypatch.setattr(DiskRows, "write", write)
     model = {"disk_dir": str(tmp_path)}
     with serving(tiny_model("qwen35"), model=model) as server, server.client() as client:
         with caplog.at_level(logging.WARNING, "llamahybrid"):
@@ -55,7 +55,7 @@ def test_a_full_disk_is_warned_of_once_counted_and_tried_again(
         assert client.get("/health").status_code == 200
         full = False
         cache: Any = server.llm.prompt_cache
-        cache.disk.store._backoffs["writing to"]._until = 0.0
+        cache.disk._breakers["writing to"]._until = 0.0
         say(server, client, "four")
         assert errors(client) == counted
         assert cache.stats().extra["disk_bytes"] > 0

@@ -83,10 +83,10 @@ def test_where_conversations_are_kept(tmp_path: Path) -> None:
     assert kept(cache=True, cache_size=1 << 21, ram_bytes=1 << 20).ram_bytes == 1 << 20
     remote = kept(remote="redis://127.0.0.1:1/0", remote_bytes=1 << 23).remote
     assert remote is not None
-    assert remote.store.limit == 1 << 23
+    assert remote.limit == 1 << 23
     disk = kept(cache=True, cache_type="disk", cache_size=1 << 22, disk_dir=str(tmp_path)).disk
     assert disk is not None
-    assert disk.store.limit == 1 << 22
+    assert disk.limit == 1 << 22
     assert kept().disk is None
 
 

@@ -1,4 +1,4 @@
-"""The folder of a disk cache: whose it is, and what in it is ours.
+"""The folder of a disk cache: whose it is, where it lies, and what in it is ours.
 
 All that this format writes lies in a folder of its own, `llamahybrid-<format>`, with a mark: another format's
 records, older or newer, and whatever else a user keeps beside them are never touched.
@@ -6,22 +6,33 @@ records, older or newer, and whatever else a user keeps beside them are never to
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
 from llamahybrid.errors import FolderRefused
-from llamahybrid.prompt_cache.envelope import VERSION
+from llamahybrid.prompt_cache.records import FORMAT
 
-FOLDER = f"llamahybrid-{VERSION}"
+logger = logging.getLogger("llamahybrid")
+
+FOLDER = f"llamahybrid-{FORMAT}"
 MARK = "FORMAT"
-MARK_TEXT = f"llamahybrid disk cache, format {VERSION}\n".encode()
-SHARDS = "0123456789abcdef"
-"""Folders for records, by the first letter of their key."""
+MARK_TEXT = f"llamahybrid disk cache, format {FORMAT}\n".encode()
 
 FOREIGN = "cache.db"
 """Index of a folder in which another program keeps its cache with the diskcache library."""
+
+MOUNTS = Path("/proc/self/mounts")
+"""The list of file systems, on Linux."""
+
+SHARED_SYSTEMS = ("nfs", "cifs", "smb", "fuse.", "afs", "ceph", "lustre", "glusterfs", "gpfs", "beegfs")
+"""File systems, by the beginning of their names, on which SQLite's locks cannot be relied on."""
+
+LOCAL_SYSTEMS = ("fuse.fuse-overlayfs",)
+
+_told: set[Path] = set()
 
 
 def opened(path: Path | str, *, buffered: bool = True) -> BinaryIO:
@@ -34,13 +45,18 @@ def opened(path: Path | str, *, buffered: bool = True) -> BinaryIO:
 def claim(folder: str | os.PathLike[str]) -> Path:
     """The folder in `folder` for records of this format; made and marked if need be.
 
-    Raises FolderRefused for one that others may write to, or that another program keeps its cache in, and
-    OSError where nothing can be made or read. A folder that is refused is left as it is.
-    """
+    Raises FolderRefused for one that others may write to, that another program keeps its cache in, or that
+    lies on another machine, and OSError where nothing can be made or read. A folder that is refused is left
+    as it is."""
     there = Path(folder).expanduser()
     there.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = Path(os.path.realpath(there))
     check_owner(there)
+    if (system := file_system(there)) is not None:
+        raise FolderRefused(
+            f"{there} lies on {system}, where several machines cannot share it safely: "
+            "name a local folder, and share a server (remote=) instead"
+        )
     own = there / FOLDER
     if not os.path.lexists(own):
         if os.path.lexists(there / FOREIGN):
@@ -48,6 +64,7 @@ def claim(folder: str | os.PathLike[str]) -> Path:
         own.mkdir(mode=0o700, exist_ok=True)
     check_owner(own)
     _mark(own)
+    _tell_of_older(there)
     return own
 
 
@@ -64,6 +81,20 @@ def check_owner(folder: Path) -> None:
         raise FolderRefused(f"others may write to {folder}: `chmod go-w` it, or name another folder")
 
 
+def file_system(folder: Path) -> str | None:
+    """The name of the file system on which a folder lies, where that is one that machines share."""
+    try:
+        lines = [line.split() for line in MOUNTS.read_text(errors="replace").splitlines()]
+    except OSError:
+        return None
+    mounts = [(fields[1].replace("\\040", " "), fields[2]) for fields in lines if len(fields) > 2]
+    above = [
+        (len(Path(at).parts), n, kind) for n, (at, kind) in enumerate(mounts) if folder.is_relative_to(at)
+    ]
+    kind = max(above, default=(0, 0, ""))[2]
+    return kind if kind.startswith(SHARED_SYSTEMS) and kind not in LOCAL_SYSTEMS else None
+
+
 def _mark(own: Path) -> None:
     """Say in the folder what it is. Raises FolderRefused where that is said otherwise, or not at all."""
     path = own / MARK
@@ -71,9 +102,8 @@ def _mark(own: Path) -> None:
         with opened(path) as mark:
             text = mark.read(len(MARK_TEXT) + 1)
     except FileNotFoundError:
-        foreign = any(map(_is_foreign, own.iterdir()))
-        if foreign and not path.exists():  # another process may be making it, too
-            raise FolderRefused(f"{own} is not a cache of llamahybrid: name another folder") from None
+        if any(own.iterdir()) and not path.exists():  # another process may be making it, too
+            raise FolderRefused(f"{own} is not a cache of ours: name another folder") from None
         text = b""
     if not text:  # two processes may do so: they say the same
         flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -83,6 +113,10 @@ def _mark(own: Path) -> None:
         raise FolderRefused(f"{own} is not a cache of this format: name another folder")
 
 
-def _is_foreign(path: Path) -> bool:
-    """It is none of ours: not what is left, or made again, where somebody empties the folder meanwhile."""
-    return path.name not in SHARDS and not path.name.endswith(".part")
+def _tell_of_older(there: Path) -> None:
+    """Say once that records of an older format lie beside ours."""
+    older = [there / f"llamahybrid-{number}" for number in range(1, FORMAT)]
+    for folder in older:
+        if folder.is_dir() and folder not in _told:
+            _told.add(folder)
+            logger.warning("%s is of an older format and left alone; this version does not read it", folder)

@@ -1,0 +1,301 @@
+"""Records by token path over any store of rows: look-up, storing, the order in which things go,
+forgetting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.blocks import (
+    BLOCK,
+    BLOCK_BYTES,
+    ID_BYTES,
+    MOST_LEADS,
+    NO_PARENT,
+    Item,
+    Kind,
+    Lead,
+    Node,
+    Place,
+    Reach,
+    Why,
+    chain,
+    digest_of,
+    root_of,
+    shared,
+    whole_blocks,
+)
+from llamahybrid.prompt_cache.nodes import ids_of, token_at
+from llamahybrid.prompt_cache.records import Record
+from llamahybrid.prompt_cache.seen import Seen
+
+MOST_FOLLOWERS = 2
+MOST_PARENTS = 1 << 16
+"""No path has more blocks: rows that name each other in a circle end there."""
+
+Values: TypeAlias = "dict[bytes, bytes | None]"
+
+
+class Rows(Protocol):
+    """A store of keys and values; its methods raise OSError for what the place refuses."""
+
+    def run(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Values up to the first that is missing."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values; None for what is missing."""
+
+    def has(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Keys of records that are there."""
+
+    def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
+        """Replace rows by what `change(rows)` says of them, all at once; None removes one."""
+
+    def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a record: it is whole, or not there."""
+
+    def read(self, key: bytes) -> Record:
+        """A whole record, checked. Raises RecordError for a damaged one, RecordGone where there is none."""
+
+    def remove(self, key: bytes) -> None:
+        """Remove a record; harmless if it is gone."""
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Renew rows: they go last, each after the one before."""
+
+    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All rows of a kind, without its letter."""
+
+    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        """The newest rows of a kind, at most `most`."""
+
+
+@dataclass
+class Path:
+    """A namespace and token ids."""
+
+    namespace: str
+    ids: bytes
+
+
+class BlockStore:
+    """Records by token path."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def look(self, namespace: str, tokens: Tokens) -> Seen:
+        """Look a prompt up; all tokens are compared."""
+        ids = ids_of(tokens)
+        hashes = chain(root_of(namespace), ids)
+        nodes = self._nodes(hashes, ids)
+        if not nodes:
+            return Seen(len(tokens))
+        ends = {
+            digest_of(hashes[k], ids[BLOCK_BYTES * k : BLOCK_BYTES * k + ID_BYTES * offset]): (k, offset)
+            for k, node in enumerate(nodes)
+            for offset in node.offsets()
+            if BLOCK * k + offset <= len(tokens)
+        }
+        behind, last = self._behind(hashes[len(nodes) - 1], nodes[-1]), BLOCK * (len(nodes) - 1)
+        alike = {following: last + shared(text, ids[ID_BYTES * last :]) for following, text in behind.items()}
+        passing: dict[tuple[bytes, int], int] = {}
+        for k, node in enumerate(nodes):
+            for lead in node.leads:
+                end = alike.get(lead.next, BLOCK * k) if node is nodes[-1] else BLOCK * k
+                if lead.digest not in ends and lead.start < min(lead.end, end):
+                    passing[lead.digest, lead.start] = end
+        places = self.places([*ends, *dict.fromkeys(digest for digest, _ in passing)])
+        items: list[Item] = []
+        borrowed: list[Reach] = []
+        for digest, (k, offset) in ends.items():
+            place, tail = places.get(digest), ids[BLOCK_BYTES * k :][: ID_BYTES * offset]
+            if place is not None and (place.block, place.tail) == (hashes[k], tail):
+                items += place.items
+                borrowed += place.borrowed
+        through = [
+            Reach(item, end)
+            for (digest, start), end in passing.items()
+            for item in (places[digest].items if digest in places else ())
+            if not item.is_checkpoint and item.start == start
+        ]
+        there = self.rows.has([i.key for i in (*items, *(r.item for r in (*borrowed, *through)))])
+        items = sorted((i for i in items if i.key in there), key=lambda i: (i.end, i.kind))
+        length = max([last, *alike.values(), *(i.end for i in items)])
+        followers = {
+            token_at(behind[following], length - last)
+            for following, end in alike.items()
+            if end == length and len(behind[following]) > ID_BYTES * (length - last)
+        }
+        return Seen(
+            len(tokens),
+            length,
+            tuple(sorted(followers))[:MOST_FOLLOWERS],
+            tuple(items),
+            tuple(r for r in borrowed if r.item.key in there),
+            tuple(r for r in through if r.item.key in there),
+        )
+
+    def _nodes(self, hashes: Sequence[bytes], ids: bytes) -> list[Node]:
+        """The nodes along a path up to the first that is unknown."""
+        nodes: list[Node] = []
+        for k, raw in enumerate(self.rows.run([b"n" + h for h in hashes])):
+            node = Node.unpack(raw)
+            if node is None or (k and node.text != ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k]):
+                break
+            nodes.append(node)
+        return nodes
+
+    def _behind(self, hash_: bytes, node: Node) -> dict[bytes, bytes]:
+        """Token ids behind a node, as far as the leads to the next block tell, by `Lead.next`."""
+        texts: dict[bytes, bytes] = {}
+        blocks = list(dict.fromkeys(lead.next for lead in node.leads if lead.next != lead.digest))
+        for following, raw in zip(blocks, self.rows.get([b"n" + each for each in blocks]), strict=True):
+            child = Node.unpack(raw)
+            if child is not None and child.parent == hash_:
+                texts[following] = child.text
+        tails = self.places([lead.digest for lead in node.leads if lead.next == lead.digest])
+        return texts | {digest: place.tail for digest, place in tails.items() if place.block == hash_}
+
+    def places(self, digests: Sequence[bytes]) -> dict[bytes, Place]:
+        """The places of these digests that are there."""
+        found = zip(digests, self.rows.get([b"p" + d for d in digests]), strict=True)
+        places = ((digest, Place.unpack(digest, raw)) for digest, raw in found)
+        return {digest: place for digest, place in places if place is not None}
+
+    def path_of(self, place: Place, known: dict[bytes, Node | None] | None = None) -> Path | None:
+        """The namespace and all token ids of a place; None where a block of them is gone.
+
+        `known`: nodes that were read already, of which it is to make use.
+        """
+        known = {} if known is None else known
+        texts, hash_ = [place.tail], place.block
+        for _ in range(MOST_PARENTS):
+            if hash_ not in known:
+                known[hash_] = Node.unpack(self.rows.get([b"n" + hash_])[0])
+            node = known[hash_]
+            if node is None:
+                return None
+            if node.parent == NO_PARENT:
+                ids = b"".join(reversed(texts))
+                namespace = node.text.decode("utf-8", "replace")
+                return Path(namespace, ids) if len(ids) == ID_BYTES * place.end else None
+            texts.append(node.text)
+            hash_ = node.parent
+        return None
+
+    def each(self) -> Iterator[tuple[Place, Path]]:
+        """All places with their paths, in no order."""
+        known: dict[bytes, Node | None] = {}
+        for digest, raw in self.rows.rows(b"p"):
+            place = Place.unpack(digest, raw)
+            if place is not None and (path := self.path_of(place, known)) is not None:
+                yield place, path
+
+    # -- storing -----------------------------------------------------------------------------------
+
+    def link(
+        self,
+        namespace: str,
+        tokens: Tokens,
+        new: Item,
+        borrowed: Sequence[Reach] = (),
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Make a written record known at the end of `tokens`, if it is `wanted` at this very moment.
+
+        `borrowed`: attention of other paths that a checkpoint needs.
+        """
+        ids, last = ids_of(tokens), whole_blocks(len(tokens))
+        hashes = chain(root_of(namespace), ids[: BLOCK_BYTES * last])
+        tail = ids[BLOCK_BYTES * last :]
+        done = False
+
+        def change(rows: Values) -> Values:
+            nonlocal done
+            if not wanted():
+                return {}
+            done = True
+            old = Place.unpack(new.digest, rows[b"p" + new.digest])
+            if old is None or (old.block, old.tail) != (hashes[-1], tail):
+                old = Place(hashes[-1], new.end, tail, ())
+            kept = (i for i in old.items if i.key != new.key and not _replaces(new, i))
+            place = replace(old, items=(*kept, new), borrowed=tuple(borrowed) or old.borrowed)
+            nodes = {h: Node.unpack(rows[b"n" + h]) for h in hashes}
+            rows[b"p" + new.digest] = place.pack()
+            following, begun = new.digest, True
+            for k in range(last, -1, -1):
+                text = ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k] if k else namespace.encode()
+                node = nodes[hashes[k]] or Node(hashes[k - 1] if k else NO_PARENT, text=text)
+                node = replace(
+                    node, parent=hashes[k - 1] if k else NO_PARENT, text=text
+                )  # heals a damaged row
+                if k == last:
+                    node = replace(node, ends=node.ends | 1 << (new.end - 1) % BLOCK)
+                rows[b"n" + hashes[k]] = _led(node, following, new, begun=begun, end=BLOCK * k).pack()
+                begun, following = nodes[hashes[k]] is None, hashes[k]
+            return rows
+
+        self.rows.update([b"p" + new.digest, *(b"n" + h for h in hashes)], change)
+        return done
+
+    def unlink(self, items: Iterable[Item]) -> None:
+        """Remove records, and what places say of them."""
+        for item in items:
+            self.rows.remove(item.key)
+            key = b"p" + item.digest
+
+            def change(rows: Values, key: bytes = key, item: Item = item) -> Values:
+                place = Place.unpack(item.digest, rows[key])
+                if place is None:
+                    return {key: None}
+                kept = tuple(i for i in place.items if i.key != item.key)
+                return {key: replace(place, items=kept).pack() if kept else None}
+
+            self.rows.update([key], change)
+
+    # -- order of eviction -------------------------------------------------------------------------
+
+    def used(self, namespace: str, tokens: Tokens, seen: Seen) -> None:
+        """A path was used: its records, and then all that leads to them, go last.
+
+        Of the path itself the shallow checkpoints go first, since a conversation goes on at its end; the end
+        of its first message and branch points go after them, attention after all checkpoints that need it.
+        """
+        hashes = chain(root_of(namespace), ids_of(tokens))
+        items = sorted(seen.items, key=_order)
+        others = [r.item for r in (*seen.borrowed, *seen.through)]
+        keys = dict.fromkeys(i.key for i in (*items, *others))
+        digests = dict.fromkeys(i.digest for i in (*items, *others))
+        self.rows.touch([*keys, *(b"p" + d for d in digests), *(b"n" + h for h in reversed(hashes))])
+
+
+def _led(node: Node, following: bytes, new: Item, *, begun: bool, end: int) -> Node:
+    """A node that leads to a new record. `begun`: it is the first on its way; `end`: of the node."""
+    if new.is_checkpoint:
+        known = any(lead.next == following for lead in node.leads)
+        lead = Lead(following, new.digest, new.end, new.end)
+        wanted = begun and not known
+    else:
+        lead = Lead(following, new.digest, new.start, new.end)
+        wanted = begun or new.start < end
+    if not wanted:
+        return node
+    return replace(node, leads=(lead, *(each for each in node.leads if each != lead))[:MOST_LEADS])
+
+
+def _replaces(new: Item, old: Item) -> bool:
+    """The state with logits says what the one without does."""
+    return new.kind == Kind.PROMPT and old.kind == Kind.STATE
+
+
+def _order(item: Item) -> tuple[int, int]:
+    """The order in which records of one path go."""
+    if not item.is_checkpoint:
+        return 2, -item.end
+    return int(item.why in (Why.SYSTEM, Why.BRANCH)), item.end

@@ -1,0 +1,102 @@
+"""The storage under `diskcache`: rows in its database, records in files that are named after their keys."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import diskcache
+from diskcache.core import MODE_BINARY, MODE_RAW, UNKNOWN
+
+from llamahybrid.prompt_cache.folder import check_owner
+
+SHARDS = 256
+"""Folders for files, named by the first two letters of their names."""
+
+KEY_BYTES = 21
+NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{40}-[0-9a-f]{8}\.val")
+
+
+class BytesDisk(diskcache.Disk):  # type: ignore[misc]
+    """Keys and values are bytes; records lie in files. Nothing is pickled or unpickled (CVE-2025-69872)."""
+
+    def __init__(self, directory: str, **settings: Any) -> None:
+        super().__init__(directory, **settings)
+        self.removed = 0
+        """Files that were removed."""
+        self.stuck: dict[str, OSError] = {}
+        """Files that could not be."""
+
+    def put(self, key: object) -> tuple[object, bool]:
+        """A key for the database. Raises TypeError for what is not bytes."""
+        if not isinstance(key, bytes):
+            raise TypeError("a key is bytes")
+        return sqlite3.Binary(key), True
+
+    def get(self, key: object, raw: object) -> bytes:
+        """A key from the database; b"" for what is none of ours."""
+        return bytes(key) if isinstance(key, bytes | memoryview) else b""
+
+    def filename(self, key: object = UNKNOWN, value: object = UNKNOWN) -> tuple[str, str]:
+        """A new name for a record's file: its key, and something that makes it unique."""
+        assert isinstance(key, bytes)
+        name = key[1:].hex()
+        short = f"{name[:2]}/{name[2:]}-{os.urandom(4).hex()}.val"
+        return short, os.path.join(self._directory, short)
+
+    def store(self, value: Any, read: object, key: object = UNKNOWN) -> tuple[int, int, str | None, object]:
+        """Bytes into the database, the parts of a record into a file."""
+        if isinstance(value, bytes):
+            return 0, MODE_RAW, None, sqlite3.Binary(value)
+        name, path = self.filename(key, value)
+        try:
+            return self._written(path, value), MODE_BINARY, name, None
+        except BaseException:
+            self.remove(name)
+            raise
+
+    def _written(self, path: str, parts: Sequence[bytes | memoryview]) -> int:
+        folder = os.path.dirname(path)
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        check_owner(Path(folder))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags, 0o600), "wb", buffering=0) as out:
+            size = 0
+            for part in parts:
+                view = memoryview(part).cast("B")
+                while len(view):
+                    count = out.write(view)
+                    size, view = size + count, view[count:]
+            return size
+
+    def fetch(self, mode: int, filename: str | None, value: object, read: object) -> bytes | str:
+        """A row's bytes, or the path of a record's file. Raises OSError for a row that is none of ours."""
+        if mode == MODE_RAW and isinstance(value, bytes):
+            return value
+        if mode != MODE_BINARY or not NAME.fullmatch(filename or ""):
+            raise OSError("a row that names no file of ours")
+        return os.path.join(self._directory, str(filename))
+
+    def remove(self, file_path: str) -> None:
+        """Remove a record's file; what cannot be removed is in `stuck`, what has another name is left
+        alone."""
+        if not NAME.fullmatch(file_path or ""):
+            return
+        path = os.path.join(self._directory, file_path)
+        try:
+            if stat.S_ISREG(os.lstat(path).st_mode) and stat.S_ISDIR(os.lstat(os.path.dirname(path)).st_mode):
+                os.unlink(path)
+                self.removed += 1
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.stuck[file_path] = error
+            return
+        self.stuck.pop(file_path, None)

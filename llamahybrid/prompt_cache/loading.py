@@ -1,0 +1,155 @@
+"""Records of a store read, checked and cut to what a prompt needs of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamahybrid.errors import RecordError, RecordGone
+from llamahybrid.prompt_cache.base import NOTHING, Loaded, Outside, Segment, Splitter, Tokens, part_of
+from llamahybrid.prompt_cache.block_store import BlockStore
+from llamahybrid.prompt_cache.blocks import Item, digest_at
+from llamahybrid.prompt_cache.envelope import path_digest
+from llamahybrid.prompt_cache.nodes import ids_of, tokens_of
+from llamahybrid.prompt_cache.reader import affects_one_file
+from llamahybrid.prompt_cache.records import Record
+from llamahybrid.prompt_cache.seen import Offer
+
+logger = logging.getLogger("llamahybrid")
+
+UNREADABLE_SECONDS = 60.0
+"""The pause after a record that cannot be read."""
+
+
+@dataclass
+class Counts:
+    """Counters of this process at a store."""
+
+    written: int = 0
+    written_bytes: int = 0
+    loaded: int = 0
+    damaged: int = 0
+    """Records that did not prove right, twice; they are removed."""
+    gone: int = 0
+    """Records that were not there any more when they were to be read."""
+    late: int = 0
+    """Looks that another process's lock, or a store that was not open yet, made a miss."""
+    dropped: int = 0
+    """Evicted from RAM before they could be written."""
+    superseded: int = 0
+    """States that waited to be written until the conversation had gone on: they never were."""
+    deferred: int = 0
+    """Not written because the hour's `disk_write_bytes` were used up."""
+    evicted: int = 0
+    errors: int = 0
+    """Times that the store failed; it is left alone for a while then."""
+    failed: int = 0
+    """1: the last write failed; it is tried again later."""
+
+
+class Loader:
+    """Reads what offers name; knows which records do not serve. On one thread at a time."""
+
+    def __init__(self, store: BlockStore, counts: Counts, name: Outside) -> None:
+        self._store = store
+        self._counts = counts
+        self._name = name
+        self._left_alone: dict[bytes, float] = {}  # keys, and until when
+        self.wrong: deque[Item] = deque()
+        """Records that did not prove right, to be removed before anything is written."""
+
+    def left_alone(self) -> set[bytes]:
+        """Keys of records that do not serve now."""
+        now = time.monotonic()
+        for key in [key for key, until in list(self._left_alone.items()) if until <= now]:
+            self._left_alone.pop(key, None)
+        return set(self._left_alone)
+
+    def leave_alone(self, item: Item, seconds: float = math.inf) -> None:
+        """Let a record not serve for `seconds`."""
+        self._left_alone[item.key] = time.monotonic() + seconds
+
+    def serves_again(self, item: Item) -> None:
+        """A record is gone, or was written anew."""
+        self._left_alone.pop(item.key, None)
+
+    def load(self, namespace: str, tokens: Tokens, offer: Offer, split: Splitter | None) -> Loaded | None:
+        """Read the records of an offer for a prompt; None where it does not serve. Raises OSError."""
+        whole = True
+        records: dict[Item, tuple[Record, Tokens]] = {}
+        for item in offer.items:  # all are read: what else is damaged of this offer goes with it
+            read = self._read(namespace, tokens, item)
+            whole = whole and read is not None
+            if read is not None:
+                records[item] = read
+        if not whole:
+            return None
+        segments: list[Segment] = []
+        for piece in offer.pieces:
+            record, path = records[piece.item]
+            if not np.array_equal(path[: piece.end], tokens[: piece.end]):  # a row is damaged
+                self.leave_alone(piece.item, UNREADABLE_SECONDS)
+                return None
+            stored = Segment(piece.item.start, piece.item.end, record.state)
+            try:
+                part = part_of(stored, path, piece.start, piece.end, split)
+            except ValueError as error:
+                self._damaged(piece.item, error)
+                return None
+            segments += [] if part is None else [part]
+        if offer.checkpoint is None:
+            return Loaded(NOTHING, None, tuple(segments))
+        record, _ = records[offer.checkpoint]
+        return Loaded(record.state, record.logits, tuple(segments))
+
+    def _read(self, namespace: str, tokens: Tokens, item: Item) -> tuple[Record, Tokens] | None:
+        """A record and the whole path it is of; None where it does not serve. Raises OSError."""
+        own = item.end <= len(tokens) and item.digest == digest_at(namespace, ids_of(tokens[: item.end]))
+        path = tokens[: item.end] if own else self._path_of(namespace, item)
+        if path is None:
+            return None
+        for attempt in range(2):
+            try:
+                record = self._store.rows.read(item.key)
+                header = record.head.header
+                named = (item.start, item.end, item.kind) == (header.start, header.end, record.head.kind)
+                if not named or header.digest != path_digest(namespace, path):
+                    raise RecordError("a record lies under the name of another")
+                return record, path
+            except RecordGone:
+                self._counts.gone += 1
+                self._wrong(item)
+                return None
+            except RecordError as error:  # once more: a bit may have been read wrong
+                if attempt:
+                    self._damaged(item, error)
+            except OSError as error:
+                if not affects_one_file(error):
+                    raise
+                self._counts.errors += 1
+                self.leave_alone(item, UNREADABLE_SECONDS)
+                logger.warning(
+                    "a record of the %s cache cannot be read, and is left out: %s", self._name, error
+                )
+                return None
+        return None
+
+    def _path_of(self, namespace: str, item: Item) -> Tokens | None:
+        place = self._store.places([item.digest]).get(item.digest)
+        path = None if place is None else self._store.path_of(place)
+        return tokens_of(path.ids) if path is not None and path.namespace == namespace else None
+
+    def _damaged(self, item: Item, error: Exception) -> None:
+        """A record is not what it should be: it goes."""
+        logger.warning("a record of the %s cache is dropped: %s", self._name, error)
+        self._counts.damaged += 1
+        self._wrong(item)
+
+    def _wrong(self, item: Item) -> None:
+        self.leave_alone(item)
+        self.wrong.append(item)
