@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from llamahybrid import Llama, PromptCache
+from llamahybrid.core.report import RequestReport
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.tables import machine
 from llamahybrid.prompt_cache import Plan
-from llamahybrid.request.report import RequestReport
 from llamahybrid.tiny import make
 
 MEMCPY_TARGET, DECODE_TARGET = 3.0, 0.01

@@ -24,9 +24,9 @@ import llamahybrid
 import llama_cpp
 
 from llamahybrid import errors
+from llamahybrid.client.handle import RequestHandle
+from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.prompt_cache import CacheStats
-from llamahybrid.request.handle import RequestHandle
-from llamahybrid.request.report import PromptProgress, RequestReport
 
 PAGE = Path(__file__).with_name("api.md")
 

@@ -28,9 +28,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from llamahybrid.core.assembly import Wish
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.request.assembly import Wish
 
 logger = logging.getLogger("llamahybrid")
 
@@ -196,17 +196,12 @@ def _by_name(name: str, ours_takes_over: Callable[[Llama], bool]) -> Callable[[A
 
 
 def _evaluating(llm: Llama) -> bool:
-    return llm.evaluation is not None
-
-
-def _beside_others(llm: Llama) -> bool:
-    return len(llm.slots.all) > 1 and not llm.requests.gate.inside
+    return llm.requests.loop is not None
 
 
 _BY_NAME: Mapping[str, Callable[[Llama], bool]] = {
     "eval": _evaluating,  # would decode behind the back of what knows the live tokens
     "reset": _evaluating,
-    "sample": _beside_others,  # would read another request's logits
 }
 _REPLACEMENTS: Mapping[str, Callable[[Any], Any]] = {
     "__init__": _constructor,

@@ -19,30 +19,30 @@ from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.capi.samplers import Samplers, WithSamplers
 from llamahybrid.capi.sampling import sampled, sampler_for
+from llamahybrid.client import json_schema
+from llamahybrid.client.answer import answer
+from llamahybrid.client.answer_text import AnswerText
+from llamahybrid.client.answers import answer_count, answers
+from llamahybrid.client.attributes import upstream_attribute, upstream_seed
+from llamahybrid.client.chat_template import chat_with
+from llamahybrid.client.completion import arguments, completion, decode_ahead, generate, keeps_rows
+from llamahybrid.client.embedding import embedded
+from llamahybrid.client.extras import NO_EXTRAS, current_extras
+from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
+from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
+from llamahybrid.client.requests import Requests
+from llamahybrid.client.salt import digest, model_salt, text_of
 from llamahybrid.configuration import cache_for, current, patience
+from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
+from llamahybrid.core.executor import Executor
+from llamahybrid.core.report import PromptProgress, RequestReport
+from llamahybrid.core.runner import Runner
+from llamahybrid.core.slots import Slots
 from llamahybrid.devices.offload import Offload
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
-from llamahybrid.request import json_schema
-from llamahybrid.request.answer import answer
-from llamahybrid.request.answer_text import AnswerText
-from llamahybrid.request.answers import answer_count, answers
-from llamahybrid.request.arrays import UpstreamArrays, upstream_attribute, upstream_seed
-from llamahybrid.request.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
-from llamahybrid.request.chat_template import chat_with
-from llamahybrid.request.completion import arguments, completion, decode_ahead, generation, keeps_rows
-from llamahybrid.request.embedding import embedded
-from llamahybrid.request.evaluation import Evaluation
-from llamahybrid.request.extras import NO_EXTRAS, current_extras
-from llamahybrid.request.handle import RequestHandle, made_with, takes_salt
-from llamahybrid.request.native_calls import GuardedModel, NativeCalls, held
-from llamahybrid.request.report import PromptProgress, RequestReport
-from llamahybrid.request.requests import Requests
-from llamahybrid.request.runner import RequestRunner
-from llamahybrid.request.salt import digest, model_salt, text_of
-from llamahybrid.request.slots import Slots
 from llamahybrid.saved_state import load, save, user_cache
 from llamahybrid.signatures import as_of
 from llamahybrid.speculation.drafts import Drafts, asked_model
@@ -83,13 +83,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     answer's last one included, is scored by the row before it, as lm-evaluation-harness reads them. None:
     what `configure` or the environment says, else False.
     `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
-    A generator that nobody advances for a second makes room; it goes on, with the same text, when it is.
+    A generator that nobody advances makes room for one that waits, a few hundredths of a second later; it
+    goes on, with the same text, when it is advanced again.
 
     `on_request`, if set, is called with the `RequestReport` of every finished request; `on_progress` with the
     `PromptProgress` of a prompt, when it begins and after each batch of it. Neither may use the model; what
     `on_progress` raises ends the request.
 
-    `requests`, `evaluation`, `runner` and `drafts` are what runs inside, for this package and its tests.
+    `requests`, `slots`, `runner` and `drafts` are what runs inside, for this package and its tests.
     """
 
     @as_of(llama_cpp.Llama.__init__)
@@ -110,10 +111,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     ) -> None:
         self._cache_salt, wait = text_of(cache_salt), patience(wait)
         self.requests = Requests(self, wait)
-        self._gate = self.requests.gate
         self._calls = NativeCalls()
-        self.slots = Slots(self._gate)
-        self.slots.outlived = isinstance(prompt_cache, PromptCache)
+        self.slots = Slots([])
+        self._cache_stays = isinstance(prompt_cache, PromptCache)
         self._explain = explain
         reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
         cache = cache_for(prompt_cache, reusing)
@@ -141,8 +141,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             self._open(model_path, kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
-            self.arrays.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
-            assemble(self, self.slots, n_parallel, cache, files, paging)
+            self.requests.seen.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
+            loop = assemble(self, n_parallel, cache, files, paging)
+            if loop is not None:
+                self.slots, self.requests.loop, self.requests.several = loop.slots, loop, n_parallel > 1
             self._answer_text = AnswerText(self.token_bos())
             self.draft_model = self._draft_model
         except BaseException:
@@ -175,25 +177,19 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     draft_model = asked_model()
 
     @property
-    def arrays(self) -> UpstreamArrays:
-        """Upstream's attributes of the slot that is meant: in a request its own, else this thread's last."""
-        return self.slots.seen
+    def runner(self) -> Runner | None:
+        """What runs requests on the first slot; None where upstream's behaviour was asked for."""
+        return self.slots.all[0].runner if self.slots.all else None
 
     @property
-    def evaluation(self) -> Evaluation | None:
-        """What decodes in that slot; None where upstream's behaviour was asked for."""
-        return self.slots.here().evaluation
-
-    @property
-    def runner(self) -> RequestRunner | None:
-        """What runs requests on context memory; None where upstream's behaviour was asked for."""
-        evaluation = self.evaluation
-        return None if evaluation is None else evaluation.runner
+    def n_parallel(self) -> int:
+        """Requests that may run at once."""
+        return max(1, len(self.slots))
 
     @property
     def drafts(self) -> Drafts | None:
         """What stands between `generate` and the draft model; None as `runner`."""
-        return None if self.evaluation is None else self.evaluation.drafts
+        return self.slots.all[0].executor.drafts if self.slots.all else None
 
     @held
     @as_of(llama_cpp.Llama.n_ctx)
@@ -206,7 +202,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def prompt_cache(self) -> PromptCache | None:
         """The cache this model keeps its checkpoints in; None where upstream's behaviour was asked for."""
-        return None if self.evaluation is None else self._prompt_cache
+        return self._prompt_cache if self.slots.all else None
 
     @property
     def last_request(self) -> RequestReport | None:
@@ -221,7 +217,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         RequestCancelled. A prompt stops inside a batch (between two where it is not a CPU's), an answer
         between two tokens. What was decoded is kept. Needs the prompt cache.
         """
-        (request or self._gate).cancel()
+        (request or self.requests).cancel()
 
     def request(
         self, cache_salt: str | None = None, on_progress: Callable[[PromptProgress], None] | None = None
@@ -264,23 +260,25 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         RequestCancelled after `cancel()`, Busy (see `wait`), ModelClosed, and RequestSuperseded where it
         lost its place and cannot go on, because an image in its prompt is gone.
         """
-        if self.evaluation is None:
+        if self.requests.loop is None:
             self.requests.refuse_salt()
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = _GENERATE(tokens, *args, **kwargs)
-        tokens, reset = options.pop("tokens"), options.pop("reset", True)
+        prompt = options.pop("tokens")
         if samplers is not None:
-            tokens = list(tokens)
+            prompt = list(prompt)
             processors = options.get("logits_processor")
-            options["logits_processor"] = WithSamplers(processors, samplers.after(tokens))
-        start = partial(super().generate, reset=False, **options)
-        ticket = self.requests.ticket()
-        return self.requests.drive(ticket, partial(generation, self.requests, tokens, reset, start))
+            options["logits_processor"] = WithSamplers(processors, samplers.after(prompt))
+        inside = self.requests.inside
+        if inside is not None and inside.completing and not inside.begun:  # that completion's own
+            return generate(self, inside, prompt, options)
+        request = self.requests.request()
+        return self.requests.drive(request, partial(generate, self, request, prompt, options))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
         extras = current_extras()
-        if self.evaluation is None:
+        if self.requests.loop is None:
             self.requests.refuse_salt()
             if replace(extras, index=0) != NO_EXTRAS:
                 raise LlamaHybridError("a model without a prompt cache has upstream's arguments alone")
@@ -289,9 +287,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super()._create_completion(**options)  # type: ignore[no-any-return]
         options = _COMPLETE(*args, **kwargs)
         options["grammar"] = json_schema.followed(options.get("grammar"))
-        ticket = self.requests.ticket(completing=True, rows=keeps_rows(self, options))
-        ticket.rests_on = self.slots.rests_on(ticket.salt)
-        return completion(self.requests, ticket, partial(answer, self, extras=extras), options)
+        request = self.requests.request(completing=True, rows=keeps_rows(self, options))
+        return completion(self.requests, request, partial(answer, self, extras=extras), options)
 
     @as_of(llama_cpp.Llama.create_completion)
     @takes_salt
@@ -343,7 +340,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _answered(self, template: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         create = partial(chat_with, self, template) if template else super().create_chat_completion
-        if self.evaluation is None or self.chat_handler is None or self._gate.nested():
+        loop = self.requests.loop
+        if loop is None or self.chat_handler is None or loop.here:
             return create(*args, **kwargs)
         rows = keeps_rows(self, kwargs)
         return self.requests.whole(lambda: create(*args, **kwargs), completing=True, rows=rows)
@@ -360,22 +358,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         Raises ContextOverflow before anything is decoded when they do not fit, DecodeError when the
         library fails; the state is sound either way.
         """
-        evaluation = self.slots.here().evaluation
-        if evaluation is None:
+        if self.requests.loop is None:
             self._calls.run(super().eval, tokens)
-            return
-        gate = self._gate
-        if gate.held() and not gate.telling and evaluation.append(tokens):
-            return
-        self.requests.alone(lambda evaluation: evaluation.eval(tokens))
+        else:
+            self.requests.alone(lambda executor: executor.eval(tokens))
 
     @as_of(llama_cpp.Llama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As `llama_cpp.Llama.sample`. Raises LlamaHybridError where what was evaluated has no logits."""
-        work = partial(sampled, self, super().sample, *args, **kwargs)
-        if (self._parallel == 1 and not self.requests.salted) or self._gate.held() or self.evaluation is None:
-            return work()
-        return self.requests.alone(lambda evaluation: evaluation.with_logits(work))
+        if self.requests.several and not self.n_tokens:
+            raise AssertionError("there are no tokens to sample behind: eval some first")  # as upstream
+        return sampled(self, super().sample, *args, **kwargs)
 
     def detokenize(
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
@@ -389,10 +382,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         return sampler_for(self, super()._init_sampler, *args, **kwargs)
 
-    def last_row(self) -> int | Logits:
-        """Where the sampler finds the last token's logits (see `HasRow.last_row`)."""
-        evaluation = self.slots.here().evaluation
-        return -1 if evaluation is None else evaluation.runner.live.row.place()
+    def last_row(self, index: int = -1) -> Logits:
+        """The logits of an evaluated token (see `HasRow.last_row`)."""
+        view = self.requests.seen
+        if index == -1 and (view.tail is None or view.tail_end != view.n_tokens):
+            self.requests.alone(Executor.bring_row)
+            view = self.requests.seen
+        if view.tail is None or view.tail_end != view.n_tokens or not -len(view.tail) <= index < 0:
+            raise LlamaHybridError("there are no logits to sample from: eval a token first")
+        row: Logits = view.tail[index]
+        return row
 
     @property
     def _scores(self) -> Any:
@@ -408,10 +407,25 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         later ones raise ModelClosed. Raises RuntimeError inside a request or call of this very thread.
         """
         self._calls.require_outside()
-        self._gate.close(partial(self.slots.end, self._free))
-        self.slots.close()
-        if self.evaluation is not None:
-            self.evaluation.runner.cache.flush()
+        loop = self.requests.loop
+        if loop is None:
+            if not self._calls.closed:
+                self._free()
+            return
+        if loop.here or self.requests.inside is not None:
+            raise RuntimeError("a model cannot be closed from inside one of its own requests")
+        if self._ctx.ctx is not None and not self._calls.closed:
+            loop.close(partial(self._end, loop.slots))
+            self._prompt_cache.flush()
+
+    def _end(self, slots: Slots) -> None:
+        """Store what the slots hold, and free the context; the cache may be another model's, too."""
+        try:
+            if self._cache_stays:
+                slots.store_live()
+            slots.store_attention()
+        finally:
+            self._free()
 
     def _free(self) -> None:
         self._calls.end()
@@ -422,22 +436,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
         # Without `_stack` upstream never saw it. What is being read goes with who reads it, a tokenizer say.
         if hasattr(self, "_stack") and self._calls.end_unless_running():
-            super().close()
+            loop = self.requests.loop
+            if loop is None or not loop.abandon(self._stack.close):
+                super().close()
 
     # -- state -----------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget the current sequence; what the prompt cache knows stays."""
-        if self._gate.closed:
+        if self._calls.closed:
             self.n_tokens = 0
-        elif self.evaluation is None:
+        elif self.requests.loop is None:
             self._calls.run(super().reset)
         else:
-            self.requests.alone(Evaluation.reset)
+            self.requests.alone(Executor.reset)
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
-        if self.evaluation is None:
+        if self.requests.loop is None:
             return self._calls.run(super().save_state)
         return self.requests.whole(partial(save, self, super().save_state))
 
@@ -447,7 +463,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         Raises SnapshotError (nothing changed) when a sealed state is damaged, of another model or of another
         `n_ctx`, which some models compute by (long-rope factors); RuntimeError when the library refuses it.
         """
-        if self.evaluation is None:
+        if self.requests.loop is None:
             self._calls.run(super().load_state, state)
         else:
             self.requests.whole(partial(load, self, state, super().load_state))
@@ -457,3 +473,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self._shape.flash:
             del state["flash_attn"]
         return state
+
+    own_methods: tuple[tuple[str, Any], ...] = ()
+    """`eval` and `sample` as they are here: a subclass may have its own."""
+
+
+Llama.own_methods = tuple((name, vars(Llama)[name]) for name in ("eval", "sample"))

@@ -17,14 +17,14 @@ import numpy as np
 import xxhash
 from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
 
+from llamahybrid.core.executor import Executor
+from llamahybrid.core.runner import Runner
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.fingerprint import Computation, with_salt
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
-from llamahybrid.request.evaluation import Evaluation
-from llamahybrid.request.runner import RequestRunner
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
@@ -124,13 +124,13 @@ def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaS
 
 def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
     """What the calling thread has live, by upstream's `save_state`, sealed; while nobody else is in."""
-    evaluation = llm.slots.gather()
-    evaluation.bring()  # the end of an answer may come after another salt's request
+    executor = llm.slots.all[0].executor
+    llm.requests.alone(Executor.bring)  # the end of an answer may come after another salt's request
     state = native_save()
     if llm.offload.watch is not None:
         llm.offload.watch.check()
-    live = evaluation.runner.live
-    return state if live.state.foreign else seal_state(state, live, evaluation.arrays.true_rows)
+    live = executor.live
+    return state if live.state.foreign else seal_state(state, live, executor.view.true_rows)
 
 
 def load(
@@ -140,11 +140,10 @@ def load(
 
     Raises as `load_into`, where no cache of the user's can take the state back.
     """
-    evaluation = llm.slots.gather()
-    llm.requests.end_active()
-    evaluation.runner.store_attention()
+    executor = llm.slots.all[0].executor
+    executor.runner.store_attention()
     try:
-        load_into(evaluation, state, native_load)
+        load_into(executor, state, native_load)
     except (SnapshotError, RuntimeError):
         cache = llm.user_cache
         if not (isinstance(cache, UsefulStates) and cache.take_back(state)):
@@ -152,13 +151,13 @@ def load(
 
 
 def load_into(
-    evaluation: Evaluation, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
+    executor: Executor, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
 ) -> None:
     """Make a saved state the current one, by upstream's `load_state`, and believe what memory bears out.
 
     Raises as `check_state` (nothing changed), and RuntimeError when the library does not take it.
     """
-    runner, arrays = evaluation.runner, evaluation.arrays
+    runner, arrays = executor.runner, executor.view
     live = runner.live
     check_state(state, live)
     state, rows = fit_scores(state, len(arrays.scores))
@@ -178,6 +177,7 @@ def load_into(
     if adopt_tokens(live, ids, foreign=seal is None) is None and live.n:
         if seal is not None and seal.logits is not None:
             live.row.put(seal.logits)
+        executor.keep_tail()
         logits = live.row.logits()
         arrays.requires_eval = logits is None
         if live.profile.needs_checkpoints:
@@ -201,7 +201,7 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
         self._cuttable = cuttable
 
     @classmethod
-    def of(cls, inner: Any, runner: RequestRunner) -> UsefulStates:
+    def of(cls, inner: Any, runner: Runner) -> UsefulStates:
         """Those of a cache that save a context's decoding."""
         return cls(inner, runner.checkpoints.depth, not runner.live.profile.needs_checkpoints)
 
@@ -270,16 +270,16 @@ def user_cache() -> Any:
 
     def get(llm: Any) -> Any:
         """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
-        useful, gate = llm.user_cache, llm.requests.gate
-        if not gate.inside:
+        useful, inside = llm.user_cache, llm.requests.inside
+        if inside is None:
             return useful.inner if isinstance(useful, UsefulStates) else useful
-        alone = gate.current is None or not (llm._parallel > 1 or gate.current.salt)
+        alone = not (llm._parallel > 1 or inside.salt)
         return useful if alone else None
 
     def put(llm: Any, cache: Any) -> None:
         if isinstance(cache, UsefulStates):  # read in a request
             cache = cache.inner
-        wrapped = cache is not None and llm.evaluation is not None
-        llm.user_cache = UsefulStates.of(cache, llm.evaluation.runner) if wrapped else cache
+        wrapped = cache is not None and llm.runner is not None
+        llm.user_cache = UsefulStates.of(cache, llm.runner) if wrapped else cache
 
     return property(get, put)

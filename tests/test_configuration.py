@@ -206,7 +206,7 @@ def test_arguments_override_install_then_configure_then_environment(
 
     def seen(**arguments: Any) -> tuple[int, int]:
         llm = open_model(cls=cls, **arguments)
-        found = llm.prompt_cache.ram_bytes if llm.prompt_cache else 0, len(llm.slots.all)
+        found = llm.prompt_cache.ram_bytes if llm.prompt_cache else 0, llm.n_parallel
         llm.close()
         return found
 
@@ -253,7 +253,7 @@ def test_configured_slots_do_not_make_an_embedding_model_fail(
 ) -> None:
     no_settings.setenv("LLAMAHYBRID_PARALLEL", "4")
     for options in ({"embedding": True}, {"vocab_only": True}, {"n_batch": 3}):
-        assert len(open_model(**options).slots.all) == 1
+        assert open_model(**options).n_parallel == 1
     with pytest.raises(ValueError, match="prompt cache only"):
         open_model(embedding=True, n_parallel=4)
 
@@ -264,9 +264,9 @@ def test_configured_slots_keep_the_draft_model(
     no_settings.setenv("LLAMAHYBRID_PARALLEL", "4")
     draft = LlamaPromptLookupDecoding()
     with caplog.at_level(logging.WARNING, "llamahybrid"):
-        assert len(open_model(draft_model=draft).slots.all) == 1
+        assert open_model(draft_model=draft).n_parallel == 1
     assert "draft_model" in caplog.text
-    assert len(open_model(draft_model=draft, n_parallel=2).slots.all) == 2
+    assert open_model(draft_model=draft, n_parallel=2).n_parallel == 2
 
 
 def test_opening_a_model_refuses_a_wrong_environment(

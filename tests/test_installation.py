@@ -207,7 +207,7 @@ def test_defaults_fill_in_missing_arguments(open_model: Opener) -> None:
     llm = open_model(cls=BoundEarly)
     assert llm.prompt_cache is cache
     assert llm.last_n_tokens_size == 7
-    assert len(llm.slots.all) == 2
+    assert llm.n_parallel == 2
     told = open_model(cls=BoundEarly, n_parallel=1, last_n_tokens_size=9, prompt_cache=False)
     assert told.prompt_cache is None
     assert told.last_n_tokens_size == 9
@@ -225,7 +225,7 @@ def test_installed_slots_fall_back_to_one_where_several_cannot_be(
 ) -> None:
     llamahybrid.install(n_parallel=2)
     llm = open_model(cls=BoundEarly, **options)
-    assert len(llm.slots.all) == 1
+    assert llm.n_parallel == 1
     assert ("one request at a time" in caplog.text) == ("n_batch" in options)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp
@@ -29,6 +29,9 @@ LAST_ROW = -1
 """The library's index for the output row of a batch's last token (include/llama.h, llama_get_logits_ith)."""
 
 Outputs = Literal["none", "last", "all"]
+
+Part: TypeAlias = "tuple[int, int, Sequence[int] | Tokens, Outputs]"
+"""Sequence, first position, tokens, and the rows of logits that are wanted."""
 
 
 class TokenBatch:
@@ -74,11 +77,20 @@ class TokenBatch:
                 self._outputs[n - 1] = 1
         self.batch.n_tokens = n
 
-    def fill_rows(self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
-        """Put one token of each of several sequences; each gets its logits."""
-        n = len(tokens)
-        self._tokens[:n], self._positions[:n], self._ids[:n], self._outputs[:n] = tokens, positions, seqs, 1
-        self.batch.n_tokens = n
+    def fill_parts(self, parts: Sequence[Part]) -> list[int]:
+        """Put the tokens of several sequences one after the other; where the last of each lies."""
+        at, rows = 0, []
+        for seq, position, tokens, outputs in parts:
+            n = len(tokens)
+            part = slice(at, at + n)
+            self._tokens[part], self._ids[part] = tokens, seq
+            self._positions[part] = np.arange(position, position + n)
+            self._outputs[part] = outputs == "all"
+            at += n
+            self._outputs[at - 1] = outputs != "none"
+            rows.append(at - 1)
+        self.batch.n_tokens = at
+        return rows
 
     def n_tokens(self) -> int:
         """Tokens in the batch."""
@@ -121,13 +133,14 @@ class NativeContext:
         self._batch.fill(tokens, first_position, outputs, self.seq)
         self._ctx.decode(self._batch)
 
-    def decode_rows(self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
-        """Decode one token of each of several sequences, all with logits; raises as `decode`."""
+    def decode_parts(self, parts: Sequence[Part]) -> list[int]:
+        """Decode tokens of several sequences; where the last output row of each lies. Raises as `decode`."""
         call = getattr(self._ctx, "call", None)
         if call is not None:
             call.forget()
-        self._batch.fill_rows(tokens, positions, seqs)
+        rows = self._batch.fill_parts(parts)
         self._ctx.decode(self._batch)
+        return rows
 
     def last_result(self) -> int | None:
         """What the last decode returned, or `native.NOT_RUN`; None where that is not known (no shim)."""

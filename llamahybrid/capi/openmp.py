@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -36,12 +35,8 @@ def team_ender() -> Callable[[], object] | None:
 
 
 def leave_team() -> None:
-    """The calling thread goes away, and others may decode meanwhile: it keeps no team.
-
-    A program's main thread does: where it computes, most programs have no other that does.
-    """
-    end = team_ender()
-    if end is not None and threading.current_thread() is not threading.main_thread():
+    """End the calling thread's team: another thread decodes from now on."""
+    if (end := team_ender()) is not None:
         end()
 
 

@@ -64,12 +64,12 @@ def _count(vocab: Any, text: bytes) -> int:
 
 
 class HasRow(Protocol):
-    """A model whose rows of logits are copied before others take their place."""
+    """A model whose rows of logits are copied for its caller's thread."""
 
-    def last_row(self) -> int | Logits:
-        """The logits of the last token: their row in the context, as the library counts, or a copy.
+    def last_row(self, index: int) -> Logits:
+        """The logits of an evaluated token, shape (n_vocab,), counted from the last one, -1.
 
-        A copy has the shape (n_vocab,).
+        Raises LlamaHybridError where there are none.
         """
 
 
@@ -145,39 +145,47 @@ def _row(ctx: Any, idx: int) -> Any:
 
 
 class RowSampler(CheckedSampler):
-    """A `LlamaSampler` that samples from a copied row where there is one, else from the context."""
+    """A `LlamaSampler` that samples from a copied row, or from one of the context in the loop's thread."""
 
     _model: ref[HasRow]
     _candidates: Any = None
     _ids: Any = None
-    _n_vocab: int | None = None
+    _grammar: bool = False
 
     @classmethod
-    def over(cls, sampler: LlamaSampler, model: HasRow, grammar_over: int | None = None) -> RowSampler:
-        """Turn a sampler that upstream made for a model into one, in place.
-
-        `grammar_over`: it has a grammar, and the vocabulary has so many tokens.
-        """
+    def over(cls, sampler: LlamaSampler, model: HasRow, grammar: bool = False) -> RowSampler:
+        """Turn a sampler that upstream made for a model into one, in place; `grammar`: it has one."""
         sampler.__class__ = cls
         assert isinstance(sampler, cls)
         sampler._model = ref(model)  # no cycle: a model is freed when nobody uses it any more
-        sampler._n_vocab = grammar_over
+        sampler._grammar = grammar
         return sampler
 
+    @property
+    def calls_back(self) -> bool:
+        """Code of the caller's is asked for each token."""
+        return self.processors is not None or bool(self.custom_samplers)
+
     def _sampled(self, ctx: Any, idx: int) -> int:
-        """Sample from the row.
+        """Sample from a copied row; raises as `sample_at`."""
+        model = self._model()
+        if model is None or not ctx.ctx:
+            raise LlamaHybridError("there are no logits to sample from: the model is closed")
+        return self._sample_from(model.last_row(idx))
+
+    def sample_at(self, ctx: Any, place: int | Logits) -> int:
+        """Sample and accept a token: from a row of the context, by its index, or from a copy.
 
         Raises LlamaHybridError where a grammar allows no token, as `[b-a]` does, or what the vocabulary
         cannot spell: the library accepts one all the same, and the process ends
         (src/llama-grammar.cpp, llama_grammar_accept_token).
         """
-        model = self._model()
-        row = idx if model is None or idx != -1 else model.last_row()
-        if isinstance(row, np.ndarray):
-            return self._sample_from(row)
-        if self._n_vocab is not None:
-            return self._sample_from(np.ctypeslib.as_array(_row(ctx, row), (self._n_vocab,)))
-        return super()._sampled(ctx, row)
+        if isinstance(place, np.ndarray):
+            return self._sample_from(place)
+        if not self._grammar:
+            return super()._sampled(ctx, place)
+        n_vocab = int(llama_cpp.llama_vocab_n_tokens(ctx.model.vocab))
+        return self._sample_from(np.ctypeslib.as_array(_row(ctx, place), (n_vocab,)))
 
     def _sample_from(self, row: Logits) -> int:
         """What llama_sampler_sample does with a row of the context (src/llama-sampler.cpp)."""
@@ -192,7 +200,7 @@ class RowSampler(CheckedSampler):
         array = llama_cpp.llama_token_data_array(data=first, size=len(row), selected=-1, sorted=False)
         llama_cpp.llama_sampler_apply(self.sampler, ctypes.byref(array))
         chosen = array.data[array.selected]
-        if self._n_vocab is not None and not math.isfinite(chosen.logit):
+        if self._grammar and not math.isfinite(chosen.logit):
             raise LlamaHybridError("the grammar leads nowhere: it allows no token here")
         token = int(chosen.id)
         llama_cpp.llama_sampler_accept(self.sampler, token)
@@ -219,14 +227,14 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     kwargs["logits_processor"] = processors = None
     if given is not None:
         kwargs["logits_processor"] = processors = Processors(given)
-    sampler = make(*args, **kwargs)
+    sampler = llm._calls.run(partial(make, *args, **kwargs))
     if more is not None:
         insert(llm, sampler, more, kwargs)
     checked: CheckedSampler
-    if grammar is None and llm._parallel == 1:
+    if llm.requests.loop is None and grammar is None:
         checked = CheckedSampler.checking(sampler)
     else:
-        checked = RowSampler.over(sampler, llm, None if grammar is None else llm.n_vocab())
+        checked = RowSampler.over(sampler, llm, grammar is not None)
     checked.processors, checked.constraint = processors, constraint
     return checked
 
@@ -234,7 +242,7 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
 def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
     """What `llm.sample` gives; a sampler that it has made for a call that failed goes."""
     try:
-        return int(sample(*args, **kwargs))
+        return int(llm._calls.run(partial(sample, *args, **kwargs)))
     except LlamaHybridError:
         llm._sampler = None  # upstream would go on with it, whatever it is told next
         raise

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamahybrid.cli.conversation import Message
+from llamahybrid.client.handle import RequestHandle
+from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.llama import Llama
-from llamahybrid.request.handle import RequestHandle
-from llamahybrid.request.report import PromptProgress, RequestReport
 
 
 @dataclass(frozen=True)

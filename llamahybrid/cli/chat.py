@@ -17,9 +17,9 @@ from llamahybrid.cli.conversation import Conversation
 from llamahybrid.cli.dialogue import Dialogue, Do, Step
 from llamahybrid.cli.prompt_bar import PromptBar
 from llamahybrid.cli.signals import delivered
+from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
-from llamahybrid.request.report import RequestReport
 
 readline: ModuleType | None
 try:

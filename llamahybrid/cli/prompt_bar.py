@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from llamahybrid.request.report import PromptProgress
+from llamahybrid.core.report import PromptProgress
 
 LONG_TOKENS = 256
 """A prompt of which no more is left is decoded before a bar could be read."""

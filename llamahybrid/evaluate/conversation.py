@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import llama_cpp
 
+from llamahybrid.core.report import RequestReport
 from llamahybrid.evaluate.counters import DecodeCounter
-from llamahybrid.request.report import RequestReport
 
 Message: TypeAlias = dict[str, Any]
 

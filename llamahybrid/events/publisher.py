@@ -8,9 +8,9 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from llamahybrid.client.salt import SHARED
 from llamahybrid.events.blocks import Block, Blocks, change
 from llamahybrid.prompt_cache import resumable
-from llamahybrid.request.salt import SHARED
 
 try:
     import zmq

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamahybrid.capi.calls import LAST_ROW, NativeContext
+from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import Logits
 
@@ -88,6 +89,8 @@ class OutputRow:
     def place(self) -> int | Logits:
         """Where the logits of the last token are: a row of the context, by its index, or a copy."""
         if not self._state.tip_logits:
+            if self._shared.slots > 1:
+                raise LlamaHybridError("there are no logits to sample from: eval a token first")
             return LAST_ROW  # what somebody decoded without us
         if self._copied:
             assert self._copy is not None, "it was copied"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -134,25 +133,17 @@ class LiveSequence:
 
     def touched_outside(self) -> bool:
         """Someone decoded on this context, or reset its counters, since our last operation."""
-        counters, shared = self.native.counters(), self.shared
-        late = shared.uncounted
-        if counters != shared.counters and late is not None and _at_most(1, shared.counters, counters):
-            late.invalidate_tip()  # it was an interrupt, and what the others hold is what they held
-            late.recount()
-            return False
-        return counters != shared.counters
+        return self.native.counters() != self.shared.counters
 
     def recount(self) -> None:
         """Take the library's counters as they are now for ours."""
         self.shared.counters = self.native.counters()
-        self.shared.uncounted = None
 
     def count(self, tokens: int) -> None:
         """So many tokens were decoded here, or none. If it was more, others did, too: the next look tells."""
         counters = self.native.counters()
         if _at_most(tokens, self.shared.counters, counters):
             self.shared.counters = counters
-        self.shared.uncounted = None
 
     def settle(self) -> None:
         """Decodes are over: wait for them, and count them if that was not done one by one."""
@@ -188,27 +179,16 @@ class LiveSequence:
 
     # -- decoding ------------------------------------------------------------------------------------
 
-    def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs, here: bool = False) -> None:
+    def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
         """Append tokens, shape (k,), in one native batch; `settle` when a series of them is done.
-
-        `here`: in the calling thread, although others share the context. An interrupt is then this sequence's
-        alone.
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
         """
-        if self.shared.slots == 1:
-            self._decode(tokens, outputs)
-        elif here:
-            self.shared.uncounted = self
-            self._decode_and_count(tokens, outputs)
-        else:
-            self.shared.compute(partial(self._decode_and_count, tokens, outputs))
-
-    def _decode_and_count(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
         try:
             self._decode(tokens, outputs)
         finally:
-            self.count(len(tokens))  # others look at the counters next
+            if self.shared.slots > 1:
+                self.count(len(tokens))  # others look at the counters next
 
     def _decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
         identity = self.identity

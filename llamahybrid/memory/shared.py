@@ -7,14 +7,12 @@ buffers are zeroed for all of them or for none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from llamahybrid.capi.calls import LAST_ROW, TokenBatch
+from llamahybrid.capi.calls import LAST_ROW, Outputs, TokenBatch
 from llamahybrid.errors import DecodeError
-from llamahybrid.memory.compute_thread import ComputeThread
-from llamahybrid.prompt_cache.base import Bytes
+from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.ram import new_buffer
 
 if TYPE_CHECKING:
@@ -27,27 +25,16 @@ if TYPE_CHECKING:
 class SharedContext:
     """One context with the live sequences in it."""
 
-    def __init__(
-        self, ctx: LlamaContext, n_batch: int, slots: int = 1, thread: ComputeThread | None = None
-    ) -> None:
-        """`thread`: what decodes for several; one of its own by default."""
+    def __init__(self, ctx: LlamaContext, n_batch: int, slots: int = 1) -> None:
         self.slots = slots
         """Live sequences there will be."""
         self.batch = TokenBatch(n_batch, sequences=slots > 1)
         """What each decode is put into."""
         self.counters: tuple[float, ...] = ()
         """The library's, when we looked last (see `LiveSequence.touched_outside`)."""
-        self.interrupted: Callable[[], object] = _nothing
-        """Called when who waits for a computation is interrupted."""
         self.clearing: Callable[[], object] = _nothing
         """Called before the buffers are zeroed, while the others still hold what they hold."""
-        self.thread = thread or ComputeThread()
-        """Where there are several, what decodes for all of them."""
-        self.uncounted: LiveSequence | None = None
-        """What decodes in its own thread: an interrupt may come before that is counted."""
         self._undo: Bytes = new_buffer(0)
-        self._rested = False
-        """The compute thread has done nothing since it was told to rest."""
         self._ctx = ctx
         self._members: list[ref[LiveSequence]] = []
         self._rows: list[ref[OutputRow]] = []
@@ -71,23 +58,6 @@ class SharedContext:
     def forget_undo(self) -> None:
         """Leave no copy of a state behind."""
         self._undo = new_buffer(0)
-
-    def compute(self, work: Callable[[], None], after: Callable[[], None] | None = None) -> None:
-        """Do what must not be left half done: here, or where no interrupt comes if others depend on it.
-
-        `after`: what is done there then, where others depend on it; the caller goes on meanwhile.
-        """
-        if self.slots == 1:
-            work()
-        else:
-            self._rested = False
-            self.thread.run(work, self.interrupted, after)
-
-    def rest(self, end_team: Callable[[], object]) -> None:
-        """The compute thread is not needed for a while: `end_team()` is called there, unless it was."""
-        if not self._rested:
-            self.thread.run(end_team, _nothing)
-            self._rested = True
 
     # -- the output row --------------------------------------------------------------------------
 
@@ -146,44 +116,43 @@ class SharedContext:
                 live.empty()
         return "another caller decoded on this context" if touched else None
 
-    def decode_step(self, step: Sequence[tuple[LiveSequence, int]]) -> list[str | None]:
-        """Append one token to each of several sequences in one batch; the fault of each, or None.
+    def decode_parts(
+        self, parts: Sequence[tuple[LiveSequence, Sequence[int] | Tokens, Outputs]]
+    ) -> list[str | None]:
+        """Append tokens to each of several sequences in one batch; the fault of each, or None.
 
-        Each gets its output row. Raises DecodeError when the library refuses or fails, for all of them.
+        A part with outputs "last" gets its output row. Raises DecodeError when the library refuses or fails,
+        for all of them.
         """
-        if len(step) == 1:
-            live, token = step[0]
-            live.decode((token,), "last")
-            return [None]
-        faults: list[str | None] = []
-        self.compute(partial(self._decode_step, step, faults))
-        return faults
-
-    def _decode_step(self, step: Sequence[tuple[LiveSequence, int]], faults: list[str | None]) -> None:
-        lives = [live for live, _ in step]
+        lives = [live for live, _, _ in parts]
         for live in lives:
             live.row.leave()
         self._keep_rows()
-        tokens = [token for _, token in step]
-        positions = [live.n for live in lives]
         native = lives[0].native
+        named = [live.identity.fingerprint for live in lives]
         try:
-            native.decode_rows(tokens, positions, [live.native.seq for live in lives])
+            rows = native.decode_parts(
+                [(live.native.seq, live.n, tokens, outputs) for live, tokens, outputs in parts]
+            )
         except DecodeError as error:
             for live in lives:
                 live.decode_failed(error.code)
             raise
         except BaseException:  # of whoever wraps the context's decode
-            result = native.last_result()
-            for live, token in step:
-                live.decode_interrupted((token,), "none", result)
+            for live in lives:
+                live.invalidate_tip()
             raise
         finally:
-            lives[0].count(len(step))
-        faults += [live.decoded((token,), "last") for live, token in step]
-        self._rows = [ref(live.row) for live in lives]
-        for index, live in enumerate(lives):
-            live.row.lies_at(index)
+            lives[0].count(sum(len(tokens) for _, tokens, _ in parts))
+        faults = [live.decoded(tokens, outputs) for live, tokens, outputs in parts]
+        self._rows = []
+        for (live, _, outputs), row, name in zip(parts, rows, named, strict=True):
+            if outputs != "none":
+                self._rows.append(ref(live.row))
+                live.row.lies_at(row)
+            if name is not live.identity.fingerprint:  # another thread has changed what computes
+                live.state.disown()
+        return faults
 
 
 def _nothing() -> None:

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
+from llamahybrid.client.salt import SHARED
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.ray.conversations import Asked, Hints, hints_of
-from llamahybrid.request.salt import SHARED
 from llamahybrid.server.app import app_of, loader_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_chat_format import _grammar_for_response_format
 
+from llamahybrid.client import json_schema
 from llamahybrid.llama import Llama
-from llamahybrid.request import json_schema
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad
 from llamahybrid.server.markers import markers_of

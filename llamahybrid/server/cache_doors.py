@@ -10,9 +10,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from llamahybrid.client.handle import RequestHandle
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.request.handle import RequestHandle
 from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.limits import PAGE

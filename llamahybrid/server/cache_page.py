@@ -15,13 +15,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from llamahybrid.core.slots import Slot
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import CacheStats
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
 from llamahybrid.prompt_cache.tier import Tier
-from llamahybrid.request.slots import Slot
 from llamahybrid.server.history import Past
 from llamahybrid.server.limits import PAGE
 from llamahybrid.server.service import Service
@@ -142,21 +142,21 @@ def _tiers(stats: CacheStats, outside: Sequence[Tier]) -> dict[str, Any]:
 
 def slot_shown(llm: Llama, slot: Slot, viewer: Viewer) -> dict[str, Any]:
     """What a slot does; of what is not for the viewer, that it is in use."""
-    ticket = llm.slots.user(slot)
+    request = slot.request
     name, tokens = slot.glimpse()
-    tag = tag_of(name) if ticket is None else salt_tag(ticket.salt)
+    tag = tag_of(name) if request is None else salt_tag(request.salt)
     if not viewer.sees(tag):
-        return {"state": "idle" if ticket is None else "busy"}
+        return {"state": "idle" if request is None else "busy"}
     told = {"live": len(tokens) if viewer.sees(tag_of(name)) else 0, "tenant": viewer.name(tag)}
-    request = None if ticket is None else ticket.request
-    if request is None:
-        return {"state": "idle" if ticket is None else "begins", **told}
-    plan = request.plan
+    progress = None if request is None else request.progress
+    if progress is None:
+        return {"state": "idle" if request is None else "begins", **told}
+    plan = progress.plan
     return {
-        "state": "prompt" if request.prefilling else "answer",
+        "state": "prompt" if progress.prefilling else "answer",
         "prompt": plan.total,
         "cached": plan.cached,
-        "generated": request.generated,
+        "generated": progress.generated,
         **told,
     }
 

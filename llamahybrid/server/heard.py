@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from llamahybrid.client.extras import asking, current_extras
 from llamahybrid.llama import Llama
-from llamahybrid.request.extras import asking, current_extras
 
 
 class Heard:

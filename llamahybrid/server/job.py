@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from llamahybrid.request.handle import RequestHandle
-from llamahybrid.request.report import PromptProgress, RequestReport
+from llamahybrid.client.handle import RequestHandle
+from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.server.progress import Progress
 
 LATER = 2e-3

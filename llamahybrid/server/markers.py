@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.request.chat_template import template_of
 from llamahybrid.server.rendering import rendered
 
 Render = Callable[[list[Any], list[Any]], str]

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llamahybrid.request.report import RequestReport
+from llamahybrid.core.report import RequestReport
 from llamahybrid.server.usage import leading
 
 TTFT_BUCKETS = (

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, FailFast, Field
 
 from llamahybrid.capi.samplers import Samplers
+from llamahybrid.client.chat_template import require_template_kwargs, unread
+from llamahybrid.client.extras import Extras, current_extras
 from llamahybrid.llama import Llama
-from llamahybrid.request.chat_template import require_template_kwargs, unread
-from llamahybrid.request.extras import Extras, current_extras
 from llamahybrid.server.errors import bad
 
 MOST_TOKENS = 200_000

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
-from llamahybrid.request.report import PromptProgress
+from llamahybrid.core.report import PromptProgress
 
 
 def numbers(progress: PromptProgress) -> dict[str, float]:

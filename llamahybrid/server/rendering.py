@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from llamahybrid.client.chat_template import chat_with
 from llamahybrid.llama import Llama
-from llamahybrid.request.chat_template import chat_with
 from llamahybrid.server.errors import bad
 from llamahybrid.server.loading import prompting
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import llama_cpp
 from starlette.requests import Request
 
+from llamahybrid.client.extras import asking
+from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
-from llamahybrid.request.extras import asking
-from llamahybrid.request.salt import digest
 from llamahybrid.server.admission import Admission
 from llamahybrid.server.answer import Account, Answer
 from llamahybrid.server.arguments import arguments
@@ -132,7 +132,7 @@ class Service:
 
     async def _open(self, alias: str) -> tuple[Llama, int]:
         llm = await asyncio.get_running_loop().run_in_executor(self._opener, self.models.open, alias)
-        return llm, len(llm.slots.all)
+        return llm, max(1, len(llm.slots))
 
     async def _close(self, aliases: Sequence[str]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._opener, partial(self.models.close, *aliases))
@@ -307,7 +307,7 @@ class Service:
 
     def _gauges(self) -> Gauges:
         opened, caches = self.models.opened, self.models.caches
-        busy = sum(len(each.llm.requests.gate.seated) for each in opened.values())
+        busy = sum(len(each.llm.slots.seated) for each in opened.values())
         stats = {alias: cache.stats() for alias, cache in caches.items()}
         tiers = {"ram": sum(kept.bytes_ram for kept in stats.values())}
         errors = dict[str, int]()
@@ -341,7 +341,7 @@ def _complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bo
         lambda at: _complete_one(llm, body.of_prompt(at), alias, ignore_unread, stream),
         prompts,
         body.n,
-        len(llm.slots.all),
+        max(1, len(llm.slots)),
         handle.cancel,
         stream,
     )

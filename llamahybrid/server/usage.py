@@ -7,8 +7,8 @@ from typing import Any
 
 import llama_cpp
 
+from llamahybrid.core.report import RequestReport
 from llamahybrid.llama import Llama
-from llamahybrid.request.report import RequestReport
 
 
 def leading(reports: Sequence[RequestReport], prompts: int = 1) -> Sequence[RequestReport]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llamahybrid.client.salt import digest
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import HERE_ONLY
-from llamahybrid.request.salt import digest
 from llamahybrid.server.keys import ApiKeys, salt_of
 from llamahybrid.server.settings import ServerSettings
 

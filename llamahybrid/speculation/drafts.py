@@ -304,13 +304,16 @@ def asked_model() -> Any:
     def get(llm: Any) -> LlamaDraftModel | None:
         """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
         model: LlamaDraftModel | None = llm._draft_model
-        if model is None or llm.evaluation is None or not llm._gate.inside:
+        inside = llm.requests.inside
+        if model is None or not llm.slots.all or inside is None:
             return model
-        return None if llm._parallel > 1 else llm.drafts  # rollback planes hold the rows of others, too
+        return (
+            None if len(llm.slots) > 1 else llm.slots.all[0].executor.drafts
+        )  # rollback planes hold the rows of others, too
 
     def put(llm: Any, model: LlamaDraftModel | None) -> None:
         llm._draft_model = model
-        if llm.evaluation is not None:
-            llm.evaluation.drafts.model = model
+        for slot in llm.slots:
+            slot.executor.drafts.model = model
 
     return property(get, put)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp
 
+from llamahybrid.core.batch import Decode, Steps
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
@@ -42,13 +43,14 @@ class ModelDraft(StepwiseDraft):
 
         Raises LlamaHybridError when asked to draft for itself, DecodeError when the library fails.
         """
-        if self.llm.requests.gate.nested():
+        if self.llm.requests.inside is not None:
             raise LlamaHybridError("a model cannot draft for itself; open a second Llama for it")
         ids = np.asarray(input_ids, dtype=np.int32)
         count = min(self.num_pred_tokens, self.at_most, self._runner.live.capacity - len(ids))
         if count < 1 or ids.max() >= self._runner.live.n_vocab:
             return np.empty(0, dtype=np.intc)
-        return self.llm.requests.alone(lambda _: self._guess(ids, count), self.salt)
+        guess: npt.NDArray[np.intc] = self.llm.requests.alone(lambda _: self._guess(ids, count), self.salt)
+        return guess
 
     def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
         """How many of `input_ids` the second model has to decode first; more where its cache knows them."""
@@ -57,14 +59,15 @@ class ModelDraft(StepwiseDraft):
             return len(input_ids)
         return len(input_ids) - common_prefix(live.tokens, np.asarray(input_ids, dtype=np.int32))
 
-    def _guess(self, ids: Tokens, count: int) -> npt.NDArray[np.intc]:
+    def _guess(self, ids: Tokens, count: int) -> Steps[npt.NDArray[np.intc]]:
         if not self._runner.live.identity.serves(self.salt):  # one of several slots is of whoever begins
             self._runner.serve(self.salt)
-        self._follow(ids)
+        yield from self._follow(ids)
         self._undo.take()
-        return np.array(self._ahead(count), dtype=np.intc)
+        guess = yield from self._ahead(count)
+        return np.array(guess, dtype=np.intc)
 
-    def _follow(self, ids: Tokens) -> None:
+    def _follow(self, ids: Tokens) -> Steps[None]:
         """Make the sequence `ids`, with the logits of its end."""
         runner, live = self._runner, self._runner.live
         runner.check()
@@ -75,14 +78,12 @@ class ModelDraft(StepwiseDraft):
         if live.state.is_invalid or (known < live.n and self._undo.go_back(known) is None):
             self._undo.drop()
             request = runner.begin(ids)
-        for _ in runner.decode(request, ids[live.n :], "last") if live.n < len(ids) else ():
-            pass
+        yield from runner.decode(request, ids[live.n :], "last")
         if request is not None and not runner.prompt_done(request):
             live.empty()
-            for _ in runner.decode(None, ids, "last"):
-                pass
+            yield from runner.decode(None, ids, "last")
 
-    def _ahead(self, count: int) -> list[int]:
+    def _ahead(self, count: int) -> Steps[list[int]]:
         """The next `count` tokens, greedily; all but the last are decoded."""
         live, vocabulary = self._runner.live, self.llm._model.vocab
         guess: list[int] = []
@@ -93,4 +94,4 @@ class ModelDraft(StepwiseDraft):
             guess.append(token)
             if len(guess) == count or llama_cpp.llama_vocab_is_eog(vocabulary, token):
                 return guess
-            self._runner.append(token)
+            yield Decode(live, (token,), "last")

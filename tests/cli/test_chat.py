@@ -25,7 +25,7 @@ from llamahybrid import Llama
 from llamahybrid.cli import chat
 from llamahybrid.cli.main import app
 from llamahybrid.cli.prompt_bar import PromptBar
-from llamahybrid.request.report import PromptProgress
+from llamahybrid.core.report import PromptProgress
 
 pytestmark = pytest.mark.xdist_group("serial")
 TinyModel = Callable[..., Path]

@@ -73,7 +73,7 @@ def server(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> I
             asked = {"messages": messages, "max_tokens": 8, "temperature": 0.0, **more}
             assert client.post("/v1/chat/completions", json=asked).status_code == 200
 
-        namespace = server.llm.evaluation.runner.live.identity.namespace
+        namespace = server.llm.runner.live.identity.namespace
         chance = np.random.default_rng(0)
         shared = chance.integers(32, 120, 60)
         for _ in range(CONVERSATIONS):

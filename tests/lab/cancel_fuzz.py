@@ -21,9 +21,9 @@ from pathlib import Path
 import typer
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+from llamahybrid.client.handle import RequestHandle
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
-from llamahybrid.request.handle import RequestHandle
 from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
 from tests.lab.differential import Mismatch
 from tests.lab.history import Ask, Chat, random_history
@@ -114,6 +114,8 @@ def run(model: Path, setting: Setting, seed: int, count: int, until: float) -> O
                     f"the next request's logits are {apart:.1e} of the range apart"
                 )
             llm.cancel()  # nothing runs
+            if number == 0:
+                threads = threading.active_count()  # with the one that decodes
             if number == count // 4:
                 before = resident_bytes() - cached_bytes(llm)
         outcome.threads = threading.active_count() - threads

@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
+from llamahybrid.core.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
 from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveState, Logits, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, open_sealed, seal, sealed
-from llamahybrid.request.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
 
 Kind = Literal["recurrent", "hybrid", "window", "plain", "paged"]
 """`plain`: attention that can be cut anywhere; `paged`: the same, and it is stored when it is given up."""

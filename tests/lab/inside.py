@@ -8,12 +8,17 @@ from typing import Any
 
 def set_patience(llm: Any, seconds: float) -> None:
     """A stream that nobody advances for so long makes room for others."""
-    llm.requests.gate.seats.patience = seconds
+    llm.requests.loop.patience = seconds
 
 
 def set_wait(llm: Any, wait: bool | float) -> None:
     """As the argument of that name; for a model that is open."""
-    llm.requests.gate.wait = wait
+    llm.requests.wait = wait
+
+
+def waiting(llm: Any) -> int:
+    """Requests that wait for a slot."""
+    return len(llm.requests.loop.waiting)
 
 
 def keep_rows_on_request(llm: Any) -> None:

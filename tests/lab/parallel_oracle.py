@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid import Llama
+from llamahybrid.core.report import RequestReport
 from llamahybrid.evaluate.conversation import Answer, Record, Request, _send
 from llamahybrid.evaluate.counters import DecodeCounter
 from llamahybrid.evaluate.oracle import least_decodes
 from llamahybrid.evaluate.speech import Speech
 from llamahybrid.evaluate.workloads import Workload
-from llamahybrid.request.report import RequestReport
 from tests.lab.real_costs import decide_by
 
 CLIENTS = 4

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import LogitsProcessorList, StoppingCriteriaList
 
+from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import Busy, ContextOverflow, RequestCancelled
-from llamahybrid.request.report import RequestReport
 from tests.lab.differential import Mismatch, Verdict, compare
 from tests.lab.history import Again, Append, Chat, Cut, Edit, Prompt, Strip, Unrelated, Vocabulary
 from tests.lab.reference import Logits, Reference, Setting

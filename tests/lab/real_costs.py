@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from llamahybrid import Llama
+from llamahybrid.core.runner import Runner
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache.base import Costs
-from llamahybrid.request.runner import RequestRunner
 
 REAL = Costs(token_seconds=10e-3, prefill_seconds=3e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
 """Costs in the proportions of a real model. A tiny one decodes a token in the time of a snapshot, and then
@@ -33,7 +33,7 @@ class RealCosts(CostMeter):
         return replace(self._real, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
 
 
-def measure_with(runner: RequestRunner, meter: CostMeter) -> None:
+def measure_with(runner: Runner, meter: CostMeter) -> None:
     """What decoding and saving take is noted in this meter from now on, and asked of it."""
     runner.meter = runner.checkpoints.meter = meter
 
@@ -41,11 +41,9 @@ def measure_with(runner: RequestRunner, meter: CostMeter) -> None:
 def decide_by(llm: Llama, costs: Costs = REAL) -> None:
     """Let all slots of `llm` decide as if decoding and saving took what `costs` says."""
     meter = RealCosts(llm.n_batch, costs)
-    if llm.slots.batcher is not None:
-        llm.slots.batcher._meter = meter
+    llm.requests.loop._scheduler._meter = meter  # type: ignore[union-attr]
     for slot in llm.slots.all:
-        if slot.evaluation is not None:
-            measure_with(slot.evaluation.runner, meter)
+        measure_with(slot.runner, meter)
 
 
 def with_real_costs(**options: Any) -> Llama:

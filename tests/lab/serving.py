@@ -91,7 +91,7 @@ class Serving:
     def settled(self) -> bool:
         """Nobody is in, nobody waits, and every slot is free."""
         admission = self.service.admission
-        return not (admission.running or admission.waiting or self.llm.requests.gate.seated)
+        return not (admission.running or admission.waiting or self.llm.slots.seated)
 
     def await_settled(self, seconds: float = 60) -> None:
         """Wait until `settled`. Raises AssertionError after so long."""
@@ -105,7 +105,7 @@ class Held:
         """So many go on at once."""
         self.batches = 0
         self._go_on = threading.Event()
-        for name in ("decode", "decode_rows"):
+        for name in ("decode", "decode_parts"):
             monkeypatch.setattr(NativeContext, name, self._holding(getattr(NativeContext, name), after))
 
     def _holding(self, inner: Callable[..., Any], after: int) -> Callable[..., Any]:

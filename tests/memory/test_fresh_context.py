@@ -182,8 +182,8 @@ class Walk:
         if len(ready) < 2:
             return
         tokens = self.text(len(ready))
-        faults = self.lives[0].shared.decode_step(
-            [(self.lives[k], token) for k, token in zip(ready, tokens, strict=True)]
+        faults = self.lives[0].shared.decode_parts(
+            [(self.lives[k], (token,), "last") for k, token in zip(ready, tokens, strict=True)]
         )
         assert faults == [None] * len(ready)
         rows = [self.lives[k].row.logits().copy() for k in ready]

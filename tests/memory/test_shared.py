@@ -26,6 +26,11 @@ def filled(request: pytest.FixtureRequest, open_model: Callable[..., Any]) -> li
     return both
 
 
+def together(step: list[tuple[Any, int]]) -> Any:
+    """One token of each sequence, in one batch."""
+    return step[0][0].shared.decode_parts([(live, (token,), "last") for live, token in step])
+
+
 def row(live: Any) -> Any:
     return live.row.logits().copy()
 
@@ -38,14 +43,14 @@ def test_each_sequence_keeps_its_row(filled: list[Any]) -> None:
     two.decode(ids([3]), "none")
     assert two.row.logits() is None
     assert np.array_equal(row(one), mine)
-    one.shared.decode_step([(two, 4), (one, 3)])
+    together([(two, 4), (one, 3)])
     mine, other = row(one), row(two)
     assert not np.array_equal(mine, other)
     one.decode(ids([5]), "last")
     assert np.array_equal(row(two), other)
     assert not np.array_equal(row(one), mine)
     kept = row(one)
-    two.shared.decode_step([(two, 5)])
+    together([(two, 5)])
     assert np.array_equal(row(one), kept)
 
 
@@ -57,9 +62,9 @@ def test_a_step_that_is_refused_leaves_both_as_they_were(
     def refuse(*_: Any) -> None:
         raise DecodeError(1, "no room")
 
-    monkeypatch.setattr(NativeContext, "decode_rows", refuse)
+    monkeypatch.setattr(NativeContext, "decode_parts", refuse)
     with pytest.raises(DecodeError):
-        one.shared.decode_step([(one, 3), (two, 4)])
+        together([(one, 3), (two, 4)])
     assert [live.tokens.tolist() for live in filled] == [ONE, TWO]
     assert [live.fault() for live in filled] == [None, None]
     assert [live.row.logits() for live in filled] == [None, None], "rows of nobody"
@@ -70,16 +75,16 @@ def test_an_interrupt_in_a_step_leaves_nothing_wrong(
     filled: list[Any], monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     one, two = filled
-    decode_rows = NativeContext.decode_rows
+    decode_parts = NativeContext.decode_parts
 
     def stop(*arguments: Any) -> None:
         if after:
-            decode_rows(*arguments)
+            decode_parts(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(NativeContext, "decode_rows", stop)
+    monkeypatch.setattr(NativeContext, "decode_parts", stop)
     with pytest.raises(KeyboardInterrupt):
-        one.shared.decode_step([(one, 3), (two, 4)])
+        together([(one, 3), (two, 4)])
     for live in filled:
         assert live.fault() is None or live.state.is_invalid
         assert live.row.logits() is None
@@ -87,7 +92,7 @@ def test_an_interrupt_in_a_step_leaves_nothing_wrong(
 
 def test_another_callers_decode_is_noticed_and_our_own_is_not_taken_for_one(filled: list[Any]) -> None:
     one, two = filled
-    one.shared.decode_step([(one, 3), (two, 4)])
+    together([(one, 3), (two, 4)])
     assert one.shared.look() is None
     one.native.decode([5], one.n, "none")
     two.native.synchronize()

@@ -9,9 +9,9 @@ import llama_cpp
 import numpy as np
 import pytest
 
+from llamahybrid.client.answers import RANDOM_SEED, answer_count, seeds
 from llamahybrid.errors import Busy, ModelClosed
 from llamahybrid.evaluate.counters import DecodeCounter
-from llamahybrid.request.answers import RANDOM_SEED, answer_count, seeds
 from tests.request.asking import ARCHS, DEADLINE, SAMPLED, WORDS, Batches, in_thread, take, until
 
 PROMPT = WORDS[:150]
@@ -316,7 +316,8 @@ def test_a_chat_handler_of_ones_own_answers_one_after_the_other(several, alone, 
     made = llm.create_chat_completion(MESSAGES, n=2, seed=40, stream=stream, **ASKED)
     texts = gathered(made)[0] if stream else [text(c) for c in made["choices"]]
     assert texts[1] == text(theirs)
-    assert lone == [threading.current_thread()] * 3
+    assert len(set(lone)) == 1
+    assert len(lone) == 3
 
 
 def test_the_callers_context_is_theirs(several):
@@ -371,13 +372,13 @@ def test_cancelling_from_another_thread_ends_a_completion(several, n_parallel):
 @pytest.mark.parametrize("how", ["closed", "collected", "failed"])
 def test_a_stream_that_is_given_up_ends_all(several, alone, n_parallel, how):
     llm = several(n_parallel=n_parallel)
-    before = threading.active_count()
+    before = threading.active_count() + 1  # the thread that decodes stays
     stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **LONG)
     for _ in range(4):
         next(stream)
     if how == "closed":
         stream.close()
-        assert threading.active_count() <= before + (n_parallel > 1)  # the compute thread stays
+        assert threading.active_count() <= before
     elif how == "collected":
         circle = [stream]
         circle.append(circle)
@@ -386,7 +387,7 @@ def test_a_stream_that_is_given_up_ends_all(several, alone, n_parallel, how):
     else:
         with pytest.raises(RuntimeError, match="mine"):
             stream.throw(RuntimeError("mine"))
-    until(lambda: threading.active_count() <= before + (n_parallel > 1))
+    until(lambda: threading.active_count() <= before)
     assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 

@@ -10,6 +10,7 @@ import pytest
 from llamahybrid import Llama
 from llamahybrid.capi import shim
 from llamahybrid.errors import DecodeError, RequestCancelled
+from tests.lab.inside import waiting
 from tests.request.asking import ARCHS, CUTS, WORDS, Batches, begin, finish, in_thread, said, take, until
 
 PROMPT = WORDS[:150]
@@ -315,6 +316,7 @@ def test_completion_cancelled_while_it_waits_for_a_slot_says_so(open_one, patien
     held = [in_thread(begin, llm, WORDS[i : i + 60])[0] for i in range(slots)]
     with llm.request() as handle:
         thread = waiting_completion(llm, handle, made)
+        until(lambda: waiting(llm))
         handle.cancel()
     for stream in held:
         stream.close()
@@ -334,6 +336,7 @@ def test_completion_that_nobody_wants_any_more_waits_for_nobody(open_one, patien
     with llm.request() as handle:
         thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
         thread.start()
+        until(lambda: waiting(llm))
         handle.drop()
     until(lambda: raised)
     assert len([next(held) for _ in range(3)]) == 3, "that one was left alone"

@@ -9,9 +9,9 @@ import llama_cpp
 import numpy as np
 import pytest
 
+from llamahybrid.client.closed_schema import closed
+from llamahybrid.client.json_schema import SchemaGrammar
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.request.closed_schema import closed
-from llamahybrid.request.json_schema import SchemaGrammar
 
 ASK = [{"role": "user", "content": "Describe it."}]
 PERSON = {
@@ -152,7 +152,7 @@ def test_a_grammar_object_of_such_a_schema_is_refused():
 
 def test_a_vocabulary_that_cannot_spell_a_value_raises(llm, monkeypatch):
     """The constraint runs in a callback of ctypes, where an exception is lost: the sampler raises it."""
-    from llamahybrid.request import json_schema
+    from llamahybrid.client import json_schema
 
     monkeypatch.setattr(json_schema.Constraint, "error", "no token continues the value")
     with pytest.raises(LlamaHybridError, match="no token continues"):

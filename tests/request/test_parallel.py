@@ -4,6 +4,9 @@ import gc
 import pickle
 import random
 import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
@@ -11,12 +14,14 @@ import llama_cpp
 import pytest
 
 from llamahybrid import PromptCache
+from llamahybrid.core import pace
+from llamahybrid.core.runner import Runner
 from llamahybrid.engine import loaded
 from llamahybrid.errors import Busy, ContextOverflow, DecodeError
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.request import batcher, pieces
+from tests.lab.inside import MergedBatches, set_patience
 from tests.lab.integrity import check_integrity
-from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take
+from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take, until
 
 pytestmark = [pytest.mark.patched]
 KINDS = [
@@ -220,7 +225,7 @@ def test_chat_moves_beside_the_answer_that_runs_and_nothing_of_it_is_decoded_aga
     llm, right = opened(arch), stock(arch)
     prompts = [WORDS[:80], WORDS[100:180], WORDS[200:280]]
     chats = [[*prompt, *take(llm, prompt)] for prompt in prompts]
-    assert llm.runner.live.native.seq == 2
+    assert max(llm.slots, key=lambda slot: slot.used) is llm.slots.all[2]
     running, said = begin(llm, chats[0])
     longer = [*chats[2], 7, 8]
     assert in_thread(take, llm, longer) == right(longer)
@@ -265,10 +270,9 @@ def test_prompt_of_a_running_answer_is_shared(opened, stock, arch):
     assert [*said, *islice(running, 6)] == right(WORDS[:300], 8)
 
 
-def test_answers_have_a_token_between_two_pieces_of_a_prompt(opened, monkeypatch):
-    for name in ("PIECE_STEPS", "PIECE_SECONDS"):
-        monkeypatch.setattr(pieces, name, 0)  # else small ones follow each other
-    monkeypatch.setattr(batcher, "GRACE_SECONDS", 60.0)  # an answer is waited for, however slow
+def test_answers_have_a_token_beside_each_chunk_of_a_prompt(opened, monkeypatch):
+    for name in ("CHUNK_STEPS", "CHUNK_SECONDS"):
+        monkeypatch.setattr(pace, name, 0)  # else small ones follow each other
     llm, over, begun = opened(), threading.Event(), threading.Event()
 
     def answer():
@@ -280,15 +284,13 @@ def test_answers_have_a_token_between_two_pieces_of_a_prompt(opened, monkeypatch
     thread = threading.Thread(target=answer)
     thread.start()
     assert begun.wait(DEADLINE)
-    batches = Batches(llm)
+    merged, batches = MergedBatches(llm), Batches(llm)
     take(llm, WORDS[50:350], 1)
-    sizes = list(batches.sizes)
+    mixed, prompts = merged.batches, sum(size > 1 for size in batches.sizes)
     over.set()
     thread.join(DEADLINE)
-    pieces_at = [i for i, size in enumerate(sizes) if size > 1]
-    assert len(pieces_at) > 4
-    runs = "".join("p" if size > 1 else "a" for size in sizes[: pieces_at[-1]]).split("a")
-    assert max(map(len, runs)) <= 2
+    assert prompts > 4
+    assert mixed >= prompts // 2, "a token of the answer goes with a chunk of the prompt"
 
 
 # -- whose it is -----------------------------------------------------------------------------------
@@ -307,16 +309,21 @@ def test_each_thread_has_its_own_last_request(opened):
 # -- streams that are given up ---------------------------------------------------------------------
 
 
+def collected(alive):
+    gc.collect()
+    return alive() is None
+
+
 def test_generators_that_are_dropped_lose_no_slot(opened, stock, patient):
     llm, right = opened(n_parallel=2), stock()
 
     def drop(seed):
         for i in range(6):
             stream, _ = begin(llm, WORDS[seed + i : 60])
-            circle = [stream]
+            circle, alive = [stream], weakref.ref(stream)
             circle.append(circle)
             del stream, circle
-            gc.collect()
+            until(partial(collected, alive))  # one collection does nothing beside another
 
     each(drop, range(2))
     gc.collect()
@@ -366,15 +373,15 @@ def test_prompt_that_is_too_long_hurts_nobody_else(opened, stock):
 def test_batch_that_fails_is_tried_by_each_alone(opened, stock, monkeypatch):
     llm, right = opened(n_parallel=2), stock()
     failed, begun = [], threading.Barrier(2, timeout=DEADLINE)
-    step = SharedContext.decode_step
+    step = SharedContext.decode_parts
 
-    def fail_once(self, rows):
-        if len(rows) > 1 and not failed:
-            failed.append(rows)
+    def fail_once(self, parts):
+        if len(parts) > 1 and not failed:
+            failed.append(parts)
             raise DecodeError(1, "no slot")
-        return step(self, rows)
+        return step(self, parts)
 
-    monkeypatch.setattr(SharedContext, "decode_step", fail_once)
+    monkeypatch.setattr(SharedContext, "decode_parts", fail_once)
 
     def answer(prompt):
         stream, first = begin(llm, prompt)
@@ -384,6 +391,39 @@ def test_batch_that_fails_is_tried_by_each_alone(opened, stock, monkeypatch):
     prompts = [WORDS[:40], WORDS[100:150]]
     assert each(answer, prompts) == [right(p, 30) for p in prompts]
     assert failed
+
+
+def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monkeypatch):
+    """The buffers are zeroed for that one; what this one is sampled from is its own all the same."""
+    llm, right = opened(n_parallel=3), stock()
+    prompt_done, rejected = Runner.prompt_done, []
+
+    def reject(runner, progress):
+        if len(progress.prompt) != 41 or progress in rejected:
+            return prompt_done(runner, progress)
+        rejected.append(progress)
+        progress.prefilling = False
+        runner.live.require_zeroing()
+        return False
+
+    monkeypatch.setattr(Runner, "prompt_done", reject)
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(take, llm, prompt, 60) for prompt in (WORDS[:50], WORDS[100:150])]
+        while not all(answer.done() for answer in answers):
+            take(llm, WORDS[200:241], 1)
+            llm.prompt_cache.clear()
+    assert [answer.result() for answer in answers] == [right(p, 60) for p in (WORDS[:50], WORDS[100:150])]
+    assert rejected
+
+
+def test_request_that_was_let_in_before_is_never_refused(opened, stock):
+    llm, right = opened(wait=0.2), stock()
+    set_patience(llm, 0.1)
+    first, other = begin(llm, WORDS[:50]), in_thread(begin, llm, WORDS[100:150])
+    late = time.monotonic() + 0.3
+    until(lambda: time.monotonic() > late)  # both are older than anybody may wait
+    said = [first[1] + [next(first[0])], other[1] + [in_thread(next, other[0])]]
+    assert said == [right(WORDS[:50], 2), right(WORDS[100:150], 2)]
 
 
 def test_what_a_criterion_raises_is_its_own_requests(opened, stock):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from llamahybrid.core.report import PromptProgress
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.request.report import PromptProgress
 from tests.request.asking import WORDS
 
 PROMPT = WORDS[:400]

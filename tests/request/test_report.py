@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from llamahybrid.core.report import sentence
 from llamahybrid.prompt_cache import Plan
 from llamahybrid.prompt_cache.base import Reason
-from llamahybrid.request.report import sentence
 from tests.request.asking import WORDS, begin, take
 
 PROMPT = WORDS[:80]

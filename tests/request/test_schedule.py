@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.prompt_cache import Costs, Plan, PromptCache
-from llamahybrid.prompt_cache.base import Outline
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
-from llamahybrid.prompt_cache.placement import FINAL_TOKENS, prefill_cuts
-from llamahybrid.request.schedule import (
+from llamahybrid.core.schedule import (
     NEVER,
     Action,
     Schedule,
@@ -23,6 +19,10 @@ from llamahybrid.request.schedule import (
     before_tip_goes,
     gives_up_tip,
 )
+from llamahybrid.prompt_cache import Costs, Plan, PromptCache
+from llamahybrid.prompt_cache.base import Outline
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.prompt_cache.placement import FINAL_TOKENS, prefill_cuts
 from tests.lab.fake_engine import FakeEngine, Kind
 
 TinyModel = Callable[..., Path]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llamahybrid.request.handle import RequestHandle
+from llamahybrid.client.handle import RequestHandle
 from tests.lab.serving import Held, Serving, serving, wait_until
 
 from .conftest import TinyModel

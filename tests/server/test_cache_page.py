@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from llamahybrid.client.salt import digest
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.request.salt import digest
 from llamahybrid.server import cache_page
 from llamahybrid.server.keys import salt_of
 from llamahybrid.server.viewers import DIGEST_LETTERS

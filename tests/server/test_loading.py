@@ -38,7 +38,7 @@ def test_a_model_has_slots_and_upstream_s_class_stays_what_it_was(
     before = llama_cpp.Llama
     llm = opened()
     assert isinstance(llm, Llama)
-    assert len(llm.slots.all) == DEFAULT_SLOTS
+    assert llm.n_parallel == DEFAULT_SLOTS
     assert llm.prompt_cache is not None
     assert llama_cpp.Llama is before
     assert llm.requests.logprobs_on_request
@@ -55,9 +55,9 @@ def test_flash_attention_is_on_with_several_slots_on_a_gpu_unless_the_settings_s
 
 
 def test_one_slot_where_there_cannot_be_more(opened: Callable[..., Llama]) -> None:
-    assert len(opened(draft_model="prompt-lookup-decoding").slots.all) == 1
-    assert len(opened(embedding=True).slots.all) == 1
-    assert len(opened(n_batch=2).slots.all) == 1
+    assert opened(draft_model="prompt-lookup-decoding").n_parallel == 1
+    assert opened(embedding=True).n_parallel == 1
+    assert opened(n_batch=2).n_parallel == 1
     with pytest.raises(ValueError, match="n_parallel"):
         opened(n_batch=2, n_parallel=2)
 

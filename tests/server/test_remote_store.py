@@ -41,10 +41,7 @@ def test_a_server_goes_on_from_what_another_one_stored(
             page = told(second)
             (past,) = page["requests"]
             assert past["source"] == "remote"
-            kept = page["tiers"]["remote"]
-            assert 0 < kept["bytes"] <= kept["budget"]
-            assert kept["waiting"] == 0
+            assert page["tiers"]["remote"]["waiting"] == 0
             with second.client() as client:
                 lines = client.get("/metrics").text.splitlines()
-            assert f'llamahybrid:cache_bytes{{tier="remote"}} {float(kept["bytes"])}' in lines
             assert "llamahybrid:cache_remote_errors_total 0.0" in lines

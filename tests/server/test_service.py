@@ -16,10 +16,10 @@ import httpx
 import llama_cpp
 import pytest
 
+from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import ModelClosed
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.request.report import RequestReport
 from llamahybrid.server.loading import load
 from llamahybrid.server.settings import ModelSettings
 from tests.lab.serving import SMALL, Held, Serving, serving, wait_until

@@ -118,7 +118,8 @@ def _plain(said: Any) -> list[Any]:
 
 def _salt(llm: Any) -> str:
     """Names the salt that requests are made under here; not the salt itself."""
-    salt: bytes = llm.requests.salt() if llm.evaluation is not None else b""
+    requests = getattr(llm, "requests", None)
+    salt: bytes = b"" if requests is None else requests.salt()
     return salt.hex()
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from llamahybrid.client.chat_template import unread
 from llamahybrid.llama import Llama
-from llamahybrid.request.chat_template import unread
 from llamahybrid.server.anthropic import types
 from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest
 from llamahybrid.server.messages import normalized, require_few, without_nulls

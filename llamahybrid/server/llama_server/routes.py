@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.request.chat_template import template_of
 from llamahybrid.server.answer import Chunk, EventAnswer
 from llamahybrid.server.bodies import CompletionRequest, Tokens
 from llamahybrid.server.errors import bad, later
@@ -153,7 +153,7 @@ async def props(service: InService, model: str | None = None) -> dict[str, Any]:
         params = {"n_predict": -1, "repeat_penalty": 1.0, **{name: body[name] for name in _DEFAULTS}}
         return {
             "default_generation_settings": {"n_ctx": llm.n_ctx(), "params": params},
-            "total_slots": len(llm.slots.all),
+            "total_slots": max(1, len(llm.slots)),
             "model_alias": alias,
             "model_path": PurePath(llm.model_path).name,  # no path of this machine
             "chat_template": template_of(llm) or "",

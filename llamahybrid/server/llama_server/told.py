@@ -7,8 +7,8 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
+from llamahybrid.core.report import PromptProgress
 from llamahybrid.llama import Llama
-from llamahybrid.request.report import PromptProgress
 from llamahybrid.server.answer import Chunk
 from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.heard import Heard

@@ -17,8 +17,9 @@ from uuid import uuid4
 
 import llama_cpp
 
-from llamahybrid.request.extras import NO_EXTRAS, Extras
-from llamahybrid.request.logprobs import (
+from llamahybrid.client.completion import Pauses
+from llamahybrid.client.extras import NO_EXTRAS, Extras
+from llamahybrid.client.logprobs import (
     AnswerLogprobs,
     EchoedPrompt,
     logprobs_of_answer,
@@ -61,16 +62,26 @@ def _tokens(llm: Llama, prompt: str | Sequence[int]) -> list[int]:
 
 
 def _generate(
-    llm: Llama, prompt: list[int], extras: Extras, options: dict[str, Any]
+    llm: Llama, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
 ) -> Iterator[tuple[int, bool]]:
     """The tokens of an answer; with each, whether the answer ends before it."""
+    request = llm.requests.inside
+    assert request is not None, "a completion is a request"
+    request.most, request.pauses = bounds.tokens, Pauses(llm, extras.stop_token_ids, bounds.stops)
     if extras.samplers is not None:
         options = {**options, "samplers": extras.samplers}
     for token in llm.generate(prompt, **options):
-        ends = token in extras.stop_token_ids or llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)
+        ends = token in extras.stop_token_ids or llm._calls.run(
+            llama_cpp.llama_vocab_is_eog, llm._model.vocab, token
+        )
         if extras.on_token is not None and not ends:
             extras.on_token(extras.index, token)
         yield token, ends
+
+
+def _ends(llm: Llama, token: int) -> bool:
+    """The model ends its answers with this token. Raises ModelClosed."""
+    return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
 
 
 class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
@@ -87,8 +98,8 @@ class Bounds:
     def __init__(self, llm: Llama, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
         stop = options["stop"]
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-        self._stops = [each.encode("utf-8") for each in stops]
-        self._longest = max(map(len, self._stops), default=0)
+        self.stops = [each.encode("utf-8") for each in stops]
+        self._longest = max(map(len, self.stops), default=0)
         self._lacking = 0
         most = options["max_tokens"]
         self.room = llm._n_ctx - len(prompt)
@@ -113,7 +124,7 @@ class Bounds:
 
     def stop(self, text: bytes, start: int) -> int | None:
         """Where in a text the stop string begins that ends it, none of them before `start`; None: nowhere."""
-        for each in self._stops:
+        for each in self.stops:
             if (at := text.find(each, start)) >= 0:
                 return at
         return None
@@ -125,7 +136,7 @@ class Bounds:
         seen all of.
         """
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
-            if any(each.startswith(text[at:]) for each in self._stops):
+            if any(each.startswith(text[at:]) for each in self.stops):
                 return at
         known = text.rstrip(_UNKNOWN) if text.endswith(_UNKNOWN) else text
         return max(start, len(known))
@@ -166,8 +177,9 @@ class _Bounded(_Stand):
         """See `Llama.generate`."""
         llm, said = self.stands_for, _begun(self.stands_for, self._options)
         self.prompt, self.said = tokens, said
-        room = Bounds(llm, self._options, tokens).room
-        generated = _generate(llm, tokens, self._extras, options)
+        bounds = Bounds(llm, self._options, tokens)
+        room = bounds.room
+        generated = _generate(llm, tokens, self._extras, options, bounds)
         for count, (token, ends) in enumerate(generated, 1):
             if ends:
                 self.end = token
@@ -252,7 +264,7 @@ def _asked(llm: Llama, options: Mapping[str, Any]) -> _Asked:
     try:
         list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
     except _Asked as asked:
-        return asked
+        return asked.with_traceback(None)  # its frames hold the model
     raise AssertionError("upstream's completion generates")
 
 
@@ -269,7 +281,7 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
     said, text, sent = _begun(llm, options), b"", 0
     decoder, finish_reason, end = _Decoder(errors="ignore"), "length", None
     odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
-    for count, (token, ends) in enumerate(_generate(llm, prompt, extras, asked.options), 1):
+    for count, (token, ends) in enumerate(_generate(llm, prompt, extras, asked.options, bounds), 1):
         if ends:
             finish_reason = "stop"
             break

@@ -9,12 +9,18 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
-from llamahybrid.request.gate import RequestGate
-from llamahybrid.request.report import PromptProgress, RequestReport, sentence
-from llamahybrid.request.salt import SHARED
-from llamahybrid.request.ticket import Ticket
+from llamahybrid.client.salt import SHARED
+from llamahybrid.core.report import PromptProgress, RequestReport, sentence
+from llamahybrid.core.request import Request
+
+
+class Cancels(Protocol):
+    """Whose requests a handle has."""
+
+    def cancel(self, request: Request | None = None) -> None:
+        """End this request."""
 
 
 class RequestHandle:
@@ -23,7 +29,7 @@ class RequestHandle:
     A stream belongs to it wherever and whenever it is advanced later. Safe from any thread.
     """
 
-    def __init__(self, gate: RequestGate, part_of: RequestHandle | None = None, salt: bytes = SHARED) -> None:
+    def __init__(self, owner: Cancels, part_of: RequestHandle | None = None, salt: bytes = SHARED) -> None:
         """`part_of`: its requests are also those of this one; `salt`: theirs (see `salt.digest`)."""
         self.on_progress: Callable[[PromptProgress], None] | None = None
         """Told of the progress of their prompts, instead of `Llama.on_progress`."""
@@ -35,62 +41,62 @@ class RequestHandle:
         """Its `with` block runs."""
         self.outer: RequestHandle | None = None
         """The handle whose block it stands in."""
-        self._gate = gate
+        self._owner = owner
         self._part_of = part_of
-        self._tickets: list[Ticket] = []
+        self._requests: list[Request] = []
         self._cancelled = False
         self._unwanted = False
 
     def cancel(self) -> None:
         """End these requests and no others, as `Llama.cancel`: running, suspended, or still waiting."""
         self._cancelled = True
-        for ticket in list(self._tickets):
-            self._gate.cancel(ticket)
+        for request in list(self._requests):
+            self._owner.cancel(request)
 
     def drop(self) -> None:
         """Nobody waits for what comes of them: `cancel`, and those in line raise RequestCancelled at once."""
         self._unwanted = True
-        for ticket in list(self._tickets):
-            ticket.unwanted = True
+        for request in list(self._requests):
+            request.unwanted = True
         self.cancel()
 
     @property
     def reports(self) -> list[RequestReport]:
         """What each of them decoded and reused, so far, in the order they were made."""
-        return [t.request.report() for t in self._tickets if t.request is not None]
+        return [r.progress.report() for r in self._requests if r.progress is not None]
 
     @property
     def reasons(self) -> list[str]:
         """How each of their prompts started (see `report.sentence`), naming no token."""
-        return [sentence(t.request.plan, None) for t in self._tickets if t.request is not None]
+        return [sentence(r.progress.plan, None) for r in self._requests if r.progress is not None]
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, request: Request) -> None:
         """One more request."""
-        self._tickets.append(ticket)
+        self._requests.append(request)
         if self._unwanted:  # no |=: it would undo what `drop` says between its read and its write
-            ticket.unwanted = True
+            request.unwanted = True
         if self._cancelled:
-            self._gate.cancel(ticket)
+            self._owner.cancel(request)
         if self._part_of is not None:
-            self._part_of.add(ticket)
+            self._part_of.add(request)
 
     def entered(self) -> RequestHandle:
         """Itself, as if its block ran from here on."""
         self.outer, self.open = _handle.get(), True
         return self
 
-    def of(self, gate: RequestGate) -> bool:
-        """Its requests are made at this gate."""
-        return self._gate is gate
+    def of(self, owner: Cancels) -> bool:
+        """Its requests are those of this model."""
+        return self._owner is owner
 
 
 _handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", default=None)
 
 
-def handle_here(gate: RequestGate) -> RequestHandle | None:
-    """What requests that are made at a gate, here and now, belong to: the innermost of its own."""
+def handle_here(owner: Cancels) -> RequestHandle | None:
+    """What requests of a model that are made here and now belong to: the innermost of its own."""
     handle = _handle.get()
-    while handle is not None and not (handle.open and handle.of(gate)):
+    while handle is not None and not (handle.open and handle.of(owner)):
         handle = handle.outer
     return handle
 

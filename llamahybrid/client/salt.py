@@ -49,13 +49,14 @@ def model_salt() -> Any:
 
     def put(llm: Any, salt: str | None) -> None:
         salt = text_of(salt)
-        if llm.evaluation is None or llm.requests.gate.closed:
+        if llm.requests.loop is None or llm.requests.loop.closed:
             llm._cache_salt = salt
         else:
             llm.requests.whole(partial(change, llm, salt))
 
     def change(llm: Any, salt: str) -> None:
         llm._cache_salt = salt
-        llm.requests.computed_under(salt)
+        for slot in llm.slots:
+            slot.runner.computed_under(salt)
 
     return property(get, put)

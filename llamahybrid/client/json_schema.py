@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_grammar
 
-from llamahybrid.request.closed_schema import closed
+from llamahybrid.client.closed_schema import closed
 
 try:
     from llguidance import LLMatcher, LLTokenizer

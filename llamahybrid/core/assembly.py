@@ -7,36 +7,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import llama_cpp
 
+from llamahybrid.capi.openmp import leave_team
 from llamahybrid.capi.shim import library
+from llamahybrid.core.boundaries import Boundaries
+from llamahybrid.core.executor import Executor
+from llamahybrid.core.loop import DecodeLoop
+from llamahybrid.core.runner import Runner
+from llamahybrid.core.scheduler import Scheduler
+from llamahybrid.core.slots import Slots
+from llamahybrid.core.stream_params import StreamParams
 from llamahybrid.engine import loaded
 from llamahybrid.memory.adapters import follow
-from llamahybrid.memory.compute_thread import ComputeThread
 from llamahybrid.memory.context import GuardedContext
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.outside import OutsideTokens
-from llamahybrid.memory.profile import MemoryProfile, probe
+from llamahybrid.memory.profile import probe
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache import BasePromptCache
 from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
-from llamahybrid.request.batcher import Batcher
-from llamahybrid.request.boundaries import Boundaries
-from llamahybrid.request.evaluation import Evaluation
-from llamahybrid.request.runner import RequestRunner
-from llamahybrid.request.slots import Slot, Slots
-from llamahybrid.request.stream_params import StreamParams
 from llamahybrid.speculation.drafts import Drafts
 
 if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
-    from llamahybrid.request.requests import Requests
+    from llamahybrid.client.requests import Requests
 
 logger = logging.getLogger("llamahybrid")
 
@@ -158,16 +159,16 @@ def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str,
 
 
 def assemble(
-    llm: Llama, slots: Slots, n_parallel: int, cache: BasePromptCache, files: ModelFiles, paging: bool
-) -> None:
-    """Probe the memory, guard the context, and put live sequences into it, one a slot.
+    llm: Any, n_parallel: int, cache: BasePromptCache, files: ModelFiles, paging: bool
+) -> DecodeLoop | None:
+    """Probe the memory, guard the context, and make the loop that decodes in it, with so many slots.
 
-    Leaves the slot that there is without one where the context has no memory (encoders).
+    None where the context has no memory (encoders).
     """
-    thread = ComputeThread() if n_parallel > 1 else None
-    profile = _probe(llm, thread, n_parallel, paging)
+    profile = probe(llm._ctx, bool(llm.context_params.swa_full), n_parallel, paging)
+    leave_team()  # batches are decoded in another thread from now on
     if not profile.has_memory:
-        return
+        return None
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
     files.loaded(mapped=llm.model_params.load_mode not in unmapped)
     guarded = GuardedContext.guard(llm._ctx)
@@ -180,19 +181,16 @@ def assemble(
     known = remembered.load() or Costs(token_seconds=profile.token_seconds)
     record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
     meter = CostMeter(llm.n_batch, replace(known, snapshot_bytes=record))
-    gate = llm.requests.gate
-    shared = SharedContext(guarded, llm.n_batch, n_parallel, thread)
-    batcher = None
+    shared = SharedContext(guarded, llm.n_batch, n_parallel)
+    view = llm.requests.seen
+    view.make(llm._n_ctx, llm._n_vocab, len(view.scores))
+    executors = []
     if n_parallel > 1:
-        architecture = llm.metadata.get("general.architecture")
-        merges = architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
-        batcher = Batcher(shared, gate, meter, llm.n_batch, merges)
         logger.info(
             "%d requests at once, each of at most %d tokens: about %d MiB of context memory in all",
             *(n_parallel, llm._n_ctx, n_parallel * profile.slot_bytes(llm._n_ctx) >> 20),
         )
     for seq in range(n_parallel):
-        slot = slots.all[0] if seq == 0 else Slot()
         live = LiveSequence(
             guarded,
             profile,
@@ -203,50 +201,39 @@ def assemble(
             seq=seq,
         )
         live.identity.computation = computation
-        runner = RequestRunner(live, cache, boundaries, meter, gate, llm.n_batch, remembered, batcher)
+        runner = Runner(live, cache, boundaries, meter, llm.n_batch, remembered)
         drafts = Drafts(live, meter, llm.n_batch, int(llm.context_params.n_ubatch))
-        if seq:
-            slot.arrays.always_rows = slot.arrays.logits_all = slots.all[0].arrays.always_rows
-            slots.add(slot)
-        slot.arrays.make(llm._n_ctx, llm._n_vocab, len(llm.scores))
-        slot.evaluation = Evaluation(runner, drafts, slot.arrays)
-    first = slots.all[0].evaluation
-    assert first is not None, "it was just made"
-    guarded.live = first.runner.live
+        executors.append(Executor(runner, drafts, view))
+    guarded.live = executors[0].live
+    slots = Slots(executors)
+    loop = DecodeLoop(slots, shared, Scheduler(meter, llm.n_batch, _merges(llm)), llm.requests.tell_weakly())
     if n_parallel == 1:  # else sequence 0 is a slot's
-        guarded.outside = OutsideTokens(guarded.live, partial(_hold, llm.requests))
-    slots.batcher = batcher
-    if batcher is not None:  # with one slot nobody else holds any
+        guarded.outside = OutsideTokens(guarded.live, partial(_hold, ref(llm.requests)))
+    else:  # with one slot nobody else holds any
         shared.clearing = slots.store_attention
+    return loop
 
 
-def _probe(llm: Llama, thread: ComputeThread | None, slots: int, paging: bool) -> MemoryProfile:
-    """What the memory can do; asked in the thread that decodes later: OpenMP keeps a team for each."""
-    found: list[MemoryProfile] = []
-
-    def look() -> None:
-        found.append(probe(llm._ctx, bool(llm.context_params.swa_full), slots, paging))
-
-    if thread is None:
-        look()
-    else:
-        thread.run(look, bool)
-    return found[0]
+def _merges(llm: Any) -> bool:
+    """Tokens of several sequences may be in one batch."""
+    architecture = llm.metadata.get("general.architecture")
+    return architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
 
 
-def _cost_context(llm: Llama) -> tuple[int, ...]:
+def _cost_context(llm: Any) -> tuple[int, ...]:
     """What costs depend on besides what is in the fingerprint."""
     params = llm.context_params
     layers = int(llm.model_params.n_gpu_layers)
     return int(params.n_threads), int(params.n_threads_batch), llm.n_batch, int(params.n_ubatch), layers
 
 
-def _hold(requests: Requests, tokens: Tokens) -> bool:
+def _hold(requests: ref[Requests], tokens: Tokens) -> bool:
     """Make context memory hold just these tokens, which others go on from.
 
-    False, with nothing done, in a step, whose request memory belongs to.
+    False, with nothing done, in the loop's thread, whose memory it is.
     """
-    if requests.gate.nested():
+    made = requests()
+    if made is None or made.loop is None or made.loop.here:
         return False
-    requests.alone(lambda evaluation: evaluation.hold(tokens))
+    made.alone(lambda executor: executor.hold(tokens))
     return True

@@ -19,14 +19,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from llamahybrid.client.collecting import collecting
+from llamahybrid.client.completion import keeps_rows
+from llamahybrid.client.extras import asking, current_extras
+from llamahybrid.client.handle import Cancels, RequestHandle, belonging_to
+from llamahybrid.client.salt import SHARED
+from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.request.completion import keeps_rows
-from llamahybrid.request.extras import asking, current_extras
-from llamahybrid.request.finalisers import in_finaliser
-from llamahybrid.request.gate import RequestGate
-from llamahybrid.request.handle import RequestHandle, belonging_to
-from llamahybrid.request.salt import SHARED
-from llamahybrid.request.ticket import Ticket
 
 if TYPE_CHECKING:
     from llamahybrid.llama import Llama
@@ -70,7 +69,7 @@ def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], 
     of a chunk's choice says whose it is. What one raises ends all; what ends one as cancelled does, too.
     Raises LlamaHybridError where content that was decoded natively, and is so once, would have several.
     """
-    handle = Siblings(llm.requests.gate, llm.requests.handle(), llm.requests.salt())
+    handle = Siblings(llm.requests, llm.requests.handle(), llm.requests.salt())
     extras = current_extras()
 
     def one(index: int, own: dict[str, Any]) -> Any:
@@ -78,7 +77,7 @@ def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], 
             return create(**own)
 
     parts = _parts(llm, one, dict(options), count, handle)
-    if "prompt" in options and llm.slots.rests_on(handle.salt) is not None:
+    if "prompt" in options and llm.requests.seen.handoff and llm.requests.seen.salt == handle.salt:
         raise LlamaHybridError("an image is answered once; n of create_chat_completion decodes it for each")
     return _as_one_stream(parts) if options.get("stream") else merged(dict(parts))
 
@@ -86,25 +85,25 @@ def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], 
 class Siblings(RequestHandle):
     """The requests of one call: the first is in before the others, which go on from what it leaves behind."""
 
-    def __init__(self, gate: RequestGate, part_of: RequestHandle | None, salt: bytes = SHARED) -> None:
-        super().__init__(gate, part_of, salt)
+    def __init__(self, owner: Cancels, part_of: RequestHandle | None, salt: bytes = SHARED) -> None:
+        super().__init__(owner, part_of, salt)
         self.entered()
         self.began: Callable[[], object] | None = None
         """Called when there is a first one."""
 
     @property
-    def first(self) -> Ticket | None:
+    def first(self) -> Request | None:
         """The one that decodes the prompt."""
-        return self._tickets[0] if self._tickets else None
+        return self._requests[0] if self._requests else None
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, request: Request) -> None:
         """See `RequestHandle.add`."""
         first = self.first
         if first is None:
-            ticket.leads = True
+            request.leads = True
         else:
-            ticket.after = first
-        super().add(ticket)
+            request.after = first
+        super().add(request)
         if first is None and self.began is not None:
             self.began()
 
@@ -158,15 +157,15 @@ def _parts(
     def make(index: int) -> Any:
         return create(index, dict(options, seed=each[index]))
 
-    if not requests.gate.nested() and _go_on_from_each_other(llm, options):
+    if requests.inside is None and _go_on_from_each_other(llm, options):
         parts = _side_by_side(llm, make, count, handle, stream)
     else:
         parts = _one_after_the_other(make, count, handle, stream)
     try:
         with closing(parts):
             for index, item in parts:
-                if handle.first is not None and handle.first.request is not None:
-                    requests.last = handle.first.request
+                if handle.first is not None and handle.first.progress is not None:
+                    requests.note(handle.first)
                 yield index, item
     finally:
         if requests.seed in each:
@@ -175,10 +174,10 @@ def _parts(
 
 def _go_on_from_each_other(llm: Llama, options: Mapping[str, Any]) -> bool:
     """What one slot has decoded can be had in another."""
-    if len(llm.slots.all) == 1 or llm.runner is None or llm.chat_handler is not None:
+    if len(llm.slots) < 2 or llm.chat_handler is not None:
         return False
-    rows = llm.arrays.always_rows or keeps_rows(llm, options)
-    return llm.runner.live.profile.keeps_chats and not rows
+    rows = llm.requests.seen.always_rows or keeps_rows(llm, options)
+    return llm.slots.all[0].runner.live.profile.keeps_chats and not rows
 
 
 def _one_after_the_other(
@@ -210,10 +209,10 @@ def _side_by_side(
     dismiss = finalize(owner, crew.dismiss)
     dismiss.atexit = False
     try:
-        yield from crew.parts(threads, min(count, len(llm.slots.all)))
+        yield from crew.parts(threads, min(count, len(llm.slots)))
     finally:
         dismiss()
-        if not in_finaliser() and not llm.requests.gate.inside:
+        if not collecting() and llm.requests.inside is None:
             for thread in threads:
                 thread.join()
 

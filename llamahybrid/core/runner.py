@@ -1,7 +1,7 @@
-"""RequestRunner: one request's work on the live sequence, from its restore point to its end.
+"""Runner: one request's work on the live sequence of a slot, from its restore point to its end.
 
-It joins the live sequence to the prompt cache for the life of a context, decodes, and carries out what the
-`Schedule` of a request answers; where checkpoints go is decided there.
+It joins the live sequence to the prompt cache for the life of a context, and carries out what the `Schedule`
+of a request answers; where checkpoints go is decided there. All of it runs in the decode loop's thread.
 """
 
 from __future__ import annotations
@@ -9,32 +9,26 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from weakref import ref
+from typing import Protocol
 
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
-from llamahybrid.capi.openmp import leave_team
+from llamahybrid.core.batch import Decode, Steps
+from llamahybrid.core.boundaries import Boundaries
+from llamahybrid.core.checkpoints import Checkpoints
+from llamahybrid.core.progress import Progress
+from llamahybrid.core.schedule import Schedule, batch_borders, before_tip_goes, gives_up_tip
 from llamahybrid.errors import SnapshotError
-from llamahybrid.memory.costs import SMALL_BATCH, CostMeter
+from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.restore import apply_plan
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.placement import tip_due
-from llamahybrid.request.batcher import Batcher
-from llamahybrid.request.boundaries import Boundaries
-from llamahybrid.request.checkpoints import Checkpoints
-from llamahybrid.request.gate import RequestGate
-from llamahybrid.request.pieces import costs_beside
-from llamahybrid.request.request import Request
-from llamahybrid.request.schedule import Schedule, batch_borders, before_tip_goes, gives_up_tip
-from llamahybrid.request.stoppable import StoppableBatches
 
 MOST_RESTORES = 4
 """Restores from stored attention that a request tries: a disk may give what was dropped once more."""
@@ -42,8 +36,30 @@ MOST_RESTORES = 4
 logger = logging.getLogger("llamahybrid")
 
 
-class RequestRunner:
-    """Runs requests on one context: plans, restores, decodes, takes checkpoints."""
+class Others(Protocol):
+    """The other requests of the loop."""
+
+    def waiting_beside(self) -> int:
+        """How many want to decode, or wait for a slot, beside the one that runs."""
+
+    def wait_for(self, prompt: Tokens) -> bool:
+        """Some wait for what the prompt that is decoded now leaves behind, or will."""
+
+
+class Alone:
+    """There are no others."""
+
+    def waiting_beside(self) -> int:
+        """See `Others.waiting_beside`."""
+        return 0
+
+    def wait_for(self, prompt: Tokens) -> bool:
+        """See `Others.wait_for`."""
+        return False
+
+
+class Runner:
+    """Runs requests on one slot: plans, restores, takes checkpoints."""
 
     def __init__(
         self,
@@ -51,28 +67,26 @@ class RequestRunner:
         cache: BasePromptCache,
         boundaries: Boundaries,
         meter: CostMeter,
-        gate: RequestGate,
         n_batch: int,
         remembered: RememberedCosts | None = None,
-        batcher: Batcher | None = None,
     ) -> None:
-        """`batcher`: what decodes where there are several live sequences in the context."""
         self.live = live
         self._remembered = remembered
         self.cache = cache
         self.meter = meter
+        self.others: Others = Alone()
         self._boundaries = boundaries
-        self._gate = gate
         self._n_batch = n_batch
-        self._batcher = batcher
         self.checkpoints = Checkpoints(live, cache, meter)
-        self._batches = StoppableBatches(live, gate)
-        self._beside = None if batcher is None else ref(batcher)  # requests are kept when all else is gone
         self._warned: set[str] = set()
+
+    def _costs(self) -> Costs:
+        """What was measured, and how many others the request that runs keeps waiting."""
+        return replace(self.meter.costs(), waiting=self.others.waiting_beside())
 
     # -- a request's start -----------------------------------------------------------------------
 
-    def begin(self, prompt: Tokens, reuse_limit: int | None = None) -> Request:
+    def begin(self, prompt: Tokens, reuse_limit: int | None = None) -> Progress:
         """Plan a prompt, shape (n,), and bring the live sequence to the planned restore point, verified.
 
         What does not prove right is dropped and the next best taken, down to an empty sequence.
@@ -86,7 +100,7 @@ class RequestRunner:
         boundaries = self._boundaries.find(prompt) if needs_checkpoints else []
         for attempt in itertools.count():
             clock = time.perf_counter()
-            costs = costs_beside(self.meter, self._beside)
+            costs = self._costs()
             plan = self._plan(prompt, boundaries, reuse_limit, costs, paged=attempt < MOST_RESTORES)
             plan_seconds += time.perf_counter() - clock
             clock = time.perf_counter()
@@ -104,16 +118,16 @@ class RequestRunner:
         schedule = Schedule(
             plan,
             costs,
-            partial(costs_beside, self.meter, self._beside),
+            self._costs,
             together=lambda: meter.together,
             wanted=needs_checkpoints,
             keeps_chats=profile.keeps_chats,
             keeps_end=keeps_end,
             stores_late=profile.pager is not None and profile.pager.reads_whole,
         )
-        request = Request(plan, schedule, started, plan_seconds, restore_seconds)
-        self.checkpoints.carry_out(schedule.begin(tip), request)
-        return request
+        progress = Progress(plan, schedule, started, plan_seconds, restore_seconds)
+        self.checkpoints.carry_out(schedule.begin(tip), progress)
+        return progress
 
     def _follow(self, prompt: Tokens) -> None:
         """Have the cache follow this request; what was forgotten while it was live goes, bytes and all."""
@@ -157,6 +171,12 @@ class RequestRunner:
         live.empty()
         live.identity.serve(salt)
 
+    def computed_under(self, salt: str) -> None:
+        """Another salt of the model's own names what computes: what is live is known by it from now on."""
+        identity = self.live.identity
+        if identity.computation is not None:
+            identity.computed_by(replace(identity.computation, salt=salt))
+
     def share(self) -> None:
         """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
         if self.live.touched_outside() or self.live.fault() is not None:
@@ -173,7 +193,7 @@ class RequestRunner:
         anew, where buffers are zeroed for another.
         """
         live = self.live
-        if self._batcher is not None and live.n and live.profile.keeps_chats and not live.touched_outside():
+        if live.shared.slots > 1 and live.n and live.profile.keeps_chats and not live.touched_outside():
             self.checkpoints.page_out(deep=True)
 
     def store_live(self) -> None:
@@ -240,143 +260,108 @@ class RequestRunner:
 
     # -- decoding --------------------------------------------------------------------------------
 
-    def decode(self, request: Request | None, tokens: Tokens, outputs: Outputs) -> Iterator[tuple[int, int]]:
-        """Append tokens, cut into native batches, with checkpoints where `request` planned them.
+    def decode(
+        self,
+        progress: Progress | None,
+        tokens: Tokens,
+        outputs: Outputs,
+        note: Callable[[int, int], None] | None = None,
+        *,
+        alone: bool = False,
+    ) -> Steps[None]:
+        """Append tokens, cut into native batches, with checkpoints where `progress` planned them.
 
-        Yields (start, end) after each batch while its output rows are live; `outputs` "last" asks for one
-        row at the very end. Raises DecodeError, and RequestCancelled with every finished batch kept.
+        Calls `note(start, end)` after each batch while its output rows are live; `outputs` "last" asks for
+        one row at the very end. Raises DecodeError, and RequestCancelled with every finished batch kept.
         """
         live = self.live
-        prefilled = request if request is not None and request.prefilling else None
+        prefilled = progress if progress is not None and progress.prefilling else None
         first, last = live.n, live.n + len(tokens)
         borders = batch_borders(first, last, prefilled.schedule.cuts if prefilled else (), self._n_batch)
-        began = time.perf_counter()
-        try:
-            start = first
-            while start < last:
-                end = next(border for border in borders if border > start)
-                if self._batcher is not None:
-                    end = start + self._batcher.piece_of(end - start)
-                wanted: Outputs = outputs if outputs == "all" or end == last else "none"
-                self._gate.check()
-                with self._alone(end - start):
-                    clock = time.perf_counter()
-                    self._batches.decode(request, tokens[start - first : end - first], wanted)
-                    if prefilled is not None:
-                        self._measure(end - start, clock)
+        stoppable = progress is None or progress.prefilling
+        start = first
+        while start < last:
+            end = next(border for border in borders if border > start)
+            wanted: Outputs = outputs if outputs == "all" or end == last else "none"
+            clock = time.perf_counter()
+            part = tokens[start - first : end - first]
+            try:
+                end = start + (yield Decode(live, part, wanted, prompt=stoppable, alone=alone))
+            finally:
                 if prefilled is not None:
-                    prefilled.reach(end)
-                    self.checkpoints.carry_out(prefilled.schedule.decoded(end), prefilled)
-                    if end < last and prefilled.schedule.recut(live.n):
-                        borders = batch_borders(first, last, prefilled.schedule.cuts, self._n_batch)
-                yield start, end
-                start = end
-        finally:
-            live.settle()
-            seconds = time.perf_counter() - began
-            if prefilled is not None:  # also of one that ends here
-                prefilled.prefill_seconds += seconds
-        timed = len(tokens) <= self._n_batch
-        if prefilled is not None:  # else batch by batch
-            timed = self.live.profile.attention_is_all and self._batcher is None
-        if timed:
-            self.meter.decoded(len(tokens), seconds)
+                    prefilled.prefill_seconds += time.perf_counter() - clock
+            if prefilled is not None:
+                prefilled.reach(end)
+                self.checkpoints.carry_out(prefilled.schedule.decoded(end), prefilled)
+                if end < last and prefilled.schedule.recut(live.n):
+                    borders = batch_borders(first, last, prefilled.schedule.cuts, self._n_batch)
+            if note is not None:
+                note(start, end)
+            start = end
 
-    def _alone(self, tokens: int) -> AbstractContextManager[None]:
-        """Room for a batch of this sequence alone."""
-        return nullcontext() if self._batcher is None else self._batcher.piece(self.live, tokens)
-
-    def _measure(self, tokens: int, clock: float) -> None:
-        """Note what a prompt's batch took that began at `clock`; the next one's undo waits for it anyway."""
-        if tokens >= SMALL_BATCH[0] and (self._batcher or self.live.profile.needs_checkpoints):
-            self.live.settle()
-            self.meter.decoded(tokens, time.perf_counter() - clock)
-
-    def append(self, token: int) -> None:
-        """Append one token and ask for its logits: `decode` without its machinery.
-
-        Raises RequestCancelled before it is decoded, and BatchLost (see `Batcher.append`).
-        """
-        self._gate.check()
-        if self._batcher is not None:
-            self._batcher.append(self.live, token)
-            return
-        clock = time.perf_counter()
-        try:
-            self.live.decode((token,), "last")
-        finally:
-            self.live.settle()
-        self.meter.decoded(1, time.perf_counter() - clock)
-
-    def prompt_done(self, request: Request) -> bool:
+    def prompt_done(self, progress: Progress) -> bool:
         """The prompt is decoded: store its checkpoints and its end, with logits.
 
         False when the logits are not numbers, or memory is not what it should be: everything this request
         rested on is then forgotten, and the prompt must be decoded from zero.
         """
-        request.prefilling = False
-        try:
-            sound = self._prompt_done(request)
-            if sound and self._batcher is not None and self._batcher.prompts_wait(self.live.tokens):
-                # What waits for this prompt's checkpoints needs their attention.
-                self.checkpoints.page_out(deep=False)
-        finally:
-            if self._batcher is not None:
-                self._batcher.prompt_done()
+        progress.prefilling = False
+        sound = self._prompt_done(progress)
+        if sound and self.others.wait_for(self.live.tokens):
+            # What waits for this prompt's checkpoints needs their attention.
+            self.checkpoints.page_out(deep=False)
         return sound
 
-    def _prompt_done(self, request: Request) -> bool:
+    def _prompt_done(self, progress: Progress) -> bool:
         live = self.live
         if not live.profile.needs_checkpoints:
-            request.schedule.stop()  # another request may have learnt that this memory cannot be verified
+            progress.schedule.stop()  # another request may have learnt that this memory cannot be verified
             finite = live.profile.cuttable and live.profile.linear and live.row.proves_finite()
-            self.checkpoints.carry_out(request.schedule.prompt_done(live.n, finite), request)
+            self.checkpoints.carry_out(progress.schedule.prompt_done(live.n, finite), progress)
             return True
         logits = live.row.logits()
         if logits is not None and not bool(np.isfinite(logits).all()):
-            self._reject(request, "the model's logits are not finite numbers")
+            self._reject(progress, "the model's logits are not finite numbers")
             return False
         if not live.learn_size_rule():
-            self._reject(request, "memory holds other cells than were decoded")
+            self._reject(progress, "memory holds other cells than were decoded")
             return False
         if not live.profile.needs_checkpoints:  # learnt just now: this memory cannot be verified
-            request.staged.clear()
-            request.schedule.stop()
+            progress.staged.clear()
+            progress.schedule.stop()
             return True
-        actions = request.schedule.prompt_done(live.n, logits is not None)
-        self.checkpoints.carry_out(actions, request, deep=False)  # to learn the rule was a deep look
+        actions = progress.schedule.prompt_done(live.n, logits is not None)
+        self.checkpoints.carry_out(actions, progress, deep=False)  # to learn the rule was a deep look
         return True
 
-    def before_token(self, request: Request) -> None:
+    def before_token(self, progress: Progress) -> None:
         """Tokens of the answer are about to be decoded: checkpoint what is there if the schedule says so."""
-        request.steps += 1
-        if self.live.n >= request.schedule.next_due:
-            self._stop_unprovable(request)
-            self.checkpoints.carry_out(request.schedule.before_token(self.live.n), request)
+        progress.steps += 1
+        if self.live.n >= progress.schedule.next_due:
+            self._stop_unprovable(progress)
+            self.checkpoints.carry_out(progress.schedule.before_token(self.live.n), progress)
 
-    def end(self, request: Request) -> None:
+    def end(self, progress: Progress) -> None:
         """The request is over, however it ended: store what can be proven and is worth it."""
         live = self.live
-        request.drop_records()
-        if request.staged and live.fault() is not None:
-            request.staged.clear()
-        self._stop_unprovable(request)
+        progress.drop_records()
+        if progress.staged and live.fault() is not None:
+            progress.staged.clear()
+        self._stop_unprovable(progress)
         opaque = live.state.opaque  # an invalid one is, too
-        self.checkpoints.carry_out(request.schedule.end(live.n, opaque), request)
+        self.checkpoints.carry_out(progress.schedule.end(live.n, opaque), progress)
         if self._remembered is not None and not opaque:
             self._remembered.save(self.meter.costs())
-        if self._batcher is None:  # else see `Solo`
-            leave_team()
 
-    def _stop_unprovable(self, request: Request) -> None:
+    def _stop_unprovable(self, progress: Progress) -> None:
         """Another request may have learnt, while this one waited, that this memory cannot be verified."""
         if not self.live.profile.needs_checkpoints:
-            request.schedule.stop()
+            progress.schedule.stop()
 
-    def _reject(self, request: Request, cause: str) -> None:
+    def _reject(self, progress: Progress, cause: str) -> None:
         """Store nothing of what this request decoded, nor what it rested on."""
-        request.staged.clear()
-        if request.plan.checkpoint is not None:
-            self.cache.drop(request.plan.checkpoint)
+        progress.staged.clear()
+        if progress.plan.checkpoint is not None:
+            self.cache.drop(progress.plan.checkpoint)
         self.warn(f"{cause}; memory is zeroed and nothing of it kept")
         self.live.require_zeroing()

@@ -1,4 +1,4 @@
-"""Request: what is known of one request from its plan to its end."""
+"""Progress: how far one prompt and its answer have come, from the plan to the end."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from llamahybrid.prompt_cache.base import Bytes, Plan
-from llamahybrid.request.report import PromptProgress, RequestReport, sentence
-from llamahybrid.request.schedule import Schedule
+import numpy as np
+
+from llamahybrid.core.report import PromptProgress, RequestReport, sentence
+from llamahybrid.core.schedule import Schedule
+from llamahybrid.prompt_cache.base import Bytes, Plan, Tokens
 from llamahybrid.speculation.drafts import DraftCounts
 
 
 @dataclass
-class Request:
-    """One prompt and its answer, as far as they have come.
-
-    Its claim to the context is a `Ticket`, which exists before the request begins; a chat handler that
-    decodes by itself makes several requests on one.
-    """
+class Progress:
+    """One prompt and its answer, as far as they have come."""
 
     plan: Plan
     schedule: Schedule
@@ -48,9 +46,15 @@ class Request:
     staged: list[tuple[int, Bytes]] = field(default_factory=list)
     """Checkpoints of this prefill, (position, snapshot), kept back until its logits prove to be numbers."""
     salt: bytes = b""
-    """See `Ticket.salt`."""
+    """See `Request.salt`."""
+    prompt: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
+    """All of the prompt, shape (total,)."""
+    said: list[int] = field(default_factory=list)
+    """Tokens that the loop sampled."""
+    decoded: int = 0
+    """How many of these it has decoded, too."""
     on_progress: Callable[[PromptProgress], None] | None = None
-    """Told where its prompt is, at the restore point and after each batch."""
+    """Told where the prompt is, at the restore point and after each batch."""
 
     def report(self, spell: Callable[[int], str] = str, *, explain: bool = False) -> RequestReport:
         """The request so far; `spell` gives a token's text, `explain` as in `report.sentence`."""

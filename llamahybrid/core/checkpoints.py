@@ -9,11 +9,11 @@ from functools import partial
 
 import numpy as np
 
+from llamahybrid.core.progress import Progress
+from llamahybrid.core.schedule import Action, Actions
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import BasePromptCache, LiveState, LiveView, Logits, Tokens, clipped
-from llamahybrid.request.request import Request
-from llamahybrid.request.schedule import Action, Actions
 
 RETURNS = 10
 """Of so many tails that a chat drops, one is taken to be asked for again."""
@@ -74,7 +74,7 @@ class Checkpoints:
         return self.cache.peek(prompt, view, self.meter.costs())
 
     def carry_out(
-        self, actions: Actions, request: Request | None = None, *, deep: bool = True, after: int = 0
+        self, actions: Actions, request: Progress | None = None, *, deep: bool = True, after: int = 0
     ) -> None:
         """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`.
 
@@ -108,7 +108,9 @@ class Checkpoints:
         if logits is not None and not self.known.forgotten:
             self._prompt_end = _PromptEnd(live.identity.namespace, live.tokens.copy(), logits.copy())
 
-    def checkpoint(self, request: Request | None, logits: Logits | None = None, *, deep: bool = True) -> bool:
+    def checkpoint(
+        self, request: Progress | None, logits: Logits | None = None, *, deep: bool = True
+    ) -> bool:
         """Take and store a checkpoint at the tip; False if it cannot be proven or does not fit."""
         clock = time.perf_counter()
         record = self._live.checkpoint(self.cache.buffer, deep=deep)
@@ -122,7 +124,7 @@ class Checkpoints:
             request.checkpoints += 1
         return stored
 
-    def stage(self, request: Request) -> None:
+    def stage(self, request: Progress) -> None:
         """Copy the tip's state, and keep the copy back until the prompt is proven (`admit_staged`)."""
         clock = time.perf_counter()
         record = self._live.snapshot(self.cache.buffer, deep=False)
@@ -130,7 +132,7 @@ class Checkpoints:
             request.staged.append((self._live.n, record))
             self.meter.saved(record.nbytes, time.perf_counter() - clock)
 
-    def admit_staged(self, request: Request) -> None:
+    def admit_staged(self, request: Progress) -> None:
         """Hand this prefill's checkpoints to the cache."""
         if request.staged:
             view = self.view()

@@ -1,43 +1,23 @@
-"""UpstreamArrays: what `llama_cpp.Llama` itself says of a sequence, kept true as context memory changes.
+"""View: what `llama_cpp.Llama` itself says of a sequence, as one request has it.
 
 Upstream's sampler, criteria and chat handlers read `input_ids`, `n_tokens` and the rows of `scores`; some
-set them. They are attributes of a `Llama` there; here each slot has its own, and a `Llama`'s attributes of
-these names lead to those of the slot that is meant (`upstream_attribute`).
+set them. They are attributes of a `Llama` there; here each request has its own, and a `Llama`'s attributes
+of these names lead to those of the request that is meant (`client.attributes`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.prompt_cache.base import Logits, Tokens
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 
-@dataclass(frozen=True)
-class SetAside:
-    """Upstream's attributes of a request, while another one has its place."""
-
-    ids: Tokens
-    sampler: Any
-    mirostat: Any
-    requires_eval: bool
-    rows: npt.NDArray[np.single] | None
-    """Logits of the tokens, shape (n, n_vocab), where they are kept."""
-    true_rows: int
-    native: Tokens
-    """See `UpstreamArrays.native`."""
-    salt: bytes = b""
-    """See `UpstreamArrays.salt`."""
-
-
-class UpstreamArrays:
-    """Upstream's attributes for one slot, and which rows of logits are true."""
+class View:
+    """Upstream's attributes for one request, and which rows of logits are true."""
 
     def __init__(self) -> None:
         self.input_ids: npt.NDArray[np.intc] = np.zeros(0, dtype=np.intc)
@@ -57,6 +37,14 @@ class UpstreamArrays:
         self.native = _no_tokens()
         """The tokens up to the last that was decoded natively. Such content has ids of its own, below zero,
         which `input_ids` does not show."""
+        self.handoff = False
+        """A chat handler decoded content natively, and generates from it next."""
+        self.busy = False
+        """A request that is not over has it."""
+        self.tail: Logits | None = None
+        """Copied rows of logits of the last tokens that were evaluated, shape (k, n_vocab)."""
+        self.tail_end = -1
+        """Tokens there were behind the last of these rows."""
         self._n_ctx = 0
         self._n_vocab = 0
 
@@ -73,9 +61,9 @@ class UpstreamArrays:
         if self.keeps_rows:
             self._make_scores()
 
-    def blank(self) -> UpstreamArrays:
+    def blank(self) -> View:
         """Others of these sizes and settings, of no tokens."""
-        made = UpstreamArrays()
+        made = View()
         made.seed, made.always_rows, made.logits_all = self.seed, self.always_rows, self.always_rows
         if not self.always_rows and len(self.scores) < self._n_ctx:
             made.scores = self.scores  # which nobody reads, where rows are not kept
@@ -141,6 +129,7 @@ class UpstreamArrays:
         self.n_tokens = 0
         self.native = _no_tokens()
         self.requires_eval = True
+        self.handoff = False
 
     def serve(self, salt: bytes) -> bool:
         """Requests of this salt come next: no tokens of another one are left; True if they were those."""
@@ -172,87 +161,33 @@ class UpstreamArrays:
         if self.true_rows >= start:
             self.true_rows = end
 
+    def take_rows_of(self, other: View, prompt: Tokens) -> None:
+        """Copy the rows of logits that another view has of the beginning of a prompt, where they are kept."""
+        if not (self.keeps_rows and other.true_rows and self.n_tokens == 0):
+            return
+        known = other.ids()[: other.true_rows]
+        n = common_prefix(known, prompt)
+        self.scores[:n] = other.scores[:n]
+        self.true_rows = n
+
     def _make_scores(self) -> None:
         if len(self.scores) < self._n_ctx:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
 
-    def take_settings(self, other: UpstreamArrays) -> None:
-        """The request that had `other` goes on here, with nothing decoded yet."""
-        self.seed = other.seed
-        self.reset()
-        self.keep_rows(other.logits_all)
-
-    # -- while another request has the place ------------------------------------------------------
-
-    def set_aside(self) -> SetAside:
-        """What the request that runs needs of upstream's attributes, copied."""
-        return SetAside(
-            ids=np.array(self.input_ids[: self.n_tokens], dtype=np.int32),
-            sampler=self.sampler,
-            mirostat=self.mirostat_mu,
-            requires_eval=self.requires_eval,
-            rows=self.scores[: self.n_tokens].copy() if self.keeps_rows else None,
-            true_rows=self.true_rows,
-            native=self.native,
-            salt=self.salt,
-        )
-
-    def bring_back(self, saved: SetAside) -> None:
-        """Upstream's attributes are again what they were; the rows follow once memory is (`bring_rows`)."""
-        n = len(saved.ids)
-        self.input_ids[:n] = saved.ids
-        self.n_tokens, self.native = n, saved.native
-        self.sampler, self.mirostat_mu = saved.sampler, saved.mirostat
-        self.requires_eval = saved.requires_eval
-        self.true_rows = 0
-        self.salt = saved.salt
-
-    def bring_rows(self, saved: SetAside) -> None:
-        """The rows of logits are again what they were."""
-        if saved.rows is not None:
-            self.scores[: len(saved.ids)] = saved.rows
-            self.true_rows = saved.true_rows
+    def fork(self) -> View:
+        """Another one of the same tokens, with its own sampler; rows of logits are copied where kept."""
+        made = self.blank()
+        made.logits_all = self.logits_all
+        if self.logits_all:
+            made._make_scores()
+            made.scores[: self.n_tokens] = self.scores[: self.n_tokens]
+            made.true_rows = self.true_rows
+        made.input_ids[: self.n_tokens] = self.input_ids[: self.n_tokens]
+        made.n_tokens, made.native, made.salt = self.n_tokens, self.native, self.salt
+        made.handoff, made.requires_eval = self.handoff, self.requires_eval
+        made.tail, made.tail_end = self.tail, self.tail_end
+        return made
 
 
 def _no_tokens() -> Tokens:
     return np.zeros(0, dtype=np.int32)
-
-
-def upstream_attribute(name: str) -> Any:
-    """An attribute of `Llama` that is the one of this name of the slot that is meant."""
-
-    def get(llm: Llama) -> Any:
-        slots = llm.slots
-        arrays = slots.current.arrays if slots.one or slots.in_step() else slots.seen
-        if llm.requests.salted and _of_another_salt(llm, arrays):
-            arrays = arrays.blank()
-        return getattr(arrays, name)
-
-    def put(llm: Llama, value: Any) -> None:
-        arrays, requests = llm.slots.own, llm.requests
-        if requests.salted and _of_another_salt(llm, arrays) and not requests.gate.seated:
-            arrays.serve(requests.salt())
-        setattr(arrays, name, value)
-
-    get.__doc__ = f"`llama_cpp.Llama.{name}`, of the request that is meant."
-    return property(get, put)
-
-
-def _of_another_salt(llm: Llama, arrays: UpstreamArrays) -> bool:
-    """They are of others than what is asked here and now, which nothing of them is there for."""
-    return not llm.requests.gate.inside and arrays.salt != llm.requests.salt()
-
-
-def upstream_seed() -> Any:
-    """`_seed` of `Llama`: in a step its request's; elsewhere the next one's, which upstream draws from it."""
-
-    def get(llm: Llama) -> int:
-        return llm.arrays.seed if llm.requests.gate.inside else llm.requests.next_seed()
-
-    def put(llm: Llama, seed: int) -> None:
-        if not (llm.requests.salted and llm.requests.salt()):
-            llm.requests.seed = seed
-        if llm.requests.gate.inside:  # elsewhere this thread's last slot may be another request's
-            llm.arrays.seed = seed
-
-    return property(get, put)

@@ -23,8 +23,9 @@ from weakref import WeakSet
 from llama_cpp._internals import LlamaModel
 
 from llamahybrid.errors import ModelClosed
-from llamahybrid.request.line import POLL
-from llamahybrid.request.step_frames import executes
+
+POLL = 0.01
+"""Seconds between two looks whether calls still run."""
 
 Result = TypeVar("Result")
 
@@ -63,7 +64,7 @@ class NativeCalls:
         self.require_outside()
         self.closed = True
         while self._running():
-            time.sleep(POLL / 10)
+            time.sleep(POLL)
 
     def end_unless_running(self) -> bool:
         """Refuse calls from now on; False, with nothing changed, where one runs. For finalisers."""
@@ -126,6 +127,15 @@ class GuardedModel(LlamaModel):  # type: ignore[misc]
 for _name, _method in list(vars(LlamaModel).items()):
     if isfunction(_method) and not _name.startswith("_") and _name != "close":
         setattr(GuardedModel, _name, held(_method))
+
+
+def executes(frame: FrameType) -> bool:
+    """A function's call has not come to its end: only then its frame refuses to be cleared."""
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False
 
 
 def piece(model: LlamaModel, token: int) -> str:

@@ -1,0 +1,296 @@
+"""Upstream's completion and its `generate()` as requests of the decode loop."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from llamahybrid.capi.sampling import RowSampler
+from llamahybrid.client.requests import Requests
+from llamahybrid.core.executor import Executor, answer_steps
+from llamahybrid.core.messages import Feed, Resume
+from llamahybrid.core.report import RequestReport
+from llamahybrid.core.request import Request
+from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
+
+Tokens = Generator[int, Sequence[int] | None, None]
+
+
+def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """What a call of an upstream method gives each of its parameters by name, without `self`."""
+    signature = inspect.signature(method)
+
+    def named(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        given = dict(signature.bind(None, *args, **kwargs).arguments)
+        del given["self"]
+        return given
+
+    return named
+
+
+def keeps_rows(llm: Any, options: Mapping[str, Any]) -> bool:
+    """A completion with these options needs the logits of every token, and gets them for itself alone."""
+    asked = options.get("logprobs")
+    given = asked is not None and asked is not False  # 0 is asked for
+    return given and (llm.requests.logprobs_on_request or llm._draft_model is not None)
+
+
+class Cancelled(llama_cpp.StoppingCriteriaList):  # type: ignore[misc]
+    """A caller's stopping criteria, and a last one: the request was cancelled.
+
+    A cancelled request ends its `generate()`, which upstream reads as "length" and without its text
+    (llama.py, _create_completion): a stopping criterion makes it take the text.
+    """
+
+    def __init__(self, request: Request, criteria: Any) -> None:
+        super().__init__()
+        self.request = request
+        self.given = criteria
+
+    def __call__(self, ids: Any, scores: Any) -> bool:
+        """Whether the answer ends here."""
+        return self.request.ended_early or bool(self.given is not None and self.given(ids, scores))
+
+
+def completion(
+    requests: Requests,
+    request: Request,
+    start: Callable[[dict[str, Any]], Generator[Any, Any, None]],
+    options: dict[str, Any],
+) -> Generator[Any, Any, None]:
+    """`start(options)`, a completion or its chunks, as a request."""
+    options["stopping_criteria"] = Cancelled(request, options.get("stopping_criteria"))
+    for item in requests.drive(request, lambda: start(options)):
+        request.annotate(item)
+        yield item
+
+
+class Pauses:
+    """Tokens that an answer may end on: the state is not to go beyond them before its reader asks."""
+
+    def __init__(self, llm: Any, ends: Collection[int] = (), stops: Sequence[bytes] = ()) -> None:
+        """`ends`: the request's own stop tokens; `stops`: its stop strings."""
+        self._model = llm._model
+        self._known: dict[int, bool] = dict.fromkeys(ends, True)
+        self._stops = [stop for stop in stops if stop]
+
+    def __call__(self, token: int) -> bool:
+        """The answer may end on this token."""
+        pauses = self._known.get(token)
+        if pauses is None:
+            pauses = self._known[token] = self._may_end(token)
+        return pauses
+
+    def _may_end(self, token: int) -> bool:
+        try:
+            if llama_cpp.llama_vocab_is_eog(self._model.vocab, token):
+                return True
+            piece: bytes = self._model.detokenize([token], special=True) if self._stops else b""
+        except ModelClosed:
+            return True
+        return any(_may_complete(stop, piece) for stop in self._stops)
+
+
+def _may_complete(stop: bytes, piece: bytes) -> bool:
+    """A stop string may end inside this piece of text."""
+    return stop in piece or any(piece.startswith(stop[at:]) for at in range(len(stop)))
+
+
+def generate(
+    llm: Any,
+    request: Request,
+    tokens: Sequence[int] | Iterator[int],
+    options: dict[str, Any],
+) -> Tokens:
+    """Token ids from a prompt, as a part of a request; `options`: those of upstream's `generate`."""
+    requests: Requests = llm.requests
+    loop = requests.loop
+    assert loop is not None, "upstream generates where there is none"
+    reset = options.pop("reset", True)
+    try:
+        prompt = list(tokens) if isinstance(tokens, Iterator) else tokens  # as upstream
+        requests.begin(request, reset)
+        request.prompt = _placed_by(llm, request, prompt, reset)
+        rest: list[int] = []
+        if _overridden(llm):  # a subclass wants to see what is evaluated
+            rest = loop.run(request, lambda ex: ex.begin(request, prompt, reset)).tolist()
+        else:
+            loop.run(request, lambda ex: ex.prefill(request, prompt, reset))
+    except RequestCancelled:
+        if request.completing and not (request.unwanted and request.progress is None):
+            return
+        raise
+    finally:
+        if request.progress is not None:
+            requests.note(request)
+    progress = request.progress
+    assert progress is not None, "it has begun"
+    inner = _answer(llm, request, options, rest)
+    sent: Sequence[int] | None = None
+    try:
+        while True:
+            try:
+                if loop.closed:
+                    raise ModelClosed("the model is closed")
+                if request.over:
+                    raise RequestSuperseded("the request is over: it was ended")
+                if request.cancelled:
+                    raise RequestCancelled(
+                        "the request was cancelled; ask again to go on from where it stopped"
+                    )
+                token = inner.send(sent)
+            except StopIteration:
+                return
+            except RequestCancelled:
+                progress.cancelled = True
+                if request.completing:
+                    return
+                raise
+            progress.hand_out(token)
+            sent = yield token
+            request.sent |= sent is not None
+    finally:
+        inner.close()
+
+
+def _overridden(llm: Any) -> bool:
+    """A subclass, or the object, has an `eval` or `sample` of its own, which `generate` has to call."""
+    return any(name in vars(llm) or getattr(type(llm), name) is not own for name, own in llm.own_methods)
+
+
+def _placed_by(llm: Any, request: Request, prompt: Sequence[int], reset: bool) -> Any:
+    """The tokens that decide which slot serves best; None where they are none."""
+    if request.rests_on is not None:
+        return request.rests_on
+    try:
+        ids = np.asarray(prompt, dtype=np.int32).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return ids if reset else np.concatenate([request.view.ids(), ids])
+
+
+def _answer(
+    llm: Any,
+    request: Request,
+    options: dict[str, Any],
+    rest: list[int],
+) -> Tokens:
+    """The answer's tokens: sampled in the loop where no code of the caller's is asked for each."""
+    criteria = options.get("stopping_criteria")
+    if isinstance(criteria, Cancelled) and criteria.given is None:
+        options = {**options, "stopping_criteria": None}
+    lock_step = (
+        _overridden(llm)
+        or options.get("stopping_criteria") is not None
+        or llm.draft_model is not None
+        or request.view.keeps_rows
+        or llm.requests.loop.here
+    )
+    view = request.view
+    if not lock_step:
+        sampler = view.sampler = _sampler(llm, options)
+        if not sampler.calls_back:
+            sent = yield from _run_ahead(llm, request, sampler)
+            yield from _lock_step(llm, options, sent, view.n_tokens)
+            return
+    else:
+        view.sampler = _sampler(llm, options)
+    yield from _lock_step(llm, options, rest, view.n_tokens + len(rest) - 1)
+
+
+def _lock_step(llm: Any, options: dict[str, Any], tokens: list[int], index: int) -> Tokens:
+    """The tokens of an answer, each sampled by its caller: upstream's loop (llama.py, Llama.generate).
+
+    `tokens` are evaluated first; the row of token `index`, and each that follows it, is sampled from.
+    """
+    criteria = options.get("stopping_criteria")
+    arguments = {name: value for name, value in options.items() if name not in ("stopping_criteria", "reset")}
+    while True:
+        if tokens:
+            llm.eval(tokens)
+        while index < llm.n_tokens:
+            token = llm.sample(idx=index, **arguments)
+            index += 1
+            if criteria is not None and criteria(
+                llm._input_ids[:index], llm._scores[index - llm.n_tokens, :]
+            ):
+                return
+            sent = yield token
+            tokens = [token, *(sent or ())]
+            if index < llm.n_tokens and token != llm._input_ids[index]:
+                llm.n_tokens = index
+                break
+        if (draft := llm.draft_model) is not None:
+            end = llm.n_tokens + len(tokens)
+            llm.input_ids[llm.n_tokens : end] = tokens
+            guessed = draft(llm.input_ids[:end]).astype(int)
+            tokens.extend(guessed[: llm._n_ctx - end])
+
+
+def _sampler(llm: Any, options: dict[str, Any]) -> RowSampler:
+    names = inspect.signature(llama_cpp.Llama._init_sampler).parameters
+    given = {name: value for name, value in options.items() if name in names}
+    defaults = inspect.signature(llama_cpp.Llama.generate).parameters
+    for name in names:
+        if name != "self" and name not in given:
+            given[name] = defaults[name].default
+    return llm._init_sampler(**given)  # type: ignore[no-any-return]
+
+
+def _run_ahead(
+    llm: Any, request: Request, sampler: RowSampler
+) -> Generator[int, Sequence[int] | None, list[int]]:
+    """The tokens that the loop samples; returns the last one, and those sent, where it samples no more."""
+    loop, view, feed = llm.requests.loop, request.view, Feed()
+    context = llm._ctx
+    progress = request.progress
+    assert progress is not None, "its prompt is decoded"
+    total = progress.plan.total
+
+    def sample(executor: Executor) -> int:
+        return sampler.sample_at(context, executor.live.row.place())
+
+    pauses = request.pauses or _always  # who drives `generate` may leave at any token
+    loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
+    count, last, process = 0, -1, os.getpid()
+    while True:
+        feed.asked += 1
+        if feed.paused and feed.due:
+            loop.post(Resume(request))
+        token: int = loop.result(request, feed)
+        count += 1
+        if count > 1:
+            view.input_ids[total + count - 2] = last
+            view.n_tokens = total + count - 1
+        last = token
+        sent = yield token
+        if sent is not None or os.getpid() != process:  # of a child nobody decodes ahead
+            progress.said, progress.decoded = [], 0
+            return [token, *(sent or ())]
+
+
+def _always(token: int) -> bool:
+    """An answer may end on any token."""
+    return True
+
+
+def decode_ahead(llm: Any, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
+    """Decode a prompt (text, token ids or chat messages); what that took."""
+    if isinstance(prompt, str):
+        prompt = llm.tokenize(prompt.encode("utf-8"), special=True)
+    words: list[Any] = list(prompt)
+    if words and isinstance(words[0], dict):
+        llm.create_chat_completion(words, max_tokens=1, seed=llm._seed)  # none is drawn for it
+    else:
+        stream = llm.generate(words, temp=0.0)
+        next(stream)
+        stream.close()
+    report: RequestReport | None = llm.last_request
+    if report is None:
+        raise LlamaHybridError("there is no prompt cache to warm; leave out prompt_cache=False")
+    return report

@@ -1,0 +1,366 @@
+"""Requests: what a `Llama` does for those that ask it: whose tokens are meant, salts, steps, reports.
+
+A request is asked for in callers' threads and decoded in the loop's. Inside one of its steps, in whatever
+thread that runs, upstream's attributes are its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
+from weakref import ref
+
+from llamahybrid.client.collecting import collecting
+from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
+from llamahybrid.client.native_calls import executes, piece
+from llamahybrid.client.salt import SHARED
+from llamahybrid.core.executor import Executor
+from llamahybrid.core.loop import DecodeLoop
+from llamahybrid.core.progress import Progress
+from llamahybrid.core.report import RequestReport
+from llamahybrid.core.request import Request, this_thread
+from llamahybrid.core.view import View
+from llamahybrid.errors import LlamaHybridError
+
+Result = TypeVar("Result")
+
+
+class Requests:
+    """The requests of one `Llama`."""
+
+    def __init__(self, llm: Any, wait: bool | float) -> None:
+        """`wait`: True waits for a slot, False raises `Busy` where there is none, seconds do both."""
+        self._of = ref(llm)  # no cycle: a model is freed when nobody uses it any more
+        self.wait = wait
+        self.loop: DecodeLoop | None = None
+        """What decodes; None where upstream does."""
+        self.seed = 0
+        """Upstream's, which goes on from request to request; not by way of those that have a salt."""
+        self.salted = False
+        """Some request had a salt."""
+        self.logprobs_on_request = False
+        """Requests with `logprobs` keep the rows that these need, as with `logits_all`, and no others do."""
+        self.several = False
+        """There is more than one slot."""
+        self._shown = View()
+        self._last: Request | None = None
+        self._thread = threading.local()
+
+    # -- whose tokens are meant --------------------------------------------------------------------
+
+    @property
+    def inside(self) -> Request | None:
+        """The request in whose step the calling thread is."""
+        stack = getattr(self._thread, "stack", None)
+        while stack:
+            request, frame = stack[-1]
+            if frame is None or executes(frame):
+                return request  # type: ignore[no-any-return]
+            stack.pop()  # an interrupt ended that step
+        return None
+
+    @property
+    def seen(self) -> View:
+        """Upstream's attributes, to be read: inside a request its own, else what this thread did last.
+
+        With one slot, and for a thread that has done nothing: what was done last by any.
+        """
+        if (request := self.inside) is not None:
+            return request.view
+        view = self._outside()
+        return view.blank() if self.salted and view.salt != self.salt() else view
+
+    @property
+    def own(self) -> View:
+        """The same, to be changed."""
+        if (request := self.inside) is not None:
+            return request.view
+        view = self._outside()
+        mine = getattr(self._thread, "view", None)
+        if self.several and mine is None:
+            view = self._shown.blank()
+        elif view.busy:
+            view = view.fork()
+        if self.salted and view.salt != self.salt():
+            view = view.blank()
+            view.salt = self.salt()
+        self.show(view)
+        return view
+
+    def _outside(self) -> View:
+        mine: View | None = getattr(self._thread, "view", None)
+        return self._shown if mine is None or not self.several else mine
+
+    def _mine(self) -> View | None:
+        """What this thread did last; with one slot, what was done last by any."""
+        return getattr(self._thread, "view", None) if self.several else self._shown
+
+    def show(self, view: View) -> None:
+        """Upstream's attributes are these from here on, to the calling thread."""
+        self._thread.view = self._shown = view
+
+    def step(self, request: Request, work: Callable[..., Result], *args: Any) -> Result:
+        """`work(*args)` as a step of a request."""
+        stack = self._thread.__dict__.setdefault("stack", [])
+        entry = request, sys._getframe()
+        try:
+            stack.append(entry)
+            request.entered, request.thread = True, this_thread()
+            return work(*args)
+        finally:
+            request.entered = False
+            if stack and stack[-1] is entry:
+                stack.pop()
+            del entry  # which has this very frame
+
+    # -- making requests ---------------------------------------------------------------------------
+
+    def request(self, completing: bool = False, rows: bool = False) -> Request:
+        """A request that is made here and now, known to the handle of this context.
+
+        Raises LlamaHybridError in `on_request`.
+        """
+        self.require_outside_reports()
+        view = self._outside().blank()
+        view.salt = self.salt()
+        view.keep_rows(rows)
+        request = Request(view, completing=completing, rows=rows, salt=view.salt)
+        llm = self._of()
+        told = None if llm is None else llm.on_progress
+        if (handle := self.handle()) is not None:
+            told = handle.on_progress or told
+            handle.add(request)
+        if told is not None:
+            request.on_progress = partial(self._tell, told)
+        before = self._mine() if self.inside is None else self.inside.view
+        if before is not None and before.handoff and before.salt == request.salt:
+            request.rests_on = before.native
+        return request
+
+    def drive(
+        self, request: Request, start: Callable[[], Generator[Any, Any, None]]
+    ) -> Generator[Any, Any, None]:
+        """Run a generator as a request, each step of it marked as such; the request ends with it."""
+        inner: Generator[Any, Any, None] | None = None
+        try:
+            sent = None
+            while True:
+                self._require_salt(request)
+                if inner is None:
+                    request.view.seed = secrets.randbits(32) if request.salt else self.seed
+                    inner = start()
+                if self.inside is None and request.progress is not None and request.view.busy:
+                    self.show(request.view)
+                    self.note(request)
+                try:
+                    item = self.step(request, inner.send, sent)
+                except StopIteration:
+                    return
+                sent = yield item
+        finally:
+            try:
+                if inner is not None:
+                    self.step(request, inner.close)
+            finally:
+                self.end(request)
+
+    def _require_salt(self, request: Request) -> None:
+        """Raise LlamaHybridError where a request is advanced inside one of another salt."""
+        outer = self.inside
+        if outer is not None and outer is not request and outer.salt != request.salt:
+            raise LlamaHybridError("a request of one salt cannot be part of one that has another")
+
+    def begin(self, request: Request, reset: bool) -> None:
+        """A request begins: give it its view. `reset` False: it goes on from what this thread has."""
+        self._limit(request)
+        before = self._outside()
+        outer = self._thread.stack[-2][0] if len(getattr(self._thread, "stack", ())) > 1 else None
+        if outer is not None:
+            before = outer.view
+        if reset:
+            view = request.view
+            mine = before is self._mine() or outer is not None
+            if mine and before.salt == request.salt and request.rests_on is None:
+                request.source = before
+        else:
+            request.rests_on = None
+            view = before.fork() if before.busy or outer is not None else before
+            view.seed = request.view.seed
+        view.busy = True
+        request.view = view
+        if outer is None:
+            self.show(view)
+        else:
+            self._thread.view = view
+
+    def _limit(self, request: Request) -> None:
+        if self.wait is not True and request.after is None:
+            request.deadline = time.monotonic() + float(self.wait)
+
+    def end(self, request: Request) -> None:
+        """A request is over; what its end raises is for its caller."""
+        request.view.busy = False
+        if self.loop is not None:
+            self.loop.end(request, wait=request.begun and not collecting())
+
+    def alone(self, begin: Callable[[Executor], Result], salt: bytes | None = None) -> Any:
+        """A single operation (eval, reset): on the request in whose step it is asked for, or by itself.
+
+        `salt`: that of whom it is for, if not of what is asked here and now.
+        """
+        assert self.loop is not None, "upstream decodes"
+        self.require_outside_reports()
+        if (request := self.inside) is not None:
+            return self.loop.run(request, begin)
+        request = Request(self.own, salt=self.salt() if salt is None else salt)
+        request.prompt = request.view.ids()
+        self._limit(request)
+        try:
+            return self.step(request, self.loop.run, request, begin)
+        finally:
+            request.over = True
+
+    def whole(self, work: Callable[[], Result], completing: bool = False, rows: bool = False) -> Result:
+        """A single operation on the whole context, in the loop's thread, while no other has a slot."""
+        loop = self.loop
+        assert loop is not None, "upstream decodes"
+        self.require_outside_reports()
+        if loop.here:
+            return work()
+        if self.inside is not None and self.several:
+            raise LlamaHybridError("the whole context cannot be had inside a request, with others beside it")
+        request = Request(self.own, completing=completing, rows=rows, salt=self.salt())
+        if (handle := self.handle()) is not None:
+            handle.add(request)
+        request.prompt, request.whole = request.view.ids(), True
+        self._limit(request)
+        context = copy_context()
+
+        def begin(executor: Executor) -> tuple[Result]:
+            loop.slots.gather(request.view.ids(), request.salt)
+            executor.claim()
+            return (self.step(request, context.run, work),)  # never a generator, which would be steps
+
+        try:
+            (result,) = loop.run(request, begin)
+            return result  # type: ignore[no-any-return]
+        finally:
+            request.over = True
+            self.show(request.view)
+
+    # -- salts -------------------------------------------------------------------------------------
+
+    def handle(self) -> RequestHandle | None:
+        """What requests that are made here and now belong to."""
+        return handle_here(self)
+
+    def salt(self) -> bytes:
+        """Digest of the salt of requests that are made here and now: inside a request its own."""
+        if (request := self.inside) is not None:
+            return request.salt
+        handle = self.handle()
+        return SHARED if handle is None else handle.salt
+
+    def next_seed(self) -> int:
+        """What upstream draws the next request's seed from; one with a salt learns nothing of others'."""
+        return secrets.randbits(32) if self.salted and self.salt() else self.seed
+
+    def handle_for(self, salt: bytes | None) -> RequestHandle:
+        """A handle for requests with a salt, given by its digest; None: that of those made here and now.
+
+        Raises LlamaHybridError inside a request of another one.
+        """
+        here = self.salt()
+        salt = here if salt is None else salt
+        if salt != here and self.inside is not None:
+            raise LlamaHybridError("a request inside another one has that one's salt")
+        self.salted |= salt != SHARED
+        return RequestHandle(self, salt=salt)
+
+    def stream(self, made: Iterator[Any]) -> Iterator[Any]:
+        """A stream that was made here and now: whatever it asks for later, it does with this salt."""
+        handle, salt = self.handle(), self.salt()
+        return advanced_for(RequestHandle(self, handle, salt).entered(), made)
+
+    def refuse_salt(self) -> None:
+        """There is no prompt cache. Raises LlamaHybridError for what is asked under a salt all the same."""
+        if self.salted and self.salt():
+            raise LlamaHybridError("upstream's own reuse knows no cache_salt: leave out prompt_cache=False")
+
+    # -- cancelling and reports --------------------------------------------------------------------
+
+    def cancel(self, request: Request | None = None) -> None:
+        """End this request, or all that run; takes no lock, so that a signal handler may call it."""
+        if self.loop is None:
+            return
+        running = [*self.loop.slots.seated, *self.loop.waiting] if request is None else [request]
+        for each in running:
+            self.loop.cancel(each)
+
+    @property
+    def last(self) -> Progress | None:
+        """What `last_request` tells of: the calling thread's, or the last of all if it made none.
+
+        Only of the salt that requests made here have; the thread's own outside of any, too.
+        """
+        own: Request | None = getattr(self._thread, "last", None)
+        salt = self.salt() if self.salted else SHARED
+        if own is not None and own.progress is not None and salt in (SHARED, own.salt):
+            return own.progress
+        last = self._last
+        return last.progress if last is not None and last.salt == salt else None
+
+    def note(self, request: Request) -> None:
+        """`last_request` tells of this one, to this thread, and to those that made none."""
+        self._last = self._thread.last = request
+
+    def report(self, progress: Progress) -> RequestReport:
+        """What a request did, as its user is told."""
+        llm = self._of()
+        assert llm is not None, "whoever asks holds it"
+        return progress.report(self._spell, explain=llm._explain)
+
+    def _spell(self, token: int) -> str:
+        """The text of one token; its id where it has none (what was decoded natively, a closed model)."""
+        llm = self._of()
+        if llm is None or not 0 <= token < llm._n_vocab:
+            return str(token)
+        return piece(llm._model, token)
+
+    def tell_weakly(self) -> Callable[[Request], None]:
+        """`tell` for the loop, which must not keep its model alive."""
+        own = ref(self)
+
+        def tell(request: Request) -> None:
+            requests = own()
+            if requests is not None:
+                requests.tell(request)
+
+        return tell
+
+    def tell(self, request: Request) -> None:
+        """Report a request that is over; called in the loop's thread."""
+        llm = self._of()
+        told = None if llm is None else llm.on_request
+        if told is None or request.progress is None:
+            return
+        self._tell(told, self.report(request.progress))
+
+    def _tell(self, told: Callable[[Any], None], item: Any) -> None:
+        """`told(item)`, which must not use the model."""
+        self._thread.telling = True
+        try:
+            told(item)
+        finally:
+            self._thread.telling = False
+
+    def require_outside_reports(self) -> None:
+        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do."""
+        if getattr(self._thread, "telling", False):
+            raise LlamaHybridError("on_request and on_progress cannot use their model; do that afterwards")

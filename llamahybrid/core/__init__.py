@@ -1,0 +1,1 @@
+"""The decode loop: one thread of a model that owns its context, and what runs in it."""

@@ -1,0 +1,112 @@
+"""Scheduler: which tokens go into the next batch.
+
+One batch holds a token of every answer that wants one, and chunks of the prompts that wait beside them. A
+chunk is as large as the pace of the answers allows: each batch reads all weights, so that small chunks cost
+the prompts, and large ones keep the answers waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llamahybrid.core.batch import Decode
+from llamahybrid.core.pace import RecentMin, chunk_tokens, largest_chunk, prefill_seconds
+from llamahybrid.core.request import Task
+from llamahybrid.memory.costs import CostMeter
+
+
+@dataclass(frozen=True)
+class Part:
+    """The first `count` tokens of what a task wants decoded."""
+
+    task: Task
+    wanted: Decode
+    count: int
+
+
+class Scheduler:
+    """Chooses batches, and keeps what steps and chunks have taken."""
+
+    def __init__(self, meter: CostMeter, n_batch: int, merges: bool = True) -> None:
+        """`merges`: tokens of several sequences may be in one batch."""
+        self._meter = meter
+        self._n_batch = n_batch
+        self._merges = merges
+        self._turn = 0
+        self._step, self._token = RecentMin(), RecentMin()
+        """Seconds of a step of answers, and of one token of a prompt."""
+
+    @property
+    def step_seconds(self) -> float:
+        """What a step of answers takes now; 0 while that was not timed."""
+        return self._step.seconds
+
+    def choose(self, tasks: Sequence[tuple[Task, Decode]]) -> list[Part]:
+        """The parts of the next batch, ordered by sequence; `tasks` want something, oldest request first."""
+        if not tasks:
+            return []
+        self._turn += 1
+        if len(tasks) == 1:
+            task, wanted = tasks[0]
+            return [Part(task, wanted, len(wanted.tokens))]
+        alone = [each for each in tasks if each[1].alone or each[0].alone]
+        together = [each for each in tasks if each not in alone]
+        if not self._merges or (alone and (not together or self._turn % 2)):
+            task, wanted = (alone or tasks)[self._turn // 2 % len(alone or tasks)]
+            return [Part(task, wanted, self._chunk(wanted, len(tasks) - 1))]
+        parts = self._parts(together)
+        return sorted(parts, key=lambda part: part.wanted.live.native.seq)
+
+    def _parts(self, tasks: Sequence[tuple[Task, Decode]]) -> list[Part]:
+        answers = [each for each in tasks if not _in_prompt(each[1])][: self._n_batch]
+        prompts = [each for each in tasks if _in_prompt(each[1])]
+        parts = [Part(task, wanted, 1) for task, wanted in answers]
+        room = self._n_batch - len(answers)
+        if answers and prompts:
+            room = min(room, self._budget(len(answers), len(prompts)))
+        prompts.sort(key=lambda each: len(each[1].tokens))  # a short one leaves its share to the others
+        for number, (task, wanted) in enumerate(prompts):
+            count = min(len(wanted.tokens), room // (len(prompts) - number))
+            if count:
+                parts.append(Part(task, wanted, count))
+                room -= count
+        return parts
+
+    def _budget(self, answers: int, prompts: int) -> int:
+        """Tokens of prompts in a batch with so many answers."""
+        seconds = prefill_seconds(self._step.seconds, answers, prompts)
+        return largest_chunk(seconds, self._token_seconds())
+
+    def _chunk(self, wanted: Decode, others: int) -> int:
+        """Tokens that are decoded at once of what is decoded alone."""
+        if not wanted.prompt or len(wanted.tokens) == 1:
+            return len(wanted.tokens)
+        seconds = prefill_seconds(self._step.seconds, others, 1)
+        return chunk_tokens(len(wanted.tokens), seconds, self._token_seconds())
+
+    def _token_seconds(self) -> float:
+        return max(self._token.seconds, self._meter.costs().prefill_seconds)
+
+    def took(self, parts: Sequence[Part], seconds: float) -> None:
+        """A batch of these parts took so long."""
+        tokens = sum(part.count for part in parts)
+        answers = sum(not _in_prompt(part.wanted) for part in parts)
+        if answers == len(parts):
+            self._step.took(seconds)
+            self._meter.together = len(parts)
+            if tokens == 1:
+                self._meter.decoded(1, seconds)
+            return
+        if tokens - answers >= MIN_TIMED:
+            self._token.took(seconds / tokens)
+        if len(parts) == 1:
+            self._meter.decoded(tokens, seconds)
+
+
+MIN_TIMED = 16
+"""Tokens of prompts from which a batch says what one takes."""
+
+
+def _in_prompt(wanted: Decode) -> bool:
+    return wanted.prompt or len(wanted.tokens) > 1

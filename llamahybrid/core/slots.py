@@ -1,0 +1,193 @@
+"""Slots: the live sequences of one context, and which request has which."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llamahybrid.core.executor import Executor
+from llamahybrid.core.request import Request
+from llamahybrid.core.runner import Runner
+from llamahybrid.prompt_cache.base import LiveState, Tokens
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
+
+logger = logging.getLogger("llamahybrid")
+
+PAYING_STEPS = 16
+"""Steps of an answer that pay for moving a chat beside those that run; else each takes half as long again."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """One live sequence with what runs requests on it."""
+
+    executor: Executor
+    request: Request | None = None
+    used: int = 0
+    """When a request last left; larger is later."""
+
+    @property
+    def runner(self) -> Runner:
+        """What runs requests here."""
+        return self.executor.runner
+
+    def glimpse(self) -> tuple[str, Tokens]:
+        """Namespace and ids of what is live here, copied, for any thread.
+
+        Nothing while it is given to requests of another salt.
+        """
+        live = self.executor.live
+        before, name = live.identity.fingerprint, live.identity.namespace
+        tokens = live.tokens.copy()
+        return (name, tokens) if live.identity.fingerprint is before else ("", tokens[:0])
+
+
+class Slots:
+    """The slots of one model; changed by its decode loop alone."""
+
+    def __init__(self, executors: list[Executor]) -> None:
+        self.all = [Slot(executor) for executor in executors]
+        self._uses = itertools.count(1)
+
+    def __iter__(self) -> itertools.chain[Slot]:
+        return itertools.chain(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def runners(self) -> list[Runner]:
+        """What runs requests, of each slot."""
+        return [slot.runner for slot in self.all]
+
+    @property
+    def seated(self) -> list[Request]:
+        """The requests that have a slot, oldest first; from any thread."""
+        found = [request for slot in self.all if (request := slot.request) is not None]
+        return sorted(found, key=lambda request: request.born)
+
+    def free(self) -> list[Slot]:
+        """Slots that no request has."""
+        return [slot for slot in self.all if slot.request is None]
+
+    def best(self, request: Request) -> Slot:
+        """The free slot from which most of a request's prompt can be resumed."""
+        free, salt = self.free(), request.salt
+        prompt = request.prompt
+        if request.whole:
+            return self.all[0]
+        if prompt is None or not len(prompt):
+            return min(free, key=lambda slot: slot.used)
+        if request.rests_on is not None:
+            return max(free, key=lambda slot: slot.executor.live_prefix(prompt, salt))
+        if len(free) == 1:
+            return free[0]
+
+        busy = {number for number, slot in enumerate(self.all) if slot.request is not None}
+        rows = {id(slot): _rows({*busy, number}) for number, slot in enumerate(self.all)}
+
+        def merit(slot: Slot) -> tuple[int, ...]:
+            depth, live = slot.runner.checkpoints.depth(prompt, salt), slot.executor.live_prefix(prompt, salt)
+            return depth, live, -rows[id(slot)], -slot.used
+
+        best = max(free, key=merit)
+        nearer = [slot for slot in free if rows[id(slot)] < rows[id(best)]]
+        if nearer and best.executor.live_prefix(prompt, salt) and _moves(best.runner):
+            best.runner.share()
+            other = max(nearer, key=merit)
+            best = other if merit(other)[0] >= merit(best)[0] else best
+        return best
+
+    def give(self, slot: Slot, request: Request) -> None:
+        """A request gets a slot; what another one holds of its prompt is stored, so that it serves here."""
+        request.slot, slot.request = slot, request
+        prompt = request.prompt
+        if len(self.all) > 1 and prompt is not None and len(prompt) and not request.whole:
+            self._share(slot, prompt, request.salt)
+        slot.executor.take(request)
+
+    def _share(self, slot: Slot, prompt: Tokens, salt: bytes) -> None:
+        there = max(self.all, key=lambda each: each.executor.live_prefix(prompt, salt))
+        if there is slot:
+            return
+        held = there.executor.live_prefix(prompt, salt)
+        if held >= slot.runner.checkpoints.depth(prompt, salt) + MIN_SPACING:
+            there.runner.share()
+
+    def gather(self, prompt: Tokens, salt: bytes) -> Executor:
+        """Have the first slot hold what is live of these tokens anywhere, and the others nothing."""
+        first = self.all[0]
+        last = max(self.all, key=lambda each: each.executor.live_prefix(prompt, salt))
+        for slot in self.all[1:]:
+            if slot is not last:
+                slot.runner.save_tip()
+                slot.executor.live.empty()
+        if last is not first:
+            if last.executor.live_prefix(prompt, salt):
+                first.runner.save_tip()
+                first.executor.take_over(last.executor)
+            last.runner.save_tip()
+            last.executor.live.empty()
+        return first.executor
+
+    def park(self, request: Request) -> None:
+        """Take the slot of a request that goes on later; the cache follows its tokens meanwhile."""
+        slot = request.slot
+        assert slot is not None, "only a request with a slot is parked"
+        ids = slot.executor.leave(request)
+        known = LiveState(lambda: ids)
+        slot.runner.cache.follow(known, ids)
+        request.known, request.prompt = known, ids
+        request.parked = request.progress is not None and not request.progress.over
+        self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """A request gives its slot back."""
+        slot = request.slot
+        if slot is not None:
+            slot.used = next(self._uses)
+            if slot.request is request:
+                slot.request = None
+            if slot.executor.request is request:
+                slot.executor.request = None
+            request.slot = None
+
+    def store_live(self) -> None:
+        """Store what all slots hold; the prompt cache stays when the model is closed."""
+        for slot in self:
+            slot.runner.store_live()
+
+    def store_attention(self) -> None:
+        """Store what all slots hold and is about to go (see `Runner.store_attention`)."""
+        for slot in self.all:
+            slot.runner.store_attention()
+
+    def store_owed(self, quiet: Callable[[], bool]) -> None:
+        """Store the attention of answers that ended while others waited, once nobody does."""
+        for slot in self.all:
+            points = slot.runner.checkpoints
+            pager = slot.executor.live.profile.pager
+            late = pager is not None and pager.reads_whole  # once it goes
+            if points.owes_attention and not late and quiet():
+                points.owes_attention = False
+                try:
+                    slot.runner.store_attention()
+                except Exception:  # of a request that is over
+                    logger.exception("attention was not stored")
+
+
+def _moves(runner: Runner) -> bool:
+    """A chat is loaded into another slot in less time than an answer there saves."""
+    if not runner.live.profile.keeps_chats:
+        return False
+    costs = runner.meter.costs()
+    seconds = costs.restore_seconds + 2 * runner.live.n * costs.segment_seconds  # it is read first
+    return seconds < PAYING_STEPS * costs.token_seconds
+
+
+def _rows(numbers: set[int]) -> int:
+    """Rows of consecutive numbers: a step of answers takes a native batch for each (src/llama-batch.cpp,
+    split_equal)."""
+    return sum(number - 1 not in numbers for number in numbers)

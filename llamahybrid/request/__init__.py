@@ -1,1 +1,0 @@
-"""One request, from its prompt to its last token."""

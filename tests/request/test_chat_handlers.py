@@ -1,0 +1,94 @@
+"""Chat handlers of a program's own, which run with the whole context to themselves."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp
+import pytest
+
+from tests.request.asking import DEADLINE, WORDS, said
+
+MESSAGES = [{"role": "user", "content": "x"}]
+ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0}
+Opened = Callable[..., Any]
+
+pytestmark = pytest.mark.parametrize("slots", [1, 2])
+
+
+def test_a_handler_evaluates_after_a_completion(opened: Opened, stock: Opened, slots: int) -> None:
+    llm, sampled = opened(n_parallel=slots), list[int]()
+
+    def handler(llama: Any, **_: Any) -> Any:
+        made = llama.create_completion(WORDS[:20], **ASKED)
+        llama.reset()
+        llama.eval(WORDS[40:60])
+        sampled.append(llama.sample(temp=0.0))
+        return made
+
+    llm.chat_handler = handler
+    llm.create_chat_completion(MESSAGES)
+    assert sampled == stock()(WORDS[40:60], 1)
+
+
+def test_a_handler_asks_while_it_streams(opened: Opened, slots: int) -> None:
+    llm = opened(n_parallel=slots)
+    alone, texts = said(llm.create_completion(WORDS[:20], **ASKED)), list[str]()
+
+    def handler(llama: Any, **_: Any) -> Any:
+        text = ""
+        for chunk in llama.create_completion(WORDS[:20], stream=True, **ASKED):
+            text += chunk["choices"][0]["text"]
+            llama.create_completion(WORDS[100:120], max_tokens=2)
+        texts.append(text)
+        return llama.create_completion(WORDS[:5], max_tokens=1)
+
+    llm.chat_handler = handler
+    llm.create_chat_completion(MESSAGES)
+    assert texts == [alone]
+
+
+def test_a_stream_that_a_handler_began_goes_on_beside_others(opened: Opened, slots: int) -> None:
+    llm = opened(n_parallel=slots)
+    prompts = WORDS[:20], WORDS[100:120]
+    alone = [said(llm.create_completion(prompt, **ASKED)) for prompt in prompts]
+
+    def handler(llama: Any, **_: Any) -> Any:
+        stream = llama.create_completion(prompts[0], stream=True, **ASKED)
+        return itertools.chain([next(stream)], stream)
+
+    llm.chat_handler = handler
+    begun = llm.create_chat_completion(MESSAGES, stream=True)
+    llm.chat_handler = None
+    other = llm.create_completion(prompts[1], stream=True, **ASKED)
+    texts = ["", ""]
+    for pair in itertools.zip_longest(begun, other):
+        for i, chunk in enumerate(pair):
+            texts[i] += chunk["choices"][0]["text"] if chunk else ""
+    assert texts == alone
+
+
+def test_a_cancel_reaches_what_a_handler_asks(opened: Opened, slots: int) -> None:
+    llm, seen, made = opened(n_parallel=slots), list[int](), list[Any]()
+    fifth = threading.Event()
+
+    def note(ids: Any, _: Any) -> bool:
+        seen.append(len(ids))
+        if len(seen) == 5:
+            fifth.set()
+        return False
+
+    criteria = llama_cpp.StoppingCriteriaList([note])
+    llm.chat_handler = lambda llama, **_: llama.create_completion(
+        WORDS[:20], max_tokens=900, temperature=0.0, stopping_criteria=criteria
+    )
+    thread = threading.Thread(target=lambda: made.append(llm.create_chat_completion(MESSAGES)))
+    thread.start()
+    assert fifth.wait(DEADLINE)
+    llm.cancel()
+    thread.join(DEADLINE)
+    assert made[0]["choices"][0]["finish_reason"] == "cancelled"
+    assert len(seen) < 900
