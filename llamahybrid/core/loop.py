@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -52,6 +53,9 @@ GRACE_SHARE = 0.25
 
 GRACE_SECONDS = 2e-3
 """and at least so long."""
+
+LATE_LOOK = 0.05
+"""Seconds after its patience ended for which a request is looked at again, once a millisecond."""
 
 EXIT_SECONDS = 10.0
 """How long the end of the interpreter waits for a batch that runs."""
@@ -103,7 +107,7 @@ class DecodeLoop:
         return self._thread is threading.current_thread()
 
     def post(self, message: Message) -> None:
-        """Send a message. Raises ModelClosed for a `Run` after the end."""
+        """Send a message; one that comes after the end is answered here."""
         if self._process != os.getpid():
             self._go_on_in_child()
         if self._thread is None or self._thread.ident is None:
@@ -132,17 +136,7 @@ class DecodeLoop:
 
     def result(self, request: Request, reply: Reply) -> Any:
         """Wait for a reply. Whatever interrupts the wait cancels the request, and is raised at once."""
-        try:
-            good, item = reply.wait()
-        except BaseException:
-            self.cancel(request)
-            raise
-        if good:
-            return item
-        try:
-            raise item
-        finally:
-            del item  # no cycle of the error, its traceback and this frame
+        return reply.get(partial(self.cancel, request))
 
     def cancel(self, request: Request) -> None:
         """End a request soon; takes no lock, so that a signal handler may call it."""
@@ -304,7 +298,8 @@ class DecodeLoop:
             return None
         now = time.monotonic()
         times = [request.deadline - now for request in self.waiting if request.deadline is not None]
-        times += [request.asked_at + self._patience(request) - now for request in self.slots.seated]
+        idle = (request.asked_at + self._patience(request) - now for request in self.slots.seated)
+        times += [seconds for seconds in idle if seconds > -LATE_LOOK]  # longer ago: looked at since, in vain
         return max(1e-3, min(times, default=LONG_PATIENCE))
 
     def _grace_left(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -27,17 +28,24 @@ class Reply:
         """Give an error, which is raised where the result is waited for."""
         self._items.put((False, error))
 
-    def wait(self) -> tuple[bool, Any]:
-        """Wait for the next item: True and a result, or False and an error."""
+    def _wait(self) -> tuple[bool, Any]:
         while True:
             try:
                 return self._items.get(timeout=SLICE)
             except Empty:
                 continue
 
-    def get(self) -> Any:
-        """Wait for the next result; raise the error that came in its place."""
-        good, item = self.wait()
+    def get(self, interrupted: Callable[[], object] | None = None) -> Any:
+        """Wait for the next result; raise the error that came in its place.
+
+        `interrupted` is called where the wait itself is ended, by Ctrl-C say.
+        """
+        try:
+            good, item = self._wait()
+        except BaseException:
+            if interrupted is not None:
+                interrupted()
+            raise
         if good:
             return item
         try:
