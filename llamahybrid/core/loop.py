@@ -147,7 +147,7 @@ class DecodeLoop:
             inner.cancelled = True
         self._stop.request(request.number)  # does nothing where it is not this one that runs
         if (reply := request.reply) is not None and request.slot is None and not request.begun:
-            reply.fail(self._cancelled(request))  # its caller need not wait for the batch that runs
+            reply.fail(self._cancelled())  # its caller need not wait for the batch that runs
         if self._thread is not None:
             self._inbox.put(Look())
 
@@ -366,7 +366,7 @@ class DecodeLoop:
         self._freed = False
         for request in list(self.waiting):
             if request.cancelled:
-                self._refuse(request, self._cancelled(request))
+                self._refuse(request, self._cancelled())
             elif self._may_begin(request) and not self._seat(request) and request.whole:
                 self._refuse_late(request)
                 return  # those behind it would come in for ever
@@ -468,7 +468,7 @@ class DecodeLoop:
     def _start_task(self, task: Task, slot: Slot) -> None:
         request = task.request
         if request.cancelled:
-            self._fail(task, self._cancelled(request))
+            self._fail(task, self._cancelled())
             return
         try:
             self._running = request
@@ -533,7 +533,7 @@ class DecodeLoop:
         request.task = None
         if request.whole:
             self._leave_inlined()
-        if isinstance(error, RequestCancelled) and request.progress is not None:
+        if isinstance(error, (RequestCancelled, ModelClosed)) and request.progress is not None:
             request.progress.cancelled = True
         if request.progress is None:
             self._leave(request)
@@ -549,7 +549,10 @@ class DecodeLoop:
         if request.task is not None:
             self._fail(request.task, error)
 
-    def _cancelled(self, request: Request) -> RequestCancelled:
+    def _cancelled(self) -> RequestCancelled | ModelClosed:
+        """The error of a request that was ended, by `cancel` or by `close`."""
+        if self.closed:
+            return ModelClosed("the model is closed")
         return RequestCancelled("the request was cancelled; ask again to go on from where it stopped")
 
     def _end(self, request: Request, reply: Reply | None) -> None:
@@ -588,7 +591,7 @@ class DecodeLoop:
         for part in parts:
             request, live = part.task.request, part.wanted.live
             if request.cancelled:
-                self._advance(part.task, None, self._cancelled(request))
+                self._advance(part.task, None, self._cancelled())
             elif live.n != part.wanted.position or live.state.is_invalid:
                 self._advance(part.task, None, SequenceChanged("memory was changed while tokens waited"))
             else:
@@ -622,7 +625,7 @@ class DecodeLoop:
         except BaseException as raised:
             error = raised
             if isinstance(raised, DecodeError) and raised.code == ABORTED and part.task.request.cancelled:
-                error = self._cancelled(part.task.request)
+                error = self._cancelled()
         else:
             part.task.alone = False
             self._scheduler.took([part], time.perf_counter() - clock)
@@ -695,7 +698,7 @@ class DecodeLoop:
                 part = Part(task, wanted, len(wanted.tokens))
                 try:
                     if request.cancelled:
-                        raise self._cancelled(request)
+                        raise self._cancelled()
                     self._decode_stoppable(part)
                 except Exception as error:
                     wanted = steps.throw(error)
@@ -727,7 +730,7 @@ class DecodeLoop:
             if request.task is not None:
                 task = request.task
                 self._drop_task(request)
-                self._fail(task, self._cancelled(request))
+                self._fail(task, self._cancelled())
             self._end(request, None)
         error: BaseException | None = None
         self._ended = True
