@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks import parallel, served
 from benchmarks.chats import READY, begin, command, parser_of, write
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.tables import machine
 
 PROGRAMS = {name: of.NAME for of in (served, parallel) for name in of.SUBJECTS}
 

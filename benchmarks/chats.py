@@ -23,7 +23,7 @@ from typing import Any
 
 from llamahybrid import Llama
 from llamahybrid.engine.progress import display
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.tables import machine
 from llamahybrid.tiny import make
 from tests.lab import server_build
 from tests.llama_server.llama_server import LlamaServer

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.tables import machine
 from llamahybrid.server.settings import ModelSettings
 from llamahybrid.tiny import make
 from tests.lab.serving import Serving, serving

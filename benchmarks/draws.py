@@ -24,9 +24,9 @@ from typing import Any
 
 from benchmarks.conversations import Draw, Words, named, ratio
 from llamahybrid import Llama
-from llamahybrid.evaluate.conversation import Conversation, Record, converse
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.conversation import Conversation, Record, converse
+from llamahybrid.harness.tables import machine
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs, PromptCache
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
 from tests.lab.quiet import silence

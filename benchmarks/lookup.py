@@ -14,7 +14,7 @@ import time
 import numpy as np
 from rich.console import Console
 
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.tables import machine
 from llamahybrid.prompt_cache import Costs, LiveView, PromptCache
 from llamahybrid.prompt_cache.base import Tokens
 

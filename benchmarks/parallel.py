@@ -40,7 +40,7 @@ from benchmarks.chats import (
     theirs,
     write,
 )
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.tables import machine
 from tests.lab.quiet import silence
 
 AGAINST_ONE = 1.5

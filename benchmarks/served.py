@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chats import Chats, Run, Stream, begin, hold, opened, parser_of, played, theirs, write
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.tables import machine
 from llamahybrid.tiny.vocab import vocabulary
 from tests.lab.quiet import silence
 from tests.lab.serving import ServerProcess

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.core.report import RequestReport
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.tables import machine
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Plan
 from llamahybrid.tiny import make
 

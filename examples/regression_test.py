@@ -8,10 +8,10 @@ Exit status 1 where a text differs or a request decodes more than stock did, so 
 import sys
 from pathlib import Path
 
-from llamahybrid.evaluate.compare import Comparer
-from llamahybrid.evaluate.conversation import Conversation, Request
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.workloads import Workload
+from llamahybrid.harness.ab_test import Comparer
+from llamahybrid.harness.conversation import Conversation, Request
+from llamahybrid.harness.workloads.speech import Speech
+from llamahybrid.harness.workloads.tokens import Workload
 
 SYSTEM = "You are the help desk of a library. Members may borrow ten books for four weeks. " * 5
 QUESTIONS = ("How long may I keep a book?", "May I renew it?", "What if I lose it?", "Thank you. Sum it up.")

@@ -18,7 +18,7 @@ import pytest
 from llama_cpp import Llama as BoundEarly
 
 import llamahybrid
-from llamahybrid.evaluate.compare import Stock
+from llamahybrid.harness.ab_test import Stock
 from tests.conftest import SETTINGS, TinyModel, take
 
 Opener = Callable[..., Any]

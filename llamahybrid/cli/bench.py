@@ -17,7 +17,7 @@ from llamahybrid.cli.check import Lib
 from llamahybrid.cli.engine import errors_shown
 
 if TYPE_CHECKING:
-    from llamahybrid.evaluate.bench import Cell, Results
+    from llamahybrid.harness.bench import Cell, Results
 
 PEERS = ("stock", "stock+ram", "ours")
 
@@ -49,10 +49,10 @@ def bench(
     """
     import os
 
-    from llamahybrid.evaluate.bench import Bench
-    from llamahybrid.evaluate.targets import choice
-    from llamahybrid.evaluate.targets.base import ModelFile
     from llamahybrid.files import require_writable, write_json
+    from llamahybrid.harness.bench import Bench
+    from llamahybrid.harness.targets import choice
+    from llamahybrid.harness.targets.base import ModelFile
 
     n = threads or os.cpu_count() or 1
     layers = {"n_gpu_layers": n_gpu_layers} if n_gpu_layers else {}
@@ -87,7 +87,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 def show(results: Results) -> None:
     """A line a workload and target; then what it takes to save a state, and to restore it."""
-    from llamahybrid.evaluate.bench import SAVED
+    from llamahybrid.harness.bench import SAVED
 
     console = Console()
     table = Table("workload", "target", title=f"{results.model['name']}, median of {results.rounds}")
@@ -121,7 +121,7 @@ def show(results: Results) -> None:
 
 def _savings(cells: Sequence[Cell]) -> Table:
     """Milliseconds, each beside a memcpy of as many bytes."""
-    from llamahybrid.evaluate.bench import SAVED_TOKENS
+    from llamahybrid.harness.bench import SAVED_TOKENS
 
     table = Table("target", title=f"a state of {SAVED_TOKENS:,} tokens, saved and restored in memory")
     table.add_column("MiB", justify="right", no_wrap=True)

@@ -15,9 +15,9 @@ from llamahybrid.cli.engine import errors_shown
 from llamahybrid.files import require_writable
 
 if TYPE_CHECKING:
-    from llamahybrid.evaluate.report import Report, Verdict
-    from llamahybrid.evaluate.targets.base import Target
-    from llamahybrid.evaluate.workloads import Workload
+    from llamahybrid.harness.report import Report, Verdict
+    from llamahybrid.harness.targets.base import Target
+    from llamahybrid.harness.workloads.tokens import Workload
 
 On = Annotated[
     list[str],
@@ -54,8 +54,8 @@ def check(
 
     LLAMAHYBRID_TARGET_KEY: the API key of a URL.
     """
-    from llamahybrid.evaluate.check import Check, models
-    from llamahybrid.evaluate.targets import choice
+    from llamahybrid.harness.check import Check, models
+    from llamahybrid.harness.targets import choice
 
     with ended_in_order(), errors_shown(ValueError, OSError):
         require_writable(json)
@@ -70,7 +70,7 @@ def check(
 
 
 def _workloads(names: Sequence[str], quick: bool) -> tuple[Workload, ...]:
-    from llamahybrid.evaluate.check import WORKLOADS
+    from llamahybrid.harness.check import WORKLOADS
 
     if quick:
         return ()
@@ -85,8 +85,8 @@ def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
 
     Nothing for a target that never opened: which library it would have had is not known.
     """
-    from llamahybrid.evaluate.hazard_verdicts import verdicts
-    from llamahybrid.evaluate.targets.local import LocalTarget
+    from llamahybrid.harness.hazard_verdicts import verdicts
+    from llamahybrid.harness.targets.local import LocalTarget
 
     return lambda each: verdicts(each.library) if isinstance(each, LocalTarget) and each.library else ()
 
@@ -104,8 +104,8 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 def finish(report: Report, json: Path | None) -> None:
     """Print a report, write it, and exit with 1 where something is bad."""
-    from llamahybrid.evaluate.render.sentences import outcome
-    from llamahybrid.evaluate.render.terminal import show
+    from llamahybrid.harness.render.sentences import outcome
+    from llamahybrid.harness.render.terminal import show
 
     written: OSError | None = None
     try:

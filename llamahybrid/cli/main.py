@@ -189,7 +189,7 @@ def probe(
     json: Annotated[bool, typer.Option(help="print JSON, not tables")] = False,
 ) -> None:
     """Run every scenario on stock llama-cpp-python and on ours, and compare tokens, time and texts."""
-    from llamahybrid.evaluate import probe as probing
+    from llamahybrid.harness import probe as probing
 
     options = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
     try:
@@ -214,7 +214,7 @@ def hazards(
     timeout: Annotated[float, typer.Option(min=1, help="seconds a probe may take")] = 60,
 ) -> None:
     """Show where a libllama goes silently wrong or dies, one process a probe; exit status 1 if it does."""
-    from llamahybrid.hazards import report
+    from llamahybrid.harness.hazards import report
 
     if expect not in (None, "stock") or (expect and arch):
         raise typer.BadParameter("--expect is stock, without --arch: only that table is known")

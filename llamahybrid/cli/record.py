@@ -36,9 +36,9 @@ def record(
         raise typer.BadParameter("give `-- PROGRAM ...`, or --proxy URL")
     if proxy is None:
         raise typer.Exit(_run(program or (), out, hash_))
-    from llamahybrid.evaluate.traces.hashing import Hasher
-    from llamahybrid.evaluate.traces.proxy import RecordingProxy
-    from llamahybrid.evaluate.traces.trace import TraceWriter
+    from llamahybrid.harness.traces.hashing import Hasher
+    from llamahybrid.harness.traces.proxy import RecordingProxy
+    from llamahybrid.harness.traces.trace import TraceWriter
 
     with errors_shown(OSError):
         writer = TraceWriter(out, f"proxy before {proxy}", Hasher() if hash_ else None)
@@ -63,7 +63,7 @@ def _run(program: Sequence[str], out: Path, hashed: bool) -> int:
 
     def recording() -> None:
         nonlocal begun
-        from llamahybrid.evaluate.traces.hook import record_into
+        from llamahybrid.harness.traces.hook import record_into
 
         record_into(path, hashed)
         begun = True
@@ -89,9 +89,9 @@ def replay(
 
     Targets that open a model need --model: token ids of another one mean nothing.
     """
-    from llamahybrid.evaluate.check import models
-    from llamahybrid.evaluate.targets import choice
-    from llamahybrid.evaluate.traces.replay import replay as play
+    from llamahybrid.harness.check import models
+    from llamahybrid.harness.targets import choice
+    from llamahybrid.harness.traces.replay import replay as play
 
     with ended_in_order(), errors_shown(ValueError, OSError):
         require_writable(json)

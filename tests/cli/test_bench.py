@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.evaluate import bench
-from llamahybrid.evaluate.bench import Bench, Cell, Results
-from llamahybrid.evaluate.targets.base import Saving
+from llamahybrid.harness import bench
+from llamahybrid.harness.bench import Bench, Cell, Results
+from llamahybrid.harness.targets.base import Saving
 
 RESULTS = Results(
     "2026-01-01T00:00:00+00:00",

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.evaluate import check as whole
-from llamahybrid.evaluate import hazard_verdicts
-from llamahybrid.evaluate.report import Report, Verdict
-from llamahybrid.evaluate.targets.choice import target as target_of
-from llamahybrid.evaluate.targets.local import LocalTarget
-from tests.evaluate.reports import report, target, verdict, workload
+from llamahybrid.harness import check as whole
+from llamahybrid.harness import hazard_verdicts
+from llamahybrid.harness.report import Report, Verdict
+from llamahybrid.harness.targets.choice import target as target_of
+from llamahybrid.harness.targets.local import LocalTarget
+from tests.harness.reports import report, target, verdict, workload
 
 URL = "http://127.0.0.1:1"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from tests.evaluate.reports import report
+from tests.harness.reports import report
 
 
 def test_report_is_shown_or_written_in_each_format(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 
 from llamahybrid import Llama
 from llamahybrid.core.report import RequestReport
-from llamahybrid.evaluate.conversation import Answer, Record, Request, _send
-from llamahybrid.evaluate.counters import DecodeCounter
-from llamahybrid.evaluate.oracle import least_decodes
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.workloads import Workload
+from llamahybrid.harness.conversation import Answer, Record, Request, _send
+from llamahybrid.harness.counters import DecodeCounter
+from llamahybrid.harness.oracle import least_decodes
+from llamahybrid.harness.workloads.speech import Speech
+from llamahybrid.harness.workloads.tokens import Workload
 from tests.lab.real_costs import decide_by
 
 CLIENTS = 4

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from llamahybrid.evaluate.conversation import Answer, Conversation, Record, Request
-from llamahybrid.evaluate.speech import Speech
+from llamahybrid.harness.conversation import Answer, Conversation, Record, Request
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.eviction import Eviction
 from tests.lab.fake_engine import FakeEngine, Kind

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from llamahybrid.evaluate.conversation import Record
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.conversation import Record
+from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.serving import Serving
 
 FOLDER = Path(__file__).parents[1] / "server" / "sessions"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamahybrid.evaluate.compare import Comparer
+from llamahybrid.harness.ab_test import Comparer
 
 
 @dataclass(frozen=True)

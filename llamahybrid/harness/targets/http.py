@@ -1,0 +1,290 @@
+"""Targets behind HTTP: llama-server's own interface where it is there, else OpenAI's."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from llamahybrid.errors import TargetError
+from llamahybrid.harness.report import Sameness
+from llamahybrid.harness.targets.base import TOLERANCE, Ask, ModelFile, Reply, Session, Shape, Target
+from llamahybrid.harness.workloads.speech import Vocabulary
+
+SECONDS = 600.0
+_PROBABILITIES = 4096
+"""Tokens whose probabilities are asked for where two answers part: all, of a small vocabulary."""
+
+
+class Client:
+    """JSON over HTTP, a connection a request; streams are read as they come."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise TargetError(f"{url} is no http:// or https:// URL")
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._host, self._port = parts.hostname, parts.port
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    @contextmanager
+    def _open(self, path: str, body: object) -> Iterator[http.client.HTTPResponse]:
+        connection = self._kind(self._host, self._port, timeout=SECONDS)
+        try:
+            method = "GET" if body is None else "POST"
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._base + path, data, self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                said = response.read(400).decode(errors="replace")
+                raise TargetError(f"{method} {path}: HTTP status {response.status}: {said}")
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            raise TargetError(f"{path}: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+
+    def json(self, path: str, body: object = None) -> Any:
+        """POST, or GET without a body. Raises TargetError."""
+        with self._open(path, body) as response:
+            try:
+                return json.loads(response.read())
+            except ValueError as error:
+                raise TargetError(f"{path}: no JSON came back") from error
+
+    def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
+        """The events of a stream. Raises TargetError."""
+        with self._open(path, body) as response:
+            for line in response:
+                text = line.strip()
+                if text.startswith(b"error:"):
+                    raise TargetError(f"{path}: {text.decode(errors='replace')}")
+                if text.startswith(b"data:") and text[5:].strip() != b"[DONE]":
+                    event = json.loads(text[5:])
+                    if "error" in event:
+                        raise TargetError(f"{path}: {event['error']}")
+                    yield event
+            # http.client takes a chunked body for whole where its connection ends between two lines
+            if getattr(response, "chunked", False) and getattr(response, "chunk_left", None) is not None:
+                raise TargetError(f"{path}: the answer broke off")
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class HttpSession(Session):
+    """A server that runs. `native`: it has llama-server's interface; token ids go in and come out."""
+
+    def __init__(self, client: Client, native: bool, vocabulary: Vocabulary | None, parallel: int) -> None:
+        self._client, self._native = client, native
+        self.parallel, self.vocabulary = parallel, vocabulary
+        self.takes_tokens = native and vocabulary is not None
+        self.takes_chats = True
+        self.salts = False if native else None
+        self.name = ""
+
+    def ask(self, ask: Ask) -> Reply:
+        """Answer. Raises TargetError."""
+        return self._ask(ask)
+
+    def _ask(self, ask: Ask, fresh: str = "") -> Reply:
+        """`fresh`: a salt that nobody has; what is stored is not to be used."""
+        body: dict[str, Any] = {"stream": True, "temperature": 0.0 if ask.seed is None else 1.0}
+        if ask.seed is not None:
+            body["seed"] = ask.seed
+        if self._native:
+            body |= {"ignore_eos": True, "cache_prompt": not fresh}
+        if ask.salt or fresh:
+            body |= {"cache_salt": fresh or ask.salt}
+        if ask.messages:
+            return self._chat(ask, body)
+        if ask.tokens and self._native:
+            return self._completion(ask, body)
+        if ask.text:
+            return self._text(ask, body)
+        raise TargetError("takes no token ids")
+
+    def _completion(self, ask: Ask, body: dict[str, Any]) -> Reply:
+        body |= {"prompt": list(ask.tokens), "n_predict": ask.max_tokens, "return_tokens": True}
+        began, first, tokens, text = time.perf_counter(), None, [], []
+        last: dict[str, Any] = {}
+        for event in self._client.stream("/completion", body):
+            if event.get("tokens") and first is None:
+                first = time.perf_counter() - began
+            tokens += event.get("tokens", ())
+            text.append(event.get("content", ""))
+            last = event
+        timings = last.get("timings", {})
+        return Reply(
+            text="".join(text),
+            seconds=time.perf_counter() - began,
+            ttft=first,
+            prompt=ask.tokens,
+            tokens=tuple(tokens),
+            total=_number(last.get("tokens_evaluated")) or len(ask.tokens),
+            reported=_number(timings.get("cache_n")),
+            worked=_number(timings.get("prompt_n")),
+        )
+
+    def _chat(self, ask: Ask, body: dict[str, Any]) -> Reply:
+        body |= {"messages": list(ask.messages), "max_tokens": ask.max_tokens}
+        if self._native:
+            body["reasoning_format"] = "none"
+        if ask.tools:
+            body["tools"] = list(ask.tools)
+        reply = self._events("/v1/chat/completions", body, lambda choice: _said(choice.get("delta") or {}))
+        prompt = self._rendered(ask) if self._native else None
+        if prompt is not None and reply.total is not None and len(prompt) != reply.total:
+            prompt = None  # what the server made of the messages is something else
+        return Reply(**{**_fields(reply), "prompt": prompt})
+
+    def _text(self, ask: Ask, body: dict[str, Any]) -> Reply:
+        body |= {"prompt": ask.text, "max_tokens": ask.max_tokens}
+        return self._events("/v1/completions", body, lambda choice: str(choice.get("text") or ""))
+
+    def _events(self, path: str, body: dict[str, Any], said: Any) -> Reply:
+        body |= {"stream_options": {"include_usage": True}}
+        if self.name:
+            body["model"] = self.name
+        began, first, text = time.perf_counter(), None, []
+        usage: dict[str, Any] = {}
+        timings: dict[str, Any] = {}
+        for event in self._client.stream(path, body):
+            for choice in event.get("choices") or ():
+                piece = said(choice)
+                if piece and first is None:
+                    first = time.perf_counter() - began
+                text.append(piece)
+            usage = event.get("usage") or usage
+            timings = event.get("timings") or timings
+        cached, worked = _number(timings.get("cache_n")), _number(timings.get("prompt_n"))
+        details = usage.get("prompt_tokens_details") or {}
+        told = _number(details.get("cached_tokens"))
+        return Reply(
+            text="".join(text),
+            seconds=time.perf_counter() - began,
+            ttft=first,
+            total=_number(usage.get("prompt_tokens")),
+            reported=cached if told is None else told,
+            worked=worked,
+        )
+
+    def _rendered(self, ask: Ask) -> tuple[int, ...] | None:
+        """Token ids of a chat's prompt; None where the server does not tell."""
+        body: dict[str, Any] = {"messages": list(ask.messages)}
+        if ask.tools:
+            body["tools"] = list(ask.tools)
+        try:
+            prompt = self._client.json("/apply-template", body)["prompt"]
+            told = {"content": prompt, "add_special": True, "parse_special": True}
+            return tuple(self._client.json("/tokenize", told)["tokens"])
+        except (TargetError, KeyError, TypeError):
+            return None
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        """Against the same server, told to reuse nothing, where it says that it did not."""
+        fresh = self._ask(ask, fresh=uuid.uuid4().hex)
+        if fresh.reported or fresh.reused:
+            return "unknown", f"it cannot be told to reuse nothing: {fresh.reported} tokens were"
+        if fresh.reported is None and fresh.reused is None:
+            return "unknown", "it does not say whether it reused anything"
+        if fresh.text == reply.text and fresh.tokens == reply.tokens:
+            return ("same", "") if reply.text or reply.tokens else ("unknown", "no token came, or no text")
+        if ask.seed is not None:
+            return "unknown", "sampled: a tie cannot be told from a fault"
+        if fresh.tokens is None or reply.tokens is None or reply.prompt is None:
+            if self._ask(ask, fresh=uuid.uuid4().hex).text != fresh.text:
+                return "unknown", "two fresh answers differ, too"
+            return "different", f"{_around(reply.text, fresh.text)}; token ids are not told, it may be a tie"
+        pairs = list(zip(fresh.tokens, reply.tokens, strict=False))
+        where = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        margin = self._margin((*reply.prompt, *reply.tokens[:where]), pairs[where]) if pairs[where:] else None
+        if margin is not None and margin <= 2 * TOLERANCE:
+            return "tie", ""
+        return "different", f"token {where + 1} of the answer: {_around(reply.text, fresh.text)}"
+
+    def _margin(self, tokens: tuple[int, ...], pair: tuple[int, int]) -> float | None:
+        """How far the two lie apart in a fresh answer's next token, over the range of what is told."""
+        body = {"prompt": list(tokens), "n_predict": 1, "n_probs": _PROBABILITIES, "cache_prompt": False}
+        try:
+            reply = self._client.json("/completion", {**body, "temperature": 0})
+            top = reply["completion_probabilities"][0]["top_logprobs"]
+            found = {each["id"]: float(each["logprob"]) for each in top}
+            return abs(found[pair[0]] - found[pair[1]]) / (max(found.values()) - min(found.values()))
+        except (TargetError, KeyError, IndexError, TypeError, ZeroDivisionError):
+            return None
+
+    def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
+        """Their text; `special`: control tokens, too."""
+        if not self._native:
+            return None
+        try:
+            return str(self._client.json("/detokenize", {"tokens": list(tokens)})["content"])
+        except (TargetError, KeyError):
+            return None
+
+
+def _said(delta: dict[str, Any]) -> str:
+    return str(delta.get("reasoning_content") or "") + str(delta.get("content") or "")
+
+
+def _fields(reply: Reply) -> dict[str, Any]:
+    return {name: getattr(reply, name) for name in reply.__dataclass_fields__}
+
+
+def _around(text: str, fresh: str) -> str:
+    """Where two texts part."""
+    pairs = zip(text, fresh, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(text), len(fresh)))
+    return f"{text[at : at + 20]!r} where a fresh answer has {fresh[at : at + 20]!r}"
+
+
+class UrlTarget(Target):
+    """A server that someone else started; others may ask it meanwhile, and it has a past."""
+
+    needs_model = False
+
+    def __init__(self, name: str, url: str, key: str | None = None) -> None:
+        self.name, self.kind = name, "url"
+        self._client = Client(url, key)
+        self._versions: dict[str, str] = {}
+
+    @contextmanager
+    def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
+        """The server as it is. Raises TargetError."""
+        session = HttpSession(self._client, self._native(), None, shape.parallel)
+        session.nonce = uuid.uuid4().hex
+        session.name = self._model()
+        yield session
+
+    def _native(self) -> bool:
+        """It has llama-server's interface."""
+        try:
+            props = self._client.json("/props")
+        except TargetError:
+            return False
+        if isinstance(props, dict) and "build_info" in props:
+            self._versions["llama-server"] = str(props["build_info"])
+            return True
+        return False
+
+    def _model(self) -> str:
+        """The first one that it has."""
+        try:
+            models = self._client.json("/v1/models")["data"]
+            return str(models[0]["id"])
+        except (TargetError, KeyError, IndexError, TypeError):
+            return ""
+
+    def versions(self) -> dict[str, str]:
+        """What it says of itself."""
+        return self._versions

@@ -1,0 +1,86 @@
+"""Answers compared with those of fresh contexts: same, tie, different or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from llamahybrid.harness.targets import reference
+from tests.conftest import take
+
+PROMPT = [(7 * i + 3) % 200 for i in range(50)]
+
+
+def test_difference_of_logits_is_relative_to_their_range() -> None:
+    row = np.array([0, 1, 4], np.float32)
+    assert reference.difference(row, row) == 0
+    assert reference.difference(np.array([0, 2, 4], np.float32), row) == 0.25
+    assert reference.difference(np.array([0, np.nan, 4], np.float32), row) == float("inf")
+    assert reference.difference(row, np.array([0, np.inf, 4], np.float32)) == float("inf")
+
+
+ROW = np.array([0, 0.5, 0.995, 1], np.float32)
+MODEL = SimpleNamespace(model=None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "greedy", "first", "found"),
+    [
+        ([3, 3], True, None, ("same", "")),
+        ([3, 2], True, None, ("tie", "")),
+        ([2, 1], True, None, ("different", "token 2 of the answer lies 50% ")),
+        ([3, 3], True, ROW[::-1], ("different", "its first logits lie 100% ")),
+        ([0, 0], False, ROW, ("same", "")),  # sampled: judged by its logits
+        ([0, 0], False, None, ("unknown", "sampled")),
+        ([3, 3], True, ROW * np.nan, ("different", "its first logits lie inf% ")),
+        ([], False, ROW, ("unknown", "no token came")),  # the end may have been sampled
+        ([], True, None, ("different", "no token came, where a fresh context goes on")),
+    ],
+)
+def test_answer_is_same_tie_different_or_unknown(
+    answer: list[int], greedy: bool, first: Any, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said(monkeypatch, ROW)
+    same, detail = reference.compare(MODEL, PROMPT, answer, greedy, first)
+    assert same == found[0]
+    assert detail.startswith(found[1])
+
+
+def said(monkeypatch: pytest.MonkeyPatch, row: Any, ends: bool = False) -> None:
+    """Fresh contexts say `row` each time; `ends`: its best token ends an answer."""
+    monkeypatch.setattr(reference, "rows", lambda llm, prompt, answer: [row] * (len(answer) + 1))
+    monkeypatch.setattr(llama_cpp, "llama_model_get_vocab", lambda model: model)
+    monkeypatch.setattr(llama_cpp, "llama_vocab_is_eog", lambda vocab, token: ends)
+
+
+def test_empty_answer_cannot_be_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said(monkeypatch, ROW, ends=True)
+    for prompt in (PROMPT, []):
+        assert reference.compare(MODEL, prompt, [], True, None)[0] == "unknown"
+
+
+@pytest.mark.parametrize("row", [ROW * np.nan, ROW * 0])
+def test_constant_or_nan_logits_cannot_be_compared(row: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said(monkeypatch, row)
+    for first in (None, row, ROW):
+        same, detail = reference.compare(MODEL, PROMPT, [3, 3], True, first)
+        assert (same, "tell nothing" in detail) == ("unknown", True)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_comparison_leaves_the_context_alone(arch: str, open_model: Callable[..., Any]) -> None:
+    llm = open_model(arch, llama_cpp.Llama, n_batch=16)  # the prompt goes in four batches
+    answer = take(llm, PROMPT, 6)
+    position = llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), 0)
+    assert reference.compare(llm, PROMPT, answer, True, None) == ("same", "")
+    assert len(reference.rows(llm, PROMPT, answer)) == 7
+    wrong = int(reference.rows(llm, PROMPT, [])[0].argmin())
+    assert reference.compare(llm, PROMPT, [wrong, *answer], True, None)[0] == "different"
+    assert llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), 0) == position
