@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamahybrid.harness.render.bars import whose
-from llamahybrid.harness.render.sentences import PROBE
+from llamahybrid.harness.report import PROBE, whose
 
 if TYPE_CHECKING:
     from llamahybrid.harness.report import Report, RequestFigures, TargetFigures, WorkloadFigures

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Lib
 from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.progress import progress
 
 if TYPE_CHECKING:
     from llamahybrid.harness.bench import Cell, Results
@@ -61,7 +60,7 @@ def bench(
     with ended_in_order(), errors_shown(ValueError, OSError):
         require_writable(json)
         targets = choice.targets(on or PEERS, lib, server)
-        with _progress() as told:
+        with progress() as told:
             file = ModelFile(model.name, model, options, server)
             run = Bench(targets, file, rounds, tuple(clients or (1, 4, 8)), progress=told)
             if json is not None:
@@ -70,19 +69,6 @@ def bench(
     show(results)
     if any(cell.error for cell in results.cells):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with the time left, on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def told(name: str, done: int, of: int) -> None:
-            bar.update(task, description=name, completed=done, total=of)
-
-        yield told
 
 
 def show(results: Results) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.progress import progress
 from llamahybrid.files import require_writable
 
 if TYPE_CHECKING:
@@ -49,9 +49,16 @@ def check(
         list[str] | None, typer.Option(help="argument for llama-server; repeatable")
     ] = None,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="default: all cores for --model, one for tiny models")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="time for all of it: conversations are shortened to fit; 0: no limit")
+    ] = 5,
 ) -> None:
     """Run probes and workloads on each target; exit status 1 if a verdict is bad.
 
+    Ctrl-C ends it with the report so far (exit status 130), and --json is written after each step.
     LLAMAHYBRID_TARGET_KEY: the API key of a URL.
     """
     from llamahybrid.harness.check import Check, models
@@ -63,9 +70,12 @@ def check(
         chosen = _workloads(workload or (), quick)
         given = model or ()
         needed = bool(given) or any(each.needs_model for each in targets)
-        with models(given, n_gpu_layers, make=needed) as files, progress() as told:
+        with models(given, n_gpu_layers, make=needed, threads=threads) as files, progress() as told:
             found = _hazards(lib) if hazards else (lambda _: ())
-            report = Check(targets, files, chosen, found, told).run()
+            run = Check(targets, files, chosen, found, told, minutes or None)
+            if json is not None:
+                run.found = lambda so_far: so_far.write(json)
+            report = run.run()
     finish(report, json)
 
 
@@ -91,19 +101,8 @@ def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
     return lambda each: verdicts(each.library) if isinstance(each, LocalTarget) and each.library else ()
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Says on stderr what runs; on a terminal alone."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("starting") as status:
-        yield status.update
-
-
 def finish(report: Report, json: Path | None) -> None:
-    """Print a report, write it, and exit with 1 where something is bad."""
+    """Print a report, write it, and exit: with 130 where it was stopped, 1 where something is bad."""
     from llamahybrid.harness.render.sentences import outcome
     from llamahybrid.harness.render.terminal import show
 
@@ -117,5 +116,7 @@ def finish(report: Report, json: Path | None) -> None:
     with errors_shown(OSError):
         if written is not None:  # said last, but the run is not lost for it
             raise written
+    if not report.complete:
+        raise typer.Exit(130)
     if any(outcome(each) == "bad" for each in report.targets):
         raise typer.Exit(1)

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from llamahybrid.children import ended_in_order
-from llamahybrid.cli.check import Json, Lib, Models, On, finish, progress
+from llamahybrid.cli.check import Json, Lib, Models, On, finish
 from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.progress import progress
 from llamahybrid.files import open_alone, require_writable
 
 

@@ -44,7 +44,7 @@ def long_chat(speech: Speech) -> Conversation:
     for _ in range(10):
         history += speech.message(60)
         answer = yield Request(60, history + speech.reply(thinking=True))
-        history += speech.reply() + speech.spoken(answer.tokens[30:])
+        history += speech.reply() + speech.spoken(answer.tokens[speech.size(30) :])
 
 
 def regenerated(speech: Speech) -> Conversation:

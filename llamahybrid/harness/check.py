@@ -1,11 +1,12 @@
-"""A whole run: every target through the probes and workloads, model by model, into one report."""
+"""A whole check: each target, model by model, through directed probes and workloads, into one report."""
 
 from __future__ import annotations
 
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -15,9 +16,10 @@ from llamahybrid.errors import LlamaHybridError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import directed
 from llamahybrid.harness.figures import workload_figures
+from llamahybrid.harness.plan import Plan, measured, plan
 from llamahybrid.harness.report import Report, TargetFigures, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import Player, suits
-from llamahybrid.harness.targets.base import ModelFile, Shape, Target
+from llamahybrid.harness.runner import Played, Player, suits
+from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.agents import AGENTS
 from llamahybrid.harness.workloads.chats import CHAT_WORKLOADS
 from llamahybrid.harness.workloads.multi_user import CROWDS, four_users
@@ -65,14 +67,21 @@ KINDS = (Kind("qwen35", chats=True), Kind("gemma3", 16), Kind("llama"))
 
 
 @contextmanager
-def models(given: Sequence[Path], gpu_layers: int = 0, make: bool = True) -> Iterator[list[ModelFile]]:
+def models(
+    given: Sequence[Path], gpu_layers: int = 0, make: bool = True, threads: int | None = None
+) -> Iterator[list[ModelFile]]:
     """The models given, or tiny ones of each kind of memory; without `make` none.
 
+    `threads` None: as many as there are cores for the models given, one for tiny models.
     Raises ValueError for one that is given twice.
     """
     if given or not make:
-        more = {"n_gpu_layers": gpu_layers} if gpu_layers else {}
-        server = ("-ngl", "999" if gpu_layers < 0 else str(gpu_layers)) if gpu_layers else ()
+        n = threads or os.cpu_count() or 1
+        layers = {"n_gpu_layers": gpu_layers} if gpu_layers else {}
+        more = {"n_threads": n, "n_threads_batch": n, **layers}
+        server = ["-t", str(n)]
+        if gpu_layers:
+            server += ["-ngl", "999" if gpu_layers < 0 else str(gpu_layers)]
         names = distinct_names(given)
         yield [ModelFile(name, path, more, server) for name, path in zip(names, given, strict=True)]
         return
@@ -80,83 +89,188 @@ def models(given: Sequence[Path], gpu_layers: int = 0, make: bool = True) -> Ite
         yield [kind.make(Path(folder)) for kind in KINDS]
 
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, int, int], None]
+"""Hears what runs, how many steps are done, and of how many."""
+
+MEMORY_SHARE = 0.1
+"""Of the time of a target, for the requests after which its memory is looked at."""
+MEMORY_REQUESTS = directed.WARM + directed.ROUNDS * directed.COUNTED
+FORGIVEN = 0.25
+"""Answers are compared until this share of a target's time is over beside the whole of it."""
+
+
+@dataclass
+class TargetRun:
+    """Figures of a target, as they come."""
+
+    target: Target
+    workloads: list[WorkloadFigures] = field(default_factory=list)
+    hazards: tuple[Verdict, ...] = ()
+    errors: list[str] = field(default_factory=list)
+
+    def figures(self) -> TargetFigures:
+        """Return what there is so far."""
+        said = "; ".join(self.errors) or None
+        name, kind, versions = self.target.name, self.target.kind, self.target.versions()
+        return TargetFigures(name, kind, versions, tuple(self.workloads), self.hazards, said)
+
+
+def report_of(runs: Iterable[TargetRun], models: Sequence[ModelFile], complete: bool) -> Report:
+    """Return the report of targets that ran, made now."""
+    made = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    names = tuple(model.name for model in models)
+    return Report(made, machine(), names, tuple(each.figures() for each in runs), complete)
 
 
 @dataclass
 class Check:
-    """What is to be run."""
+    """A run of directed probes and workloads on targets and models."""
 
     targets: Sequence[Target]
     models: Sequence[ModelFile]
     workloads: Sequence[Workload] = WORKLOADS
     """Where they are not all there are, one that does not suit a target is said not to have run."""
     hazards: Callable[[Target], tuple[Verdict, ...]] = field(default=lambda target: ())
-    progress: Progress = field(default=lambda text: None)
+    progress: Progress = field(default=lambda text, done, of: None)
+    minutes: float | None = None
+    """Time for all of it: workloads are shortened and left out so that it suffices. None: no limit."""
+    found: Callable[[Report], None] = field(default=lambda report: None)
+    """Hears the report so far after each step."""
 
     def run(self) -> Report:
-        """All of it; a target that dies is reported, not raised."""
-        done = []
-        for target in self.targets:
-            done.append(self._target(target))
-            target.close()
-        return Report(
-            made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            machine=machine(),
-            models=tuple(model.name for model in self.models),
-            targets=tuple(done),
-        )
+        """Run all; a target that dies is reported, not raised.
 
-    def _target(self, target: Target) -> TargetFigures:
-        found: list[WorkloadFigures] = []
-        errors: list[str] = []
-        given: Sequence[ModelFile | None] = self.models if target.needs_model else (None,)
+        KeyboardInterrupt and SystemExit end the run: the report has what was found, and is not `complete`.
+        """
+        self._done: list[TargetRun] = []
+        self._plans: dict[str, Plan] = {}
+        self._steps = 0
+        self._pairs_left = sum(len(self._models_of(target)) for target in self.targets)
+        self._of = self._pairs_left * (len(directed.PROBES) + 1 + len(self.workloads))
+        self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        try:
+            for target in self.targets:
+                self._target(target)
+                target.close()
+        except (KeyboardInterrupt, SystemExit):
+            for target in self.targets:
+                target.close(1.0)
+            return self._report(complete=False)
+        return self._report(complete=True)
+
+    def _report(self, complete: bool) -> Report:
+        return report_of(self._done, self.models, complete)
+
+    def _models_of(self, target: Target) -> Sequence[ModelFile | None]:
+        return self.models if target.needs_model else (None,)
+
+    def _target(self, target: Target) -> None:
+        found = TargetRun(target)
+        self._done.append(found)
+        given = self._models_of(target)
         for model in given:
             before = f"{model.name}: " if model is not None and len(given) > 1 else ""
+            steps = self._steps
             try:
                 for each in self._model(target, model):
-                    found.append(named(each, before))
+                    found.workloads.append(named(each, before))
+                    self.found(self._report(complete=False))
             except LlamaHybridError as error:
-                errors.append(f"{before}{error}")
-        hazards: tuple[Verdict, ...] = ()
+                found.errors.append(f"{before}{error}")
+            self._pairs_left -= 1
+            self._steps = steps + len(directed.PROBES) + 1 + len(self.workloads)
         try:
-            hazards = self.hazards(target)
+            found.hazards = self.hazards(target)
         except LlamaHybridError as error:
-            errors.append(f"hazards: {error}")
-        said = "; ".join(errors) or None
-        return TargetFigures(target.name, target.kind, target.versions(), tuple(found), hazards, said)
+            found.errors.append(f"hazards: {error}")
 
     def _model(self, target: Target, model: ModelFile | None) -> Iterator[WorkloadFigures]:
         bad: set[str] = set()
         name = f"{target.name}, {model.name}" if model else target.name
+        share = None if self._end is None else max(0.0, self._end - time.monotonic()) / self._pairs_left
+        chosen = Plan() if share is None else self._plan(target, model, name, share)
+        until = None if share is None else time.monotonic() + share
+        late = None if share is None or until is None else until + FORGIVEN * share
         for probe in directed.PROBES:
-            self.progress(f"{name}: {probe.about}")
-            with target.open(model, directed.SHAPE) as session:
-                done = directed.run(session, probe, bad)
-            bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
-            yield done
-        self.progress(f"{name}: memory")
+            self._step(f"{name}: {probe.about}")
+            if bad or until is None or time.monotonic() < until:
+                with target.open(model, directed.SHAPE) as session:
+                    done = directed.run(session, probe, bad, chosen.script_scale)
+                bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
+                yield done
+            else:
+                yield left_out(f"probe: {probe.about}", probe.name, LATE)
+        self._step(f"{name}: memory")
         with target.open(model, directed.SHAPE) as session:
-            yield directed.memory(session)
+            requests = MEMORY_REQUESTS * chosen.slowest_request
+            fits = 1.0 if share is None else MEMORY_SHARE * share / max(requests, 1e-6)
+            yield directed.memory(session, min(1.0, fits))
         for workload in self.workloads:
             if workload.template and model is not None and not model.chats:
                 continue
-            self.progress(f"{name}: {workload.name}")
+            self._step(f"{name}: {workload.name}")
+            needs = chosen.seconds.get(workload.name, 0.0)
+            if workload.name in chosen.left_out or (until is not None and time.monotonic() > until):
+                why = f"{LATE}; it takes about {needs:.0f} s"
+                yield left_out(workload.name, "exact", why, workload.bound)
+                continue
             with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
                 if not suits(session, workload):
                     if self.workloads is not WORKLOADS:
-                        yield _left_out(workload)
+                        chats = workload.template
+                        why = "there is no chat template" if chats else "the target takes no token ids"
+                        yield left_out(workload.name, "exact", why, workload.bound)
                     continue
-                session.decoded()
-                played = Player(session).converse(workload)
-                yield workload_figures(session, workload, played, session.decoded())
+                yield self._played(session, workload, f"{name}: {workload.name}", chosen.scale, until, late)
+
+    def _played(
+        self,
+        session: Session,
+        workload: Workload,
+        name: str,
+        scale: float,
+        until: float | None,
+        late: float | None,
+    ) -> WorkloadFigures:
+        asked = 0
+
+        def told(_: Played) -> None:
+            nonlocal asked
+            asked += 1
+            self.progress(f"{name}, request {asked} done", self._steps - 1, self._of)
+
+        session.decoded()
+        player = Player(session, told, until)
+        played = player.converse(workload, scale)
+        decoded = session.decoded()
+        self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
+        return workload_figures(
+            session, workload, played, decoded, scale=scale, until=late, cut_short=player.cut_short
+        )
+
+    def _plan(self, target: Target, model: ModelFile | None, name: str, share: float) -> Plan:
+        """The plan of a model, made by the first target that opens it. Raises TargetError."""
+        key = target.name if model is None else model.name
+        if key not in self._plans:
+            self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
+            with target.open(model, directed.SHAPE) as session:
+                speed, request = measured(session)
+                suited = [each for each in self.workloads if suits(session, each)]
+            self._plans[key] = plan(suited, speed, share * (1 - MEMORY_SHARE), request)
+        return self._plans[key]
+
+    def _step(self, text: str) -> None:
+        self.progress(text, self._steps, self._of)
+        self._steps += 1
 
 
-def _left_out(workload: Workload) -> WorkloadFigures:
-    """One that was asked for and did not run."""
-    why = "there is no chat template" if workload.template else "the target takes no token ids"
-    verdict = Verdict("exact", "cannot tell", f"it did not run: {why}")
-    return WorkloadFigures(workload.name, (), None, None, None, workload.bound, None, (verdict,))
+LATE = "the time was over (see --minutes)"
+
+
+def left_out(name: str, verdict: str, why: str, bound: float | None = None) -> WorkloadFigures:
+    """Return the figures of a workload that was asked for and did not run."""
+    found = Verdict(verdict, "cannot tell", f"it did not run: {why}")
+    return WorkloadFigures(name, (), None, None, None, bound, None, (found,))
 
 
 def named(figures: WorkloadFigures, before: str) -> WorkloadFigures:

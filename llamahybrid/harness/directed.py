@@ -25,8 +25,9 @@ SHAPE = Shape(2048)
 class Script:
     """Says pieces to a session: as token ids where it takes them, else as messages."""
 
-    def __init__(self, session: Session, seed: int = 0) -> None:
+    def __init__(self, session: Session, seed: int = 0, scale: float = 1.0) -> None:
         self.session = session
+        self.scale = scale
         self.player = Player(session)
         self._random = random.Random(f"probe/{session.nonce}/{seed}")
         self._words = session.vocabulary.words if session.vocabulary else range(10_000)
@@ -38,6 +39,7 @@ class Script:
 
     def words(self, n: int) -> list[int]:
         """A piece of `n` tokens, or a sentence of about that many."""
+        n = n if self.scale == 1.0 else max(1, round(n * self.scale))
         return self._random.choices(self._words, k=n if self.ids else max(1, n // 3))
 
     def ask(self, *pieces: Sequence[int], n: int = 12, chat: str = "0", salt: str = "") -> Reply:
@@ -240,19 +242,23 @@ PROBES = (
 )
 
 
-def run(session: Session, probe: Probe, bad: set[str]) -> WorkloadFigures:
-    """One probe in a fresh session; `bad`: verdicts so far. Raises TargetError."""
+def run(session: Session, probe: Probe, bad: set[str], scale: float = 1.0) -> WorkloadFigures:
+    """Run one probe in a fresh session, its prompts shortened by `scale`; `bad`: verdicts so far.
+
+    Raises TargetError.
+    """
     name = f"probe: {probe.about}"
     if probe.ids and not session.takes_tokens:
         return _none(name, Verdict(probe.name, "cannot tell", "the target takes no token ids"))
     if probe.run is salted and session.salts is False:
         return _none(name, Verdict(probe.name, "cannot tell", "the target has no salts"))
-    script = Script(session, seed=len(bad))
+    script = Script(session, len(bad), scale)
     probe.run(script)
     played = script.player.played
     checked = figures.checks(session, played)
     found = Found(played, checked, figures.requests(session, name, played, checked), bad)
-    return WorkloadFigures(name, tuple(found.requests), None, None, None, None, None, (probe.judge(found),))
+    verdicts = (probe.judge(found),)
+    return WorkloadFigures(name, tuple(found.requests), None, None, None, None, None, verdicts, scale)
 
 
 def _none(name: str, verdict: Verdict) -> WorkloadFigures:
@@ -263,29 +269,30 @@ WARM, COUNTED, ROUNDS = 24, 40, 4
 """Requests before memory is looked at, between two looks, and looks beside the first."""
 
 
-def memory(session: Session) -> WorkloadFigures:
+def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     """Two prompts in turn, over and over: nothing new is said, so memory has no reason to grow.
 
     The middle one of several looks counts, so that a page that an allocator takes by chance does not.
-    Raises TargetError.
+    `share` of the requests are made, and of the prompts' length. Raises TargetError.
     """
     name, verdict_name = "probe: the same two prompts, over and over", "memory-flat"
     first, state = session.resident(), session.state_bytes
     if first is None or state is None:
         return _none(name, Verdict(verdict_name, "cannot tell", "its memory, or a state's size, is not told"))
-    script = Script(session)
+    script = Script(session, scale=max(0.25, share))
     prompts = script.words(120), script.words(120)
+    warm, counted = (max(4, round(n * share)) for n in (WARM, COUNTED))
 
     def say(count: int) -> None:
         for number in range(count):
             script.ask(prompts[number % 2], n=2)
 
-    say(WARM)
+    say(warm)
     looks = [session.resident() or 0]
     for _ in range(ROUNDS):
-        say(COUNTED)
+        say(counted)
         looks.append(session.resident() or 0)
-    growth = int(statistics.median(b - a for a, b in pairwise(looks)) / COUNTED)
+    growth = int(statistics.median(b - a for a, b in pairwise(looks)) / counted)
     said = f"{growth:,} bytes a request; a conversation's state takes {state:,}"
     verdict = Verdict(verdict_name, "bad" if growth > state // 2 else "ok", said)
     return WorkloadFigures(name, (), None, None, None, None, growth, (verdict,))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llamahybrid.harness.conversation import Record
 from llamahybrid.harness.misses import Past, explain, explain_text, parting
 from llamahybrid.harness.oracle import least_decodes
-from llamahybrid.harness.render.bars import whose
-from llamahybrid.harness.report import Outcome, RequestFigures, Sameness, Verdict, WorkloadFigures
+from llamahybrid.harness.report import Outcome, RequestFigures, Sameness, Verdict, WorkloadFigures, whose
 from llamahybrid.harness.runner import Played
 from llamahybrid.harness.targets.base import Session
 from llamahybrid.harness.traces.trace import rendered
@@ -33,9 +34,15 @@ def text_past(played: Played) -> Past:
     return Past(played.ask, played.chat, played.turn, codes)
 
 
-def checks(session: Session, played: Sequence[Played]) -> list[Checked]:
-    """Each answer against one that reused nothing. Raises TargetError."""
-    return [session.sameness(each.ask, each.reply) for each in played]
+def checks(session: Session, played: Sequence[Played], until: float | None = None) -> list[Checked]:
+    """Compare each answer with one that reused nothing, until a `time.monotonic()`. Raises TargetError."""
+    found: list[Checked] = []
+    for each in played:
+        if until is not None and time.monotonic() > until:
+            found.append(("unknown", "the time was over before it was compared (see --minutes)"))
+        else:
+            found.append(session.sameness(each.ask, each.reply))
+    return found
 
 
 def requests(
@@ -80,23 +87,34 @@ def requests(
 
 
 def workload_figures(
-    session: Session, workload: Workload, played: Sequence[Played], total: int | None
+    session: Session,
+    workload: Workload,
+    played: Sequence[Played],
+    total: int | None,
+    *,
+    scale: float = 1.0,
+    until: float | None = None,
+    cut_short: bool = False,
 ) -> WorkloadFigures:
     """A workload's. `total`: tokens decoded in all, by native counters. Raises TargetError.
 
-    Asks the session for fresh answers: it is of no use for measuring afterwards.
+    Asks the session for fresh answers until `until`, a `time.monotonic()`: it is of no use for measuring
+    afterwards. `cut_short`: requests were left out for want of time.
     """
-    checked = checks(session, played)
+    checked = checks(session, played, until)
     found = requests(session, workload.name, played, checked)
     least, decoded = totals(workload.measured_from, played, found, total)
     ratio = decoded / least if least and decoded is not None else None
-    verdicts = (
+    verdicts: tuple[Verdict, ...] = (
         reuse_verdict(ratio, workload.bound, session),
         exact_verdict(played, checked),
         reports_verdict(played, found, checked),
         prefix_verdict(played, found, checked),
     )
-    return WorkloadFigures(workload.name, found, least, decoded, ratio, workload.bound, None, verdicts)
+    if cut_short:
+        said = f"the time was over after {len(played)} requests (see --minutes)"
+        verdicts = tuple(replace(each, detail=f"{each.detail}; {said}") for each in verdicts)
+    return WorkloadFigures(workload.name, found, least, decoded, ratio, workload.bound, None, verdicts, scale)
 
 
 def totals(

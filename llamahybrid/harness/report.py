@@ -18,13 +18,16 @@ from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 from llamahybrid.errors import ReportError
 from llamahybrid.files import write_json
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON; a reader takes no other."""
 
 Sameness: TypeAlias = Literal["same", "tie", "different", "unknown"]
 """How an answer compares with one that reused nothing; a tie parted where two tokens were as likely."""
 
 Outcome: TypeAlias = Literal["ok", "bad", "cannot tell"]
+
+PROBE = "probe: "
+"""In the names of directed probes, which measure nothing."""
 
 _T = TypeVar("_T")
 
@@ -98,6 +101,8 @@ class WorkloadFigures(_Json):
     memory_growth: int | None
     """Bytes a request."""
     verdicts: tuple[Verdict, ...]
+    scale: float = 1.0
+    """Length of its messages and answers, as a share of the full one; see `harness.plan`."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,8 @@ class Report(_Json):
     machine: dict[str, str]
     models: tuple[str, ...]
     targets: tuple[TargetFigures, ...]
+    complete: bool = True
+    """False: the run was stopped, and this is what it had found."""
     format: int = FORMAT
 
     @classmethod
@@ -145,6 +152,11 @@ class Report(_Json):
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, OverflowError, RecursionError) as error:
             raise ReportError(f"{path}: {error}") from error
+
+
+def whose(chat: str) -> str:
+    """Name of a chat; a number alone becomes "chat NUMBER"."""
+    return f"chat {chat}" if chat.replace("/", "").isdigit() else chat
 
 
 @cache

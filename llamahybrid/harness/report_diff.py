@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from llamahybrid.harness.drift import Drift, drifts
-from llamahybrid.harness.render.bars import whose
-from llamahybrid.harness.render.sentences import PROBE
 from llamahybrid.harness.report import (
+    PROBE,
     Outcome,
     Report,
     RequestFigures,
     TargetFigures,
     Verdict,
     WorkloadFigures,
+    whose,
 )
 
 Kind: TypeAlias = Literal["worse", "better", "note"]
@@ -76,6 +76,9 @@ def changes(old: Report, new: Report, *, strict: bool = False) -> Changes:
 def _changes(old: Report, new: Report, missing: Kind) -> Iterator[Change]:
     if old.models != new.models:
         yield Change("note", "models", "", f"{', '.join(old.models)} before, {', '.join(new.models)} now")
+    for name, report in (("OLD", old), ("NEW", new)):
+        if not report.complete:
+            yield Change("note", name, "", "was stopped before its end")
     before = {target.name: target for target in old.targets}
     after = {target.name: target for target in new.targets}
     for name, target in after.items():
@@ -131,7 +134,8 @@ def _workload(old: WorkloadFigures, new: WorkloadFigures, say: _Say, missing: Ki
         return
     if not any(request.answer == "tie" for request in (*old.requests, *new.requests)):
         yield say(
-            "note", "other prompts than before (another model, vocabulary or answers): ratios are compared"
+            "note",
+            "other prompts than before (another model, length, vocabulary or answers): ratios are compared",
         )
     # else an answer went either way where two tokens were as likely, and stands in the prompts that follow
     if old.ratio is None or new.ratio is None:

@@ -1,4 +1,4 @@
-"""Plays a workload on a session: what was asked, by whom, and what came back."""
+"""Plays a workload on a session; notes each request, its chat and its answer."""
 
 from __future__ import annotations
 
@@ -43,9 +43,13 @@ def suits(session: Session, workload: Workload) -> bool:
 class Player:
     """Sends requests and notes them; several clients may play at once."""
 
-    def __init__(self, session: Session, told: Told | None = None) -> None:
+    def __init__(self, session: Session, told: Told | None = None, until: float | None = None) -> None:
+        """`told` hears of each request; no request begins after `until`, a `time.monotonic()`."""
         self.session = session
-        self._told = told
+        self._told, self._until = told, until
+        self._ended = threading.Event()
+        self.cut_short = False
+        """Requests were left out, because the time was over."""
         self._turns: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.played: list[Played] = []
@@ -66,13 +70,26 @@ class Player:
             self._told(played)
         return reply
 
-    def converse(self, workload: Workload) -> Sequence[Played]:
-        """Play it to its end, with as many clients as it has; in the order of sending. Raises TargetError."""
-        clients = [_Client(self, workload, i) for i in range(workload.clients)]
+    def time_is_over(self) -> bool:
+        """Whether no further request may begin."""
+        if self._until is not None and time.monotonic() > self._until:
+            self.cut_short = True
+        return self.cut_short or self._ended.is_set()
+
+    def converse(self, workload: Workload, scale: float = 1.0) -> Sequence[Played]:
+        """Play a workload with all its clients, its messages and answers shortened by `scale`.
+
+        Return the requests in the order of sending. Raises TargetError.
+        """
+        clients = [_Client(self, workload, i, scale) for i in range(workload.clients)]
         if self.session.parallel > 1 and len(clients) > 1:
             with ThreadPoolExecutor(len(clients)) as pool:
-                for each in [pool.submit(client.finish) for client in clients]:
-                    each.result()
+                try:
+                    for each in [pool.submit(client.finish) for client in clients]:
+                        each.result()
+                except BaseException:  # the pool waits for its threads: each ends after its present request
+                    self._ended.set()
+                    raise
         else:
             while clients:
                 clients = [client for client in clients if client.step()]
@@ -80,20 +97,22 @@ class Player:
 
 
 class _Client:
-    def __init__(self, player: Player, workload: Workload, number: int) -> None:
+    def __init__(self, player: Player, workload: Workload, number: int, scale: float) -> None:
         session = player.session
         seed = f"{session.nonce}/{number}" if session.nonce else number
-        speech = Speech(session.vocabulary or TEXT_ALONE, seed=seed, marked=workload.marked)
+        speech = Speech(session.vocabulary or TEXT_ALONE, seed=seed, marked=workload.marked, scale=scale)
+        self._speech = speech
         self._player, self._client, self._number = player, str(number), 0
         self._several = workload.clients > 1
         self._conversation: Conversation = workload.start(speech)
         self._request: Request | None = next(self._conversation, None)
 
     def step(self) -> bool:
-        """Ask once; False: that was all."""
+        """Ask once; False: there is no more to ask, or no more time."""
         request = self._request
-        if request is None:
+        if request is None or self._player.time_is_over():
             return False
+        request = replace(request, max_tokens=self._speech.size(request.max_tokens))
         chat = f"{self._client}/{request.chat}" if self._several and request.chat else request.chat
         reply = self._player.ask(Ask.of(request), chat or self._client, self._number)
         self._number += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,21 @@ def test_check_of_a_url_needs_no_model(pretend: type[Pretend], tmp_path: Path) -
     checked("--on", URL)
     assert pretend.asked[1] == []
     (tmp_path / "x.gguf").touch()
-    checked("--on", URL, "--model", tmp_path / "x.gguf", "--n-gpu-layers", 3)
+    checked("--on", URL, "--model", tmp_path / "x.gguf", "--n-gpu-layers", 3, "--threads", 7)
     (model,) = pretend.asked[1]
-    assert (model.name, model.options) == ("x.gguf", {"n_gpu_layers": 3})
+    options = {"n_threads": 7, "n_threads_batch": 7, "n_gpu_layers": 3}
+    assert (model.name, model.options) == ("x.gguf", options)
+    assert pretend.asked[5] == 5, "minutes"
+    checked("--on", URL, "--minutes", 0)
+    assert pretend.asked[5] is None
+
+
+def test_stopped_check_shows_what_it_found(pretend: type[Pretend], tmp_path: Path) -> None:
+    pretend.answer = replace(report(target("ours")), complete=False)
+    status, said = checked("--on", URL, "--json", tmp_path / "x.json")
+    assert status == 130
+    assert "the run was stopped before its end" in said
+    assert Report.read(tmp_path / "x.json") == pretend.answer
 
 
 def test_hazards_are_run_on_the_loaded_library_on_request(

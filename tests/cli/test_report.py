@@ -31,5 +31,5 @@ def test_file_that_is_no_report_is_one_error_line(tmp_path: Path) -> None:
     file.write_text('{"format": 99}')
     done = CliRunner().invoke(app, ["report", str(file)])
     assert done.exit_code == 1
-    assert "reports of format 1" in done.output
+    assert "reports of format 2" in done.output
     assert "Traceback" not in done.output

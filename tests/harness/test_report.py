@@ -44,7 +44,7 @@ def _changed(change: Any) -> object:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d, r: d.update(format=2), "format 2"),
+        (lambda d, r: d.update(format=1), "format 1"),
         (lambda d, r: d.update(format=True), "format"),
         (lambda d, r: d.pop("format"), "format None"),
         (lambda d, r: d.pop("machine"), "machine"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from llamahybrid.harness.report import RequestFigures
+from llamahybrid.harness.report import RequestFigures, whose
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,3 @@ def labels(requests: Sequence[RequestFigures]) -> list[str]:
     """Names for the requests of a workload: the turn, and whose where there are several chats."""
     several = len({request.chat for request in requests}) > 1
     return [f"{whose(r.chat)}, turn {r.turn + 1}" if several else f"turn {r.turn + 1}" for r in requests]
-
-
-def whose(chat: str) -> str:
-    """A chat's name; one that is a number alone is said to be a chat's."""
-    return f"chat {chat}" if chat.replace("/", "").isdigit() else chat

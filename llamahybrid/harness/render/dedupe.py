@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from llamahybrid.harness.render.bars import whose
-from llamahybrid.harness.report import RequestFigures
+from llamahybrid.harness.report import RequestFigures, whose
 
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
 _NUMBER = re.compile(r"\d[\d,]*")

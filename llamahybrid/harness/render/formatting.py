@@ -21,6 +21,11 @@ def ratio(value: float | None) -> str:
     return UNTOLD if value is None else f"{value:.2f}"
 
 
+def length(scale: float) -> str:
+    """Say that a workload was shortened; empty where it was not."""
+    return "" if scale == 1.0 else f" (at {scale:.0%} of its length)"
+
+
 def answers(requests: Sequence[RequestFigures]) -> str:
     """How answers compare with those of a context that reused nothing, in a few letters."""
     found = Counter(request.answer for request in requests)

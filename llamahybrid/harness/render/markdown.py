@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llamahybrid.harness.render.bars import whose
-from llamahybrid.harness.render.formatting import answers, counted, ratio
+from llamahybrid.harness.render.formatting import answers, counted, length, ratio
 from llamahybrid.harness.render.sentences import (
     HAZARD,
     headline,
@@ -15,7 +14,7 @@ from llamahybrid.harness.render.sentences import (
     sentence,
     tabled,
 )
-from llamahybrid.harness.report import Outcome, Report, TargetFigures
+from llamahybrid.harness.report import Outcome, Report, TargetFigures, whose
 
 _MARKS: dict[Outcome, str] = {"ok": "✅", "bad": "❌", "cannot tell": "❔"}
 _SPECIAL = frozenset("\\`*_{}[]<>()#+!|~$&-")
@@ -51,7 +50,7 @@ def _table(target: TargetFigures) -> Iterator[str]:
     for w in tabled(target):
         mark = _MARKS[overall(w.verdicts)]
         numbers = f"{len(w.requests)} | {counted(w.least)} | {counted(w.decoded)} | {ratio(w.ratio)}"
-        yield f"| {mark} | {escaped(w.workload)} | {numbers} | {answers(w.requests)} |"
+        yield f"| {mark} | {escaped(w.workload + length(w.scale))} | {numbers} | {answers(w.requests)} |"
 
 
 def _misses(target: TargetFigures) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llamahybrid.harness.report import (
+    PROBE,
     Outcome,
     Report,
     RequestFigures,
@@ -14,9 +15,6 @@ from llamahybrid.harness.report import (
     Verdict,
     WorkloadFigures,
 )
-
-PROBE = "probe: "
-"""In the names of directed probes, which measure nothing."""
 
 HAZARD = "hazard:"
 """How the names of native hazards begin."""
@@ -160,7 +158,8 @@ def headline(report: Report) -> str:
     if slow:
         bad += f", {'all' if slow == counted['bad'] else slow} of them only by decoding more than they had to"
     untold = f"of {counted['cannot tell']} it cannot be told" if counted["cannot tell"] else ""
-    return "; ".join(filter(None, (good, bad, untold))) + "."
+    stopped = "" if report.complete else "the run was stopped before its end"
+    return "; ".join(filter(None, (good, bad, untold, stopped))) + "."
 
 
 def _only_slow(target: TargetFigures) -> bool:

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from llamahybrid.harness.render.dedupe import alike
-from llamahybrid.harness.render.formatting import answers, counted, ratio
+from llamahybrid.harness.render.formatting import answers, counted, length, ratio
 from llamahybrid.harness.render.sentences import headline, of_target, outcome, overall, tabled
 from llamahybrid.harness.report import Outcome, Report, TargetFigures
 from llamahybrid.harness.report_diff import Changes, Kind
@@ -49,7 +49,7 @@ def show(report: Report, console: Console) -> None:
 
 def table(target: TargetFigures) -> Table:
     """A line a workload. A name that is too long is folded, never cut."""
-    longest = max((len(w.workload) for w in tabled(target)), default=0)
+    longest = max((len(w.workload + length(w.scale)) for w in tabled(target)), default=0)
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
     shown.add_column("workload", overflow="fold", min_width=min(longest, _LONGEST))
     for head in ("least", "decoded", "ratio"):
@@ -58,7 +58,7 @@ def table(target: TargetFigures) -> Table:
     shown.add_column("verdict", no_wrap=True)
     for w in tabled(target):
         numbers = counted(w.least), counted(w.decoded), ratio(w.ratio), answers(w.requests)
-        shown.add_row(escape(w.workload), *numbers, coloured(overall(w.verdicts)))
+        shown.add_row(escape(w.workload + length(w.scale)), *numbers, coloured(overall(w.verdicts)))
     return shown
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from operator import index
 from pathlib import Path
@@ -64,6 +65,19 @@ class _Seen(threading.local):
         self.row: Any = None
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What is needed to compare an answer."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    greedy: bool
+    row: Any
+    """Logits of its first token; None: several requests are decoded at once."""
+    pieces: Sequence[int]
+    """Where the native batches begin in which stock's own prefix reuse would have decoded it."""
+
+
 class Child:
     """One `Llama` at a time."""
 
@@ -71,7 +85,8 @@ class Child:
         self.llm: Any = None
         self._seen = _Seen()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._answers: dict[int, tuple[tuple[int, ...], tuple[int, ...], bool, Any]] = {}
+        self._answers: list[_Answer] = []
+        self._noting = threading.Lock()
         self._parallel = 1
         self._kind = ""
 
@@ -194,9 +209,22 @@ class Child:
             reason=getattr(told, "reason", None),
         )
         data = {name: getattr(reply, name) for name in reply.__dataclass_fields__}
-        number = len(self._answers)
-        self._answers[number] = (seen.prompt, tokens, wanted.seed is None, seen.row)
-        return {**data, "extra": {"number": number}}
+        reused = reply.reused if reply.decoded is not None else reply.reported
+        with self._noting:  # several requests at once
+            pieces = self._pieces(seen.prompt, tokens, reused or 0)
+            self._answers.append(_Answer(seen.prompt, tokens, wanted.seed is None, seen.row, pieces))
+            return {**data, "extra": {"number": len(self._answers) - 1}}
+
+    def _pieces(self, prompt: tuple[int, ...], answer: tuple[int, ...], reused: int) -> list[int]:
+        """Where native batches begin if the first `reused` tokens are those of an earlier request."""
+        from llamahybrid.harness.targets.reference import pieces_of
+
+        reused, before = max(0, min(reused, len(prompt) - 1)), [0]
+        for earlier in reversed(self._answers):
+            if reused and (earlier.prompt + earlier.tokens[:-1])[:reused] == prompt[:reused]:
+                before = [*(begin for begin in earlier.pieces if begin < reused), reused]
+                break
+        return pieces_of(len(prompt), len(answer), self.llm.n_batch, before)
 
     def _send(self, ask: Ask) -> None:
         temperature = 0.0 if ask.seed is None else 1.0
@@ -218,7 +246,8 @@ class Child:
         """How answer `number` compares with a fresh context's."""
         from llamahybrid.harness.targets.reference import compare
 
-        return compare(self.llm, *self._answers[number])
+        answer = self._answers[number]
+        return compare(self.llm, answer.prompt, answer.tokens, answer.greedy, answer.row, answer.pieces)
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str:
         """Their text; `special`: control tokens, too."""
@@ -297,6 +326,7 @@ def main() -> None:
         os.open(os.devnull, os.O_RDONLY), 0
     )  # whatever a class, or what it starts, would read is not for it
     os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     child, lock = Child(), threading.Lock()
 
     def serve(call: dict[str, Any]) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from llamahybrid.errors import LlamaHybridError, ReportError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import figures
-from llamahybrid.harness.check import machine, named
-from llamahybrid.harness.report import Report, TargetFigures, WorkloadFigures
+from llamahybrid.harness.check import Progress, TargetRun, named, report_of
+from llamahybrid.harness.report import Report, WorkloadFigures
 from llamahybrid.harness.runner import Player
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.harness.traces.hashing import stand_in
 from llamahybrid.harness.traces.trace import Trace, chats, read
-
-Progress = Callable[[str], None]
 
 
 def needed_context(trace: Trace) -> int:
@@ -35,10 +32,11 @@ def replay(
     targets: Sequence[Target],
     models: Sequence[ModelFile],
     n_ctx: int | None = None,
-    progress: Progress = lambda text: None,
+    progress: Progress = lambda text, done, of: None,
 ) -> Report:
-    """Each trace on each target, in sessions of their own.
+    """Play each trace on each target, in sessions of their own.
 
+    KeyboardInterrupt and SystemExit end it: the report has what was found, and is not `complete`.
     Raises ReportError for what is no trace, ValueError for one that is there twice, OSError; what a target
     does wrong is in the report.
     """
@@ -46,24 +44,31 @@ def replay(
     for name, trace in traces.items():
         if not trace.entries:
             raise ReportError(f"{name}: no request is in it")
-    done = []
-    for target in targets:
-        found: list[WorkloadFigures] = []
-        errors = []
-        for model in models if target.needs_model else (None,):
+    steps = [
+        (target, model, name)
+        for target in targets
+        for model in (models if target.needs_model else (None,))
+        for name in traces
+    ]
+    found = {target.name: TargetRun(target) for target in targets}
+    complete = True
+    try:
+        for number, (target, model, name) in enumerate(steps):
             before = f"{model.name}: " if model is not None and len(models) > 1 else ""
-            for name, trace in traces.items():
-                progress(f"{target.name}: {before}{name}")
-                try:
-                    with target.open(model, Shape(n_ctx or needed_context(trace))) as session:
-                        found.append(named(played(session, name, trace), before))
-                except LlamaHybridError as error:
-                    errors.append(f"{before}{name}: {error}")
-        target.close()
-        said = "; ".join(errors) or None
-        done.append(TargetFigures(target.name, target.kind, target.versions(), tuple(found), (), said))
-    made = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Report(made, machine(), tuple(model.name for model in models), tuple(done))
+            run, title = found[target.name], f"{target.name}: {before}{name}"
+            progress(title, number, len(steps))
+            try:
+                with target.open(model, Shape(n_ctx or needed_context(traces[name]))) as session:
+                    run.workloads.append(named(played(session, name, traces[name]), before))
+            except LlamaHybridError as error:
+                run.errors.append(f"{before}{name}: {error}")
+            if number + 1 == len(steps) or steps[number + 1][0] is not target:
+                target.close()
+    except (KeyboardInterrupt, SystemExit):
+        complete = False
+        for target in targets:
+            target.close(1.0)
+    return report_of(found.values(), models, complete)
 
 
 def played(session: Session, name: str, trace: Trace) -> WorkloadFigures:

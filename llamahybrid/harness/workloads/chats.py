@@ -37,7 +37,7 @@ def stripped_chat(speech: Speech) -> Conversation:
     for _ in range(8):
         messages.append(_user(speech))
         answer = yield Request(100, messages=messages)
-        messages.append({"role": "assistant", "content": answer.text(60)})
+        messages.append({"role": "assistant", "content": answer.text(speech.size(60))})
 
 
 def regenerated_chat(speech: Speech) -> Conversation:
@@ -53,12 +53,12 @@ def edited_chat(speech: Speech) -> Conversation:
     for _ in range(5):
         messages.append(_user(speech))
         answer = yield Request(80, messages=messages)
-        messages.append({"role": "assistant", "content": answer.text(40)})
+        messages.append({"role": "assistant", "content": answer.text(speech.size(40))})
     messages[5] = _user(speech)
     for _ in range(2):
         messages.append(_user(speech))
         answer = yield Request(80, messages=messages)
-        messages.append({"role": "assistant", "content": answer.text(40)})
+        messages.append({"role": "assistant", "content": answer.text(speech.size(40))})
 
 
 def agent_chat(speech: Speech) -> Conversation:
@@ -70,11 +70,11 @@ def agent_chat(speech: Speech) -> Conversation:
             answer = yield Request(80, messages=messages, tools=[TOOL])
             call = {"type": "function", "id": "1", "function": {"name": "fetch", "arguments": {"url": "/"}}}
             messages += [
-                {"role": "assistant", "content": _thought(answer, 60), "tool_calls": [call]},
+                {"role": "assistant", "content": _thought(answer, speech.size(60)), "tool_calls": [call]},
                 {"role": "tool", "tool_call_id": "1", "content": speech.sentence(words)},
             ]
         answer = yield Request(80, messages=messages, tools=[TOOL])
-        messages.append({"role": "assistant", "content": answer.text(60)})
+        messages.append({"role": "assistant", "content": answer.text(speech.size(60))})
 
 
 CHAT_WORKLOADS = (

@@ -14,7 +14,7 @@ def four_users(speech: Speech) -> Conversation:
         for i in range(4):
             histories[i] += speech.message(50)
             answer = yield Request(60, histories[i] + speech.reply(thinking=True), chat=str(i))
-            histories[i] += speech.reply() + speech.spoken(answer.tokens[30:])
+            histories[i] += speech.reply() + speech.spoken(answer.tokens[speech.size(30) :])
 
 
 def shared_system_prompt(speech: Speech) -> Conversation:

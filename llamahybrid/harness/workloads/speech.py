@@ -60,11 +60,21 @@ class Speech:
     that message starts can be found. Thinking starts with a mark of its own.
     """
 
-    def __init__(self, llm: llama_cpp.Llama | Vocabulary, seed: int | str = 0, marked: bool = True) -> None:
-        """`marked` False: ordinary tokens stand for the marks, as in prompts made without a template.
+    scale: float = 1.0
 
-        So they do in a vocabulary that has not got two (Llama 2's).
+    def __init__(
+        self,
+        llm: llama_cpp.Llama | Vocabulary,
+        seed: int | str = 0,
+        marked: bool = True,
+        scale: float = 1.0,
+    ) -> None:
+        """Prepare the words of a vocabulary.
+
+        With `marked` False, and in a vocabulary without two marks (Llama 2's), ordinary tokens stand for the
+        marks, as in prompts made without a template. `scale` shortens all messages and answers.
         """
+        self.scale = scale
         known = llm if isinstance(llm, Vocabulary) else Vocabulary.of(llm)
         self._random = random.Random(seed)
         self._words = list(known.words)
@@ -76,14 +86,18 @@ class Speech:
         self._roles = {role: [opening, *self._words[i : i + 2]] for i, role in enumerate(("system", "user"))}
         self._reply = [opening, *self._words[2:4]]
 
+    def size(self, n: int) -> int:
+        """Return how many tokens or words a piece of `n` has at this scale; at least one."""
+        return n if self.scale == 1.0 else max(1, round(n * self.scale))
+
     def words(self, n: int) -> list[int]:
         """`n` ordinary tokens."""
-        return self._random.choices(self._words, k=n)
+        return self._random.choices(self._words, k=self.size(n))
 
     def message(self, n: int, role: str = "user") -> list[int]:
         """A message of `n` tokens (at least 3) with its mark and role."""
         head = self._roles[role]
-        return head + self.words(n - len(head))
+        return head + self._random.choices(self._words, k=max(0, self.size(n) - len(head)))
 
     def reply(self, thinking: bool = False) -> list[int]:
         """What a template puts last to make the model answer: 3 tokens, 5 if it is told to think."""
@@ -95,7 +109,7 @@ class Speech:
 
     def sentence(self, n: int) -> str:
         """A text of `n` words."""
-        return " ".join(self._random.choices(_TEXT, k=n))
+        return " ".join(self._random.choices(_TEXT, k=self.size(n)))
 
 
 def _spelled(llm: llama_cpp.Llama, text: str) -> list[int]:

@@ -59,7 +59,7 @@ def thinking_stripped(speech: Speech) -> Conversation:
     for _ in range(8):
         history += speech.message(60)
         answer = yield Request(100, history + speech.reply(thinking=True))
-        history += speech.reply() + speech.spoken(answer.tokens[60:])
+        history += speech.reply() + speech.spoken(answer.tokens[speech.size(60) :])
 
 
 def regenerate(speech: Speech) -> Conversation:
@@ -102,7 +102,7 @@ def tool_pages(speech: Speech) -> Conversation:
             answer = yield Request(60, history + turn + speech.reply(thinking=True))
             fetched = speech.message(page) if page else []
             turn += [*speech.reply(thinking=True), *answer.tokens, *fetched]
-            shown += [*speech.reply(), *speech.spoken(answer.tokens[30:]), *fetched]
+            shown += [*speech.reply(), *speech.spoken(answer.tokens[speech.size(30) :]), *fetched]
         history += shown
 
 
@@ -125,14 +125,14 @@ def five_turns(speech: Speech) -> Conversation:
     for total in FIVE_TURNS:
         history += speech.message(total - len(history) - tail)
         answer = yield Request(60, history + speech.reply(thinking=True))
-        history += speech.reply() + speech.spoken(answer.tokens[20:])
+        history += speech.reply() + speech.spoken(answer.tokens[speech.size(20) :])
 
 
 def long_then_followup(speech: Speech) -> Conversation:
     """The probe of ollama PR 15914: a long generation, then a follow-up of 430 tokens of which 96 match."""
     head = speech.message(93)
     answer = yield Request(300, head + speech.reply(thinking=True))
-    history = head + speech.reply() + speech.spoken(answer.tokens[200:])
+    history = head + speech.reply() + speech.spoken(answer.tokens[speech.size(200) :])
     tail = speech.reply(thinking=True)
     yield Request(20, history + speech.message(430 - len(history) - len(tail)) + tail)
 

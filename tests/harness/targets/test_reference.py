@@ -33,8 +33,8 @@ MODEL = SimpleNamespace(model=None)
     [
         ([3, 3], True, None, ("same", "")),
         ([3, 2], True, None, ("tie", "")),
-        ([2, 1], True, None, ("different", "token 2 of the answer lies 50% ")),
-        ([3, 3], True, ROW[::-1], ("different", "its first logits lie 100% ")),
+        ([2, 1], True, None, ("different", "token 2 of the answer lies 50.0% ")),
+        ([3, 3], True, ROW[::-1], ("different", "its first logits lie 100.0% ")),
         ([0, 0], False, ROW, ("same", "")),  # sampled: judged by its logits
         ([0, 0], False, None, ("unknown", "sampled")),
         ([3, 3], True, ROW * np.nan, ("different", "its first logits lie inf% ")),

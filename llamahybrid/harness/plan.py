@@ -1,0 +1,148 @@
+"""How much of a check fits into the time that a user gives it.
+
+A model's speed is measured by two short requests. The cost of each script and workload is known from playing
+it on a pretended session: every prompt decoded from its beginning, every answer, and both once more, because
+each answer is compared with one of a context that reused nothing. All targets of a model get one plan, so
+that they are asked the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from llamahybrid.harness import directed
+from llamahybrid.harness.report import Sameness
+from llamahybrid.harness.runner import Played, Player
+from llamahybrid.harness.targets.base import Ask, Reply, Session
+from llamahybrid.harness.traces.trace import rendered
+from llamahybrid.harness.workloads.speech import Speech, Vocabulary
+from llamahybrid.harness.workloads.tokens import Workload
+
+SCALES = (1.0, 0.5, 0.25, 0.125)
+"""Lengths of messages and answers that are tried; few, so that two runs of one machine are often alike."""
+
+SHORTEST_SCRIPT = 0.5
+"""Scripts of directed probes are not shortened below this: a cache may keep nothing of very short prompts."""
+
+LETTERS_A_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens a second."""
+
+    prefill: float
+    decode: float
+
+    def seconds(self, cost: Cost) -> float:
+        """Return how long the work of `cost` takes, answers compared."""
+        return 2 * (cost.prompt / self.prefill + cost.answer / self.decode)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Tokens of all prompts, each decoded from its beginning, and of all answers."""
+
+    prompt: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The length of scripts and workloads, and the seconds that each takes at most."""
+
+    scale: float = 1.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By the name of a workload; empty where time does not matter."""
+    left_out: frozenset[str] = frozenset()
+    """Workloads for which there is no time."""
+    slowest_request: float = 0.0
+    """Seconds that a request of the two measured ones took."""
+
+    @property
+    def script_scale(self) -> float:
+        """Length of the directed probes' scripts."""
+        return max(SHORTEST_SCRIPT, self.scale)
+
+
+def measured(session: Session) -> tuple[Speed, float]:
+    """Return the speed of a session's model, and the seconds of one short request. Raises TargetError."""
+    speech = Speech(session.vocabulary or PRETENDED, seed=f"speed/{session.nonce}")
+    found: list[Reply] = []
+    for words, answer in ((16, 4), (96, 16)):  # the first one reads the model's file, too
+        message = {"role": "user", "content": speech.sentence(words)}
+        tokens = tuple(speech.words(words)) if session.takes_tokens else ()
+        ask = Ask(answer, tokens, messages=() if tokens else (message,))
+        found.append(session.ask(ask))
+    reply = found[-1]
+    total = reply.total or 96
+    first = reply.ttft or reply.seconds / 2
+    made = max(1, (len(reply.tokens) if reply.tokens else 16) - 1)
+    rest = max(reply.seconds - first, 1e-6)
+    return Speed(total / max(first, 1e-6), made / rest), reply.seconds
+
+
+def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: float = 0.0) -> Plan:
+    """Return the longest scale at which everything takes `seconds` at most.
+
+    Where even the shortest takes longer, workloads are chosen in their order as long as there is time.
+    """
+    for scale in SCALES:
+        costs = {each.name: speed.seconds(cost_of(each, scale)) for each in workloads}
+        shortest = max(SHORTEST_SCRIPT, scale)
+        scripts = sum(speed.seconds(cost_of_script(each.run, shortest)) for each in directed.PROBES)
+        if scripts + sum(costs.values()) <= seconds:
+            return Plan(scale, costs, slowest_request=request)
+    room, left_out = seconds - scripts, set()
+    for name, cost in costs.items():
+        if cost > room:
+            left_out.add(name)
+        else:
+            room -= cost
+    return Plan(scale, costs, frozenset(left_out), request)
+
+
+@cache
+def cost_of(workload: Workload, scale: float) -> Cost:
+    """Return the cost of a workload at a scale."""
+    player = Player(_Pretended())
+    player.converse(workload, scale)
+    return _cost(player.played)
+
+
+@cache
+def cost_of_script(run: Callable[[directed.Script], None], scale: float) -> Cost:
+    """Return the cost of a directed probe's script at a scale."""
+    script = directed.Script(_Pretended(), scale=scale)
+    run(script)
+    return _cost(script.player.played)
+
+
+def _cost(played: Sequence[Played]) -> Cost:
+    prompt = sum(len(each.ask.tokens) or len(rendered(each.ask)) // LETTERS_A_TOKEN for each in played)
+    return Cost(prompt, sum(each.ask.max_tokens for each in played))
+
+
+PRETENDED = Vocabulary(tuple(range(16, 1016)), 1, 2)
+
+
+class _Pretended(Session):
+    """Answers at once, as long as it may."""
+
+    takes_chats = True
+    vocabulary = PRETENDED
+
+    def ask(self, ask: Ask) -> Reply:
+        """Return an answer of as many tokens as were asked for."""
+        tokens = PRETENDED.words[: ask.max_tokens]
+        return Reply("", 0.0, tokens=tokens, total=len(ask.tokens))
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        """Return that nothing is known."""
+        return "unknown", "pretended"
+
+    def spell(self, tokens: Sequence[int], special: bool = True) -> str:
+        """Return a text of about as many tokens."""
+        return "word" * len(tokens)
