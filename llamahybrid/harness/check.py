@@ -199,7 +199,7 @@ class Check:
                 bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
                 yield done
             else:
-                yield left_out(f"probe: {probe.about}", probe.name, LATE)
+                yield left_out(f"probe: {probe.about}", LATE)
         self._step(f"{name}: memory")
         with target.open(model, directed.SHAPE) as session:
             requests = MEMORY_REQUESTS * chosen.slowest_request
@@ -212,14 +212,14 @@ class Check:
             needs = chosen.seconds.get(workload.name, 0.0)
             if workload.name in chosen.left_out or (until is not None and time.monotonic() > until):
                 why = f"{LATE}; it takes about {needs:.0f} s"
-                yield left_out(workload.name, "exact", why, workload.bound)
+                yield left_out(workload.name, why, workload.bound)
                 continue
             with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
                 if not suits(session, workload):
                     if self.workloads is not WORKLOADS:
                         chats = workload.template
                         why = "there is no chat template" if chats else "the target takes no token ids"
-                        yield left_out(workload.name, "exact", why, workload.bound)
+                        yield left_out(workload.name, why, workload.bound)
                     continue
                 yield self._played(session, workload, f"{name}: {workload.name}", chosen.scale, until, late)
 
@@ -267,9 +267,9 @@ class Check:
 LATE = "the time was over (see --minutes)"
 
 
-def left_out(name: str, verdict: str, why: str, bound: float | None = None) -> WorkloadFigures:
+def left_out(name: str, why: str, bound: float | None = None) -> WorkloadFigures:
     """Return the figures of a workload that was asked for and did not run."""
-    found = Verdict(verdict, "cannot tell", f"it did not run: {why}")
+    found = Verdict("runs", "cannot tell", f"it did not run: {why}")
     return WorkloadFigures(name, (), None, None, None, bound, None, (found,))
 
 

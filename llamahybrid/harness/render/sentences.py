@@ -61,6 +61,11 @@ _KNOWN: Mapping[str, _Words] = {
         "Its memory grows with each request",
         "its memory grows from request to request",
     ),
+    "runs": _Words(
+        "It ran every workload",
+        "It did not run every workload",
+        "it would come through all workloads",
+    ),
     "hits": _Words(
         "A prompt that goes on is reused",
         "A prompt that goes on is decoded again: the cache does not hit",
@@ -140,8 +145,9 @@ def faults(workload: WorkloadFigures) -> str:
 
 
 def tabled(target: TargetFigures) -> list[WorkloadFigures]:
-    """The workloads that tables show: not directed probes, whose verdicts say all, but those that are bad."""
-    return [w for w in target.workloads if PROBE not in w.workload or overall(w.verdicts) == "bad"]
+    """The workloads that tables show: those that ran, and of directed probes those that are bad."""
+    ran = [w for w in target.workloads if not any(verdict.name == "runs" for verdict in w.verdicts)]
+    return [w for w in ran if PROBE not in w.workload or overall(w.verdicts) == "bad"]
 
 
 def requests(target: TargetFigures) -> list[RequestFigures]:

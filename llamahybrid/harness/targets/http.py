@@ -13,7 +13,16 @@ from urllib.parse import urlsplit
 
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.targets.base import TOLERANCE, Ask, ModelFile, Reply, Session, Shape, Target
+from llamahybrid.harness.targets.base import (
+    LARGEST_TOLERANCE,
+    TOLERANCE,
+    Ask,
+    ModelFile,
+    Reply,
+    Session,
+    Shape,
+    Target,
+)
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 SECONDS = 600.0
@@ -207,20 +216,34 @@ class HttpSession(Session):
             return "different", f"{_around(reply.text, fresh.text)}; token ids are not told, it may be a tie"
         pairs = list(zip(fresh.tokens, reply.tokens, strict=False))
         where = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        margin = self._margin((*reply.prompt, *reply.tokens[:where]), pairs[where]) if pairs[where:] else None
-        if margin is not None and margin <= 2 * TOLERANCE:
+        if pairs[where:] and self._tied(reply.prompt, reply.tokens[:where], pairs[where]):
             return "tie", ""
         return "different", f"token {where + 1} of the answer: {_around(reply.text, fresh.text)}"
 
-    def _margin(self, tokens: tuple[int, ...], pair: tuple[int, int]) -> float | None:
-        """How far the two lie apart in a fresh answer's next token, over the range of what is told."""
-        body = {"prompt": list(tokens), "n_predict": 1, "n_probs": _PROBABILITIES, "cache_prompt": False}
+    def _tied(self, prompt: Sequence[int], answer: Sequence[int], pair: tuple[int, int]) -> bool:
+        """Whether the two tokens are as likely after `answer`, for all that two right runs differ.
+
+        Prompt and answer as one prompt are decoded in batches, the answer's tokens one by one: two right
+        runs, neither of which reuses anything.
+        """
+        batched = self._likely([*prompt, *answer], 0)
+        single = self._likely(prompt, len(answer)) if answer else batched
+        if batched is None or single is None or not set(pair) <= batched.keys():
+            return False
+        span = max(batched.values()) - min(batched.values())
+        both = batched.keys() & single.keys()
+        apart = max((abs(batched[token] - single[token]) for token in both), default=0.0)
+        tolerance = min(max(TOLERANCE * span, 2 * apart), LARGEST_TOLERANCE * span)
+        return abs(batched[pair[0]] - batched[pair[1]]) <= 2 * tolerance
+
+    def _likely(self, prompt: Sequence[int], place: int) -> dict[int, float] | None:
+        """Log probabilities of the most likely tokens at a place of a fresh answer; None where not told."""
+        body = {"prompt": list(prompt), "n_predict": place + 1, "n_probs": _PROBABILITIES, "temperature": 0}
         try:
-            reply = self._client.json("/completion", {**body, "temperature": 0})
-            top = reply["completion_probabilities"][0]["top_logprobs"]
-            found = {each["id"]: float(each["logprob"]) for each in top}
-            return abs(found[pair[0]] - found[pair[1]]) / (max(found.values()) - min(found.values()))
-        except (TargetError, KeyError, IndexError, TypeError, ZeroDivisionError):
+            reply = self._client.json("/completion", {**body, "cache_prompt": False, "ignore_eos": True})
+            top = reply["completion_probabilities"][place]["top_logprobs"]
+            return {each["id"]: float(each["logprob"]) for each in top}
+        except (TargetError, KeyError, IndexError, TypeError):
             return None
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:

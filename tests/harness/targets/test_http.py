@@ -114,26 +114,33 @@ def test_llama_server_takes_and_returns_token_ids() -> None:
     assert body["cache_prompt"]
 
 
-def probabilities(margin: float) -> dict[str, Any]:
-    told = [{"id": 98, "logprob": 0.0}, {"id": 99, "logprob": -margin}, {"id": 1, "logprob": -1.0}]
-    return {"completion_probabilities": [{"top_logprobs": told}]}
+def probabilities(margin: float, apart: float = 0.0) -> dict[str, Any]:
+    """Of two places: the second is `apart` from the first, as where its tokens were decoded one by one."""
+    places = [
+        [{"id": 98, "logprob": 0.0}, {"id": 99, "logprob": -margin - more}, {"id": 1, "logprob": -1.0}]
+        for more in (0.0, apart)
+    ]
+    return {"completion_probabilities": [{"top_logprobs": told} for told in places]}
 
 
 @pytest.mark.parametrize(
-    ("fresh", "margin", "seed", "found"),
+    ("fresh", "margin", "apart", "seed", "found"),
     [
-        (spoken(97, 98), 0.5, None, "same"),
-        (spoken(97, 99), 0.5, None, "different"),
-        (spoken(97, 99), 0.001, None, "tie"),
-        (spoken(97, 99), 0.5, 1, "unknown"),  # sampled
-        (spoken(97, 98, cached=4), 0.5, None, "unknown"),  # it reused what it was told not to
-        (spoken(97, 98, cached=None), 0.5, None, "unknown"),  # it does not say
+        (spoken(97, 98), 0.5, 0, None, "same"),
+        (spoken(97, 99), 0.5, 0, None, "different"),
+        (spoken(97, 99), 0.001, 0, None, "tie"),
+        (spoken(97, 99), 0.04, 0.001, None, "different"),
+        (spoken(97, 99), 0.04, 0.02, None, "tie"),  # two right runs differ by as much: quantized weights
+        (spoken(97, 99), 0.5, 0.4, None, "different"),  # so much that nothing can be told by it
+        (spoken(97, 99), 0.5, 0, 1, "unknown"),  # sampled
+        (spoken(97, 98, cached=4), 0.5, 0, None, "unknown"),  # it reused what it was told not to
+        (spoken(97, 98, cached=None), 0.5, 0, None, "unknown"),  # it does not say
     ],
 )
 def test_answer_is_compared_with_a_fresh_one(
-    fresh: list[dict[str, Any]], margin: float, seed: int | None, found: str
+    fresh: list[dict[str, Any]], margin: float, apart: float, seed: int | None, found: str
 ) -> None:
-    client = Scripted(spoken(97, 98, cached=7), fresh, completion=probabilities(margin))
+    client = Scripted(spoken(97, 98, cached=7), fresh, completion=probabilities(margin, apart))
     session, ask = HttpSession(client, True, None, 1), Ask(2, tuple(range(10)), seed=seed)
     assert session.sameness(ask, session.ask(ask))[0] == found
     was, now = client.bodies

@@ -58,6 +58,40 @@ def said(monkeypatch: pytest.MonkeyPatch, row: Any, ends: bool = False) -> None:
     monkeypatch.setattr(llama_cpp, "llama_vocab_is_eog", lambda vocab, token: ends)
 
 
+@pytest.mark.parametrize(
+    ("again", "first", "found"),
+    [
+        ([0, 0.5, 1, 0.95], [0, 0.5, 1, 0.95], "tie"),  # bit for bit what stock's own prefix reuse computes
+        ([0, 0.5, 0.97, 0.985], [0, 0.5, 0.96, 0.97], "tie"),  # two right contexts differ by 2 %
+        ([0, 0.5, 0.95, 1], [0, 0.5, 0.97, 0.97], "different"),  # they do not differ
+        ([0, 1, 0, 0], [0, 0.5, 1, 0], "unknown"),  # by so much that nothing can be told by it
+    ],
+)
+def test_answer_is_compared_with_stock_reuse_where_a_fresh_context_differs(
+    again: list[float], first: list[float], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold, reused = np.array([0, 0.5, 0.95, 1], np.float32), np.array(again, np.float32)
+    monkeypatch.setattr(reference, "rows", lambda *given: [reused if len(given) == 4 else cold])
+    same, _ = reference.compare(MODEL, PROMPT, [2], True, np.array(first, np.float32), [0, 50, 51])
+    assert same == found
+
+
+def test_pieces_are_those_of_the_earlier_request_and_of_what_is_new() -> None:
+    assert reference.pieces_of(5, 3, 2) == [0, 2, 4, 5, 6, 7]
+    assert reference.pieces_of(10, 1, 4, [0, 2, 4, 5, 6]) == [0, 2, 4, 5, 6, 10]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_rows_depend_on_pieces_by_rounding_alone(arch: str, open_model: Callable[..., Any]) -> None:
+    llm = open_model(arch, llama_cpp.Llama)
+    whole, pieces = (
+        reference.rows(llm, PROMPT, [5, 6], given)
+        for given in (None, reference.pieces_of(50, 3, 512, [0, 10, 11, 12, 13]))
+    )
+    assert len(whole) == len(pieces) == 3
+    assert max(map(reference.difference, whole, pieces)) < 1e-3
+
+
 def test_empty_answer_cannot_be_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
