@@ -41,10 +41,13 @@ def bench(
     threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="write the results here, part by part")] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="time for all of it: conversations are shortened to fit; 0: no limit")
+    ] = 5,
 ) -> None:
     """Tokens decoded over the least possible, time to first token, throughput, restart, memory, saves.
 
-    With --json the file is written after each part: a run that is stopped leaves what it measured.
+    Ctrl-C ends it with the results so far (exit status 130); --json is written after each part.
     """
     import os
 
@@ -62,11 +65,16 @@ def bench(
         targets = choice.targets(on or PEERS, lib, server)
         with progress() as told:
             file = ModelFile(model.name, model, options, server)
-            run = Bench(targets, file, rounds, tuple(clients or (1, 4, 8)), progress=told)
+            run = Bench(
+                targets, file, rounds, tuple(clients or (1, 4, 8)), progress=told, minutes=minutes or None
+            )
             if json is not None:
                 run.found = lambda results: write_json(json, results.as_json())
             results = run.run()
     show(results)
+    if not results.complete:
+        typer.echo("stopped, or out of time (--minutes): not all was measured", err=True)
+        raise typer.Exit(130)
     if any(cell.error for cell in results.cells):
         raise typer.Exit(1)
 
@@ -74,9 +82,14 @@ def bench(
 def show(results: Results) -> None:
     """A line a workload and target; then what it takes to save a state, and to restore it."""
     from llamahybrid.harness.bench import SAVED
+    from llamahybrid.harness.render.formatting import length
 
     console = Console()
-    table = Table("workload", "target", title=f"{results.model['name']}, median of {results.rounds}")
+    table = Table(
+        "workload",
+        "target",
+        title=f"{results.model['name']}, median of {results.rounds}{length(results.scale)}",
+    )
     for head in ("decoded / least", "first token", "tokens/s", "MiB a chat"):
         table.add_column(head, justify="right")
     before = None

@@ -181,24 +181,6 @@ def rpc_server(
 
 
 @app.command()
-def probe(
-    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
-    scenario: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
-    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
-    json: Annotated[bool, typer.Option(help="print JSON, not tables")] = False,
-) -> None:
-    """Run every scenario on stock llama-cpp-python and on ours, and compare tokens, time and texts."""
-    from llamahybrid.harness import probe as probing
-
-    options = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
-    try:
-        probing.probe(model, scenario or (), options, as_json=json)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-@app.command()
 def hazards(
     lib: Annotated[Path | None, typer.Option(help="a libllama, or its folder; default: llama_cpp's")] = None,
     arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,

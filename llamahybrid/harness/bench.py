@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,6 +21,8 @@ from llamahybrid.errors import LlamaHybridError
 from llamahybrid.harness.check import machine
 from llamahybrid.harness.conversation import Conversation, Record, Request
 from llamahybrid.harness.oracle import least_decodes
+from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
+from llamahybrid.harness.plan import measured as measured_speed
 from llamahybrid.harness.runner import Played, Player, suits
 from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Saving, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Speech
@@ -138,6 +141,8 @@ class Results:
     cells: tuple[Cell, ...]
     complete: bool = True
     """All that was asked for is in it; otherwise the run goes on, or was stopped."""
+    scale: float = 1.0
+    """Length of messages and answers, as a share of the full one."""
     format: int = FORMAT
 
     def as_json(self) -> dict[str, Any]:
@@ -209,14 +214,35 @@ class Bench:
     alone: Sequence[Workload] = ALONE
     progress: Progress = field(default=lambda *_: None)
     found: Callable[[Results], None] = field(default=lambda _: None)
-    """Told what there is after each step: a long run that is stopped is not lost."""
+    """Hears what there is after each step: a long run that is stopped is not lost."""
+    minutes: float | None = None
+    """Time for all of it: conversations are shortened so that it suffices, and what is left at its end is
+    left out. None: no limit."""
+    _scale: float = field(default=1.0, init=False)
 
     def run(self) -> Results:
-        """All of it; a target that dies is reported, not raised."""
+        """Measure all; a target that dies is reported, not raised.
+
+        KeyboardInterrupt and SystemExit end it: the results are what was measured, and not `complete`.
+        """
         found: dict[tuple[str, str], _Measured] = defaultdict(_Measured)
+        try:
+            return self._run(found)
+        except (KeyboardInterrupt, SystemExit):
+            for target in self.targets:
+                target.close(1.0)
+            return self._results(found, complete=False)
+
+    def _run(self, found: dict[tuple[str, str], _Measured]) -> Results:
+        until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         steps = list(self._steps())
         results = self._results(found, complete=not steps)
+        if until is not None:
+            self.progress("measuring the model's speed", 0, len(steps))
+            self._scale = self._fitting(until - time.monotonic())
         for done, (name, target, step) in enumerate(steps):
+            if until is not None and time.monotonic() > until:
+                return self._results(found, complete=False)
             self.progress(f"{target.name}: {name}", done, len(steps))
             measured = found[name, target.name]
             if measured.error is None:
@@ -229,6 +255,25 @@ class Bench:
             self.found(results)
         return results
 
+    def _fitting(self, seconds: float) -> float:
+        """The longest scale at which all takes `seconds` at most, by the first target that opens."""
+        for target in self.targets:
+            try:
+                with target.open(self.model, Shape(2048)) as session:
+                    speed, _ = measured_speed(session)
+            except LlamaHybridError:
+                continue
+            finally:
+                target.close()
+            return fitting(partial(self._seconds, speed), seconds / self.rounds / len(self.targets))
+        return 1.0
+
+    def _seconds(self, speed: Speed, scale: float) -> float:
+        """Seconds of a round on one target."""
+        workloads = [*self.alone, *map(together, self.clients)]
+        states = Cost(2 * RESTART_TOKENS + SAVED_TOKENS, 32).at(scale)
+        return sum(map(speed.seconds, [*(cost_of(each, scale) for each in workloads), states]))
+
     def _results(self, found: Mapping[tuple[str, str], _Measured], complete: bool) -> Results:
         cells = (measured.cell(*key) for key, measured in found.items())
         about = {"name": self.model.name, "bytes": self.model.path.stat().st_size, **self.model.options}
@@ -240,6 +285,7 @@ class Bench:
             {target.name: target.versions() for target in self.targets},
             tuple(cell for cell in cells if cell.requests or cell.error),
             complete,
+            self._scale,
         )
 
     def _steps(self) -> Iterator[tuple[str, Target, Callable[[_Measured], None]]]:
@@ -258,7 +304,7 @@ class Bench:
         def step(measured: _Measured) -> None:
             with target.open(self.model, Shape(workload.n_ctx, workload.clients)) as session:
                 if suits(session, workload):
-                    _play(session, workload, measured, first)
+                    _play(session, workload, measured, first, self._scale)
 
         return step
 
@@ -270,7 +316,7 @@ class Bench:
                     vocabulary = session.vocabulary
                     if vocabulary is None:
                         return
-                    speech = Speech(vocabulary, seed=number)
+                    speech = Speech(vocabulary, seed=number, scale=self._scale)
                     prompt = speech.message(RESTART_TOKENS, "system") + speech.message(40) + speech.reply()
                     player = Player(session)
                     reply = player.ask(_ask(prompt))
@@ -296,7 +342,9 @@ class Bench:
                 measured.requests += 1
                 if session.vocabulary is None:
                     return
-                saving = session.saving(Speech(session.vocabulary, seed=number).words(SAVED_TOKENS))
+                saving = session.saving(
+                    Speech(session.vocabulary, seed=number, scale=self._scale).words(SAVED_TOKENS)
+                )
                 if saving is not None:
                     measured.savings.append(saving)
 
@@ -317,11 +365,11 @@ def _kept_in(target: Target, folder: str) -> Iterator[None]:
         target.kept_in = None
 
 
-def _play(session: Session, workload: Workload, measured: _Measured, first: bool) -> None:
+def _play(session: Session, workload: Workload, measured: _Measured, first: bool, scale: float) -> None:
     before = session.resident()
     session.decoded()
     began = time.perf_counter()
-    played = Player(session).converse(workload)
+    played = Player(session).converse(workload, scale)
     seconds = time.perf_counter() - began
     decoded, after = session.decoded(), session.resident()
     counted = played[workload.measured_from :] if workload.clients == 1 else played

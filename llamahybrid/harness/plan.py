@@ -26,6 +26,9 @@ SCALES = (1.0, 0.5, 0.25, 0.125)
 SHORTEST_SCRIPT = 0.5
 """Scripts of directed probes are not shortened below this: a cache may keep nothing of very short prompts."""
 
+COMPARED = 2
+"""An answer is made once and compared with one that reuses nothing: the work is done twice."""
+
 LETTERS_A_TOKEN = 4
 
 
@@ -37,8 +40,8 @@ class Speed:
     decode: float
 
     def seconds(self, cost: Cost) -> float:
-        """Return how long the work of `cost` takes, answers compared."""
-        return 2 * (cost.prompt / self.prefill + cost.answer / self.decode)
+        """Return how long the work of `cost` takes."""
+        return cost.prompt / self.prefill + cost.answer / self.decode
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class Cost:
 
     prompt: int
     answer: int
+
+    def at(self, scale: float) -> Cost:
+        """Return the cost of prompts and answers that are shorter."""
+        return Cost(round(self.prompt * scale), round(self.answer * scale))
 
 
 @dataclass(frozen=True)
@@ -89,19 +96,28 @@ def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: f
 
     Where even the shortest takes longer, workloads are chosen in their order as long as there is time.
     """
-    for scale in SCALES:
-        costs = {each.name: speed.seconds(cost_of(each, scale)) for each in workloads}
-        shortest = max(SHORTEST_SCRIPT, scale)
-        scripts = sum(speed.seconds(cost_of_script(each.run, shortest)) for each in directed.PROBES)
-        if scripts + sum(costs.values()) <= seconds:
-            return Plan(scale, costs, slowest_request=request)
-    room, left_out = seconds - scripts, set()
+
+    def checked(scale: float) -> dict[str, float]:
+        return {each.name: COMPARED * speed.seconds(cost_of(each, scale)) for each in workloads}
+
+    def scripts(scale: float) -> float:
+        costs = (cost_of_script(each.run, max(SHORTEST_SCRIPT, scale)) for each in directed.PROBES)
+        return COMPARED * sum(map(speed.seconds, costs))
+
+    scale = fitting(lambda scale: scripts(scale) + sum(checked(scale).values()), seconds)
+    costs = checked(scale)
+    room, left_out = seconds - scripts(scale), set[str]()
     for name, cost in costs.items():
         if cost > room:
             left_out.add(name)
         else:
             room -= cost
     return Plan(scale, costs, frozenset(left_out), request)
+
+
+def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
+    """Return the longest scale at which something takes `seconds` at most, else the shortest."""
+    return next((scale for scale in SCALES if seconds_at(scale) <= seconds), SCALES[-1])
 
 
 @cache

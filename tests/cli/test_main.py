@@ -51,7 +51,7 @@ def test_tiny_writes_a_model(tmp_path: Path, tiny_model: TinyModel) -> None:
         assert run("tiny", *bad).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["chat", "probe"])
+@pytest.mark.parametrize("command", ["chat"])
 def test_file_that_is_no_model_is_one_error_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(200))
     result = run(command, tmp_path / "bad.gguf", "--threads", "1")

@@ -11,6 +11,7 @@ from llamahybrid.errors import ReportError
 from llamahybrid.harness.render import formatting, glossary
 from llamahybrid.harness.render.bars import Bar, bar, labels
 from llamahybrid.harness.render.dedupe import Alike, alike
+from llamahybrid.harness.render.plots import Picture
 from llamahybrid.harness.render.sentences import (
     HAZARD,
     Sentence,
@@ -22,7 +23,6 @@ from llamahybrid.harness.render.sentences import (
     sentence,
     tabled,
 )
-from llamahybrid.harness.render.svg import Sheet
 from llamahybrid.harness.report import (
     Outcome,
     Report,
@@ -44,7 +44,7 @@ class _Side:
     target: str
     outcome: Outcome
     figures: WorkloadFigures
-    plot: str | None
+    plot: Picture | None
     """None: the target tells no numbers of tokens."""
     misses: Sequence[Alike]
     said: Sequence[Sentence]
@@ -58,7 +58,7 @@ class _Section:
 
     name: str
     sides: Sequence[_Side]
-    first_tokens: str | None
+    first_tokens: Picture | None
 
     @property
     def bad(self) -> bool:
@@ -84,15 +84,13 @@ def html(report: Report) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    sheet = Sheet()
-    sections = [_section(report, name, sheet) for name in _names(report)]
-    hazards = _hazard_plot(report, sheet)
+    sections = [_section(report, name) for name in _names(report)]
+    hazards = _hazard_plot(report)
     page: str = environment.get_template("page.html").render(
         report=report,
         css=(_HERE / "page.css").read_text(encoding="utf-8"),
         headline=headline(report),
         cards=[(target, outcome(target), of_target(target)) for target in report.targets],
-        sheet=sheet,
         rows=_rows(report),
         sections=sections,
         hazards=hazards,
@@ -120,15 +118,14 @@ def _rows(report: Report) -> list[tuple[str, list[WorkloadFigures | None]]]:
     return [(name, [each.get(name) for each in targets]) for name in _names(report)]
 
 
-def _section(report: Report, name: str, sheet: Sheet) -> _Section:
+def _section(report: Report, name: str) -> _Section:
     from llamahybrid.harness.render.plots import first_tokens
 
     found = [(t.name, figures) for t in report.targets if (figures := _figures(t).get(name)) is not None]
     every = [_bars(figures.requests) for _, figures in found]
     longest = max((each.length for bars in every for each in bars), default=0)
     sides = [
-        _side(target, figures, bars, longest, sheet)
-        for (target, figures), bars in zip(found, every, strict=True)
+        _side(target, figures, bars, longest) for (target, figures), bars in zip(found, every, strict=True)
     ]
     series = {
         target: [request.ttft for request in figures.requests]
@@ -136,10 +133,10 @@ def _section(report: Report, name: str, sheet: Sheet) -> _Section:
         if any(request.ttft for request in figures.requests)
     }
     most = max((figures.requests for _, figures in found), key=len, default=())
-    return _Section(name, sides, first_tokens(series, labels(most), sheet) if series else None)
+    return _Section(name, sides, first_tokens(series, labels(most)) if series else None)
 
 
-def _side(target: str, figures: WorkloadFigures, bars: Sequence[Bar], longest: int, sheet: Sheet) -> _Side:
+def _side(target: str, figures: WorkloadFigures, bars: Sequence[Bar], longest: int) -> _Side:
     from llamahybrid.harness.render.plots import timeline
 
     requests, shown = figures.requests, bars[:_MOST_BARS]
@@ -147,7 +144,7 @@ def _side(target: str, figures: WorkloadFigures, bars: Sequence[Bar], longest: i
         target,
         overall(figures.verdicts),
         figures,
-        timeline(shown, longest, sheet) if shown else None,
+        timeline(shown, longest) if shown else None,
         alike(requests),
         [sentence(verdict) for verdict in figures.verdicts],
         len(bars) - len(shown),
@@ -159,11 +156,11 @@ def _bars(requests: Sequence[RequestFigures]) -> list[Bar]:
     return [made for request, label in named if (made := bar(request, label)) is not None]
 
 
-def _hazard_plot(report: Report, sheet: Sheet) -> str | None:
+def _hazard_plot(report: Report) -> Picture | None:
     from llamahybrid.harness.render.plots import hazards
 
     counts = {t.name: Counter[str](v.outcome for v in t.hazards) for t in report.targets if t.hazards}
-    return hazards(counts, sheet) if counts else None
+    return hazards(counts) if counts else None
 
 
 def _hit(target: TargetFigures) -> list[tuple[str, Verdict]]:

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 
 from llamahybrid.harness.render.dedupe import alike
-from llamahybrid.harness.render.formatting import answers, counted, length, ratio
+from llamahybrid.harness.render.formatting import UNTOLD, answers, counted, length, ratio
 from llamahybrid.harness.render.sentences import headline, of_target, outcome, overall, tabled
-from llamahybrid.harness.report import Outcome, Report, TargetFigures
+from llamahybrid.harness.report import Outcome, Report, TargetFigures, WorkloadFigures
 from llamahybrid.harness.report_diff import Changes, Kind
 
 COLOURS: dict[Outcome, str] = {"ok": "green", "bad": "red", "cannot tell": "yellow"}
@@ -42,6 +42,8 @@ def show(report: Report, console: Console) -> None:
             for line in first(lines):
                 console.print(f"{kind}: {escape(line)}", highlight=False)
         console.print()
+    if len(report.targets) > 1 and any(map(tabled, report.targets)):
+        console.print(side_by_side(report))
     console.print(headline(report), style="bold", highlight=False)
     known = ", ".join([*report.machine.values(), *report.models])
     console.print(escape(f"{report.made}: {known}"), style="dim", highlight=False)
@@ -60,6 +62,33 @@ def table(target: TargetFigures) -> Table:
         numbers = counted(w.least), counted(w.decoded), ratio(w.ratio), answers(w.requests)
         shown.add_row(escape(w.workload + length(w.scale)), *numbers, coloured(overall(w.verdicts)))
     return shown
+
+
+def side_by_side(report: Report) -> Table:
+    """A line a workload: of each target decoded over least, and time and texts beside the first target's."""
+    first, *others = report.targets
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=f"beside {escape(first.name)}")
+    shown.add_column("workload", overflow="fold")
+    shown.add_column(escape(first.name), justify="right", overflow="fold")
+    for target in others:
+        for head in (escape(target.name), "time", "texts"):
+            shown.add_column(head, justify="right", overflow="fold")
+    tables = [{w.workload: w for w in tabled(target)} for target in others]
+    for w in tabled(first):
+        cells = [escape(w.workload), ratio(w.ratio)]
+        for figures in tables:
+            cells += _beside(w, figures.get(w.workload))
+        shown.add_row(*cells)
+    return shown
+
+
+def _beside(first: WorkloadFigures, other: WorkloadFigures | None) -> tuple[str, str, str]:
+    """Decoded over least, the share of the first one's time, and whether all answers are the same."""
+    if other is None:
+        return "", "", ""
+    one, two = (sum(request.seconds for request in w.requests) for w in (first, other))
+    same = [r.text_hash for r in first.requests] == [r.text_hash for r in other.requests]
+    return ratio(other.ratio), f"{two / one:.2f}" if one else UNTOLD, "same" if same else "differ"
 
 
 def faults(target: TargetFigures) -> list[str]:
