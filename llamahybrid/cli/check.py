@@ -37,6 +37,10 @@ Models = Annotated[
 ]
 
 
+MINUTES = 5.0
+"""Time for a check of models that are given, and of servers."""
+
+
 def check(
     on: On,
     model: Models = None,
@@ -53,8 +57,13 @@ def check(
         int | None, typer.Option(min=1, help="default: all cores for --model, one for tiny models")
     ] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="time for all of it: conversations are shortened to fit; 0: no limit")
-    ] = 5,
+        float | None,
+        typer.Option(
+            min=0,
+            help="time for all of it: conversations are shortened to fit; 0: no limit; default: 5, "
+            "for tiny models no limit",
+        ),
+    ] = None,
 ) -> None:
     """Run probes and workloads on each target; exit status 1 if a verdict is bad.
 
@@ -72,6 +81,8 @@ def check(
         needed = bool(given) or any(each.needs_model for each in targets)
         with models(given, n_gpu_layers, make=needed, threads=threads) as files, progress() as told:
             found = _hazards(lib) if hazards else (lambda _: ())
+            if minutes is None and (model or not any(each.needs_model for each in targets)):
+                minutes = MINUTES
             run = Check(targets, files, chosen, found, told, minutes or None)
             if json is not None:
                 run.found = lambda so_far: so_far.write(json)

@@ -66,6 +66,8 @@ def test_check_of_a_url_needs_no_model(pretend: type[Pretend], tmp_path: Path) -
     assert pretend.asked[5] == 5, "minutes"
     checked("--on", URL, "--minutes", 0)
     assert pretend.asked[5] is None
+    checked("--on", "ours")
+    assert pretend.asked[5] is None, "tiny models take the time that they take"
 
 
 def test_stopped_check_shows_what_it_found(pretend: type[Pretend], tmp_path: Path) -> None:
