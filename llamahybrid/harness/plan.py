@@ -77,6 +77,9 @@ class Plan:
 QUICK = 1.0
 """Seconds; a request that takes less is measured several times, because others run on the machine, too."""
 
+SLOW = 4.0
+"""Seconds; where 16 tokens and an answer of 4 take more, a longer request would only take time."""
+
 
 def measured(session: Session) -> tuple[Speed, float]:
     """Return the speed of a session's model, and the seconds of one short request. Raises TargetError."""
@@ -88,14 +91,16 @@ def measured(session: Session) -> tuple[Speed, float]:
         return session.ask(Ask(answer, tokens, messages=() if tokens else (message,)))
 
     asked(16, 4)  # reads the model's file, too
-    replies = [asked(96, 16)]
+    replies = [asked(16, 4)]
+    if replies[0].seconds < SLOW:
+        replies = [asked(96, 16)]
     while replies[-1].seconds < QUICK and len(replies) < 4:
         replies.append(asked(96, 16))
     reply = min(replies, key=lambda each: each.seconds)
     first = reply.ttft or reply.seconds / 2
     made = max(1, (len(reply.tokens) if reply.tokens else 16) - 1)
     rest = max(reply.seconds - first, 1e-6)
-    return Speed((reply.total or 96) / max(first, 1e-6), made / rest), reply.seconds
+    return Speed((reply.total or len(reply.prompt or ()) or 96) / max(first, 1e-6), made / rest), reply.seconds
 
 
 def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: float = 0.0) -> Plan:

@@ -37,8 +37,11 @@ def test_plan_leaves_out_what_does_not_fit_at_the_shortest() -> None:
 def test_speed_is_measured_after_a_first_request() -> None:
     asked: list[int] = []
     speed, seconds = measured(PretendSession(lambda ask: asked.append(len(ask.tokens)), seconds=2.0))
-    assert asked == [16, 96]
+    assert asked == [16, 16, 96]
     assert (speed.prefill, speed.decode, seconds) == (96.0, 15.0, 2.0)
+    asked.clear()
+    speed, _ = measured(PretendSession(lambda ask: asked.append(len(ask.tokens)), seconds=8.0))
+    assert (asked, speed.prefill, speed.decode) == ([16, 16], 4.0, 0.75), "a slow one is not asked more"
     asked.clear()
     measured(PretendSession(lambda ask: asked.append(len(ask.tokens)), seconds=0.01))
     assert len(asked) > 2, "a quick one several times"
