@@ -100,7 +100,8 @@ def measured(session: Session) -> tuple[Speed, float]:
     first = reply.ttft or reply.seconds / 2
     made = max(1, (len(reply.tokens) if reply.tokens else 16) - 1)
     rest = max(reply.seconds - first, 1e-6)
-    return Speed((reply.total or len(reply.prompt or ()) or 96) / max(first, 1e-6), made / rest), reply.seconds
+    total = reply.total or len(reply.prompt or ()) or 96
+    return Speed(total / max(first, 1e-6), made / rest), reply.seconds
 
 
 def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: float = 0.0) -> Plan:
