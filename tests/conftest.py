@@ -15,7 +15,6 @@ import pytest
 import llamahybrid.engine.activation
 
 os.environ.setdefault("LLAMAHYBRID_ENGINE", "stock")  # chosen, whatever was built on this machine
-os.environ.setdefault("LLAMAHYBRID_COSTS", "off")  # each test measures for itself
 # Tiny models: a second thread costs more than it saves, and far more where it waits for a busy core.
 os.environ.setdefault("OMP_THREAD_LIMIT", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

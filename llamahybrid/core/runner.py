@@ -23,7 +23,6 @@ from llamahybrid.core.progress import Progress
 from llamahybrid.core.schedule import Schedule, batch_borders, before_tip_goes, gives_up_tip
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.costs import CostMeter
-from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.restore import apply_plan
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
@@ -68,10 +67,8 @@ class Runner:
         boundaries: Boundaries,
         meter: CostMeter,
         n_batch: int,
-        remembered: RememberedCosts | None = None,
     ) -> None:
         self.live = live
-        self._remembered = remembered
         self.cache = cache
         self.meter = meter
         self.others: Others = Alone()
@@ -350,8 +347,6 @@ class Runner:
         self._stop_unprovable(progress)
         opaque = live.state.opaque  # an invalid one is, too
         self.checkpoints.carry_out(progress.schedule.end(live.n, opaque), progress)
-        if self._remembered is not None and not opaque:
-            self._remembered.save(self.meter.costs())
 
     def _stop_unprovable(self, progress: Progress) -> None:
         """Another request may have learnt, while this one waited, that this memory cannot be verified."""
