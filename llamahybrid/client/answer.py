@@ -311,8 +311,6 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
     if piece or logprobs:
         yield chunk(piece, logprobs)
     yield chunk("", None, finish_reason)
-    if llm.cache:
-        llm.cache[prompt + said] = llm.save_state()
 
 
 def _begun(llm: Llama, options: Mapping[str, Any]) -> list[int]:

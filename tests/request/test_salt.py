@@ -289,19 +289,6 @@ def test_saved_state_is_of_its_salt(opened: Opened, stock: Opened, n_parallel: i
             assert llm.sample(temp=0.0) == stock()(SECRET, 1)[0]
 
 
-def test_cache_of_upstreams_is_given_nothing_of_a_salt(opened: Opened) -> None:
-    llm, cache = opened(), llama_cpp.LlamaRAMCache()
-    llm.set_cache(cache)
-    asked = {"max_tokens": 2, "temperature": 0.0}
-    llm.create_completion(SECRET, cache_salt=A, **asked)
-    assert not cache.cache_state
-    llm.create_completion(SECRET, **asked)
-    assert cache.cache_state
-    llm.create_completion([*SECRET, 4, 5], cache_salt=B, **asked)
-    with llm.request(B):
-        assert told(llm.last_request) == UNKNOWN
-
-
 # -- disk --------------------------------------------------------------------------------------------
 
 
