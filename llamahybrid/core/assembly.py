@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import llama_cpp
 
-from llamahybrid.capi.openmp import leave_team
 from llamahybrid.capi.shim import library
 from llamahybrid.core.boundaries import Boundaries
 from llamahybrid.core.executor import Executor
@@ -28,11 +28,10 @@ from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.outside import OutsideTokens
 from llamahybrid.memory.profile import probe
-from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache import BasePromptCache
-from llamahybrid.prompt_cache.base import Costs, Tokens
+from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.speculation.drafts import Drafts
 
@@ -165,8 +164,10 @@ def assemble(
 
     None where the context has no memory (encoders).
     """
-    profile = probe(llm._ctx, bool(llm.context_params.swa_full), n_parallel, paging)
-    leave_team()  # batches are decoded in another thread from now on
+    with ThreadPoolExecutor(1) as apart:  # OpenMP keeps threads for each thread that has computed, and lives
+        profile = apart.submit(
+            probe, llm._ctx, bool(llm.context_params.swa_full), n_parallel, paging
+        ).result()
     if not profile.has_memory:
         return None
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
@@ -177,10 +178,8 @@ def assemble(
     made_with = settings(llm.model_params, llm.context_params)
     computation = Computation(files, made_with, guarded.adapters, llm.cache_salt, together=n_parallel > 1)
     boundaries = Boundaries(llm._model.vocab, llm._n_vocab)
-    remembered = RememberedCosts(computation.fingerprint, _cost_context(llm))
-    known = remembered.load() or Costs(token_seconds=profile.token_seconds)
     record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
-    meter = CostMeter(llm.n_batch, replace(known, snapshot_bytes=record))
+    meter = CostMeter(llm.n_batch, record, profile.token_seconds)
     shared = SharedContext(guarded, llm.n_batch, n_parallel)
     view = llm.requests.seen
     view.make(llm._n_ctx, llm._n_vocab, len(view.scores))
@@ -201,7 +200,7 @@ def assemble(
             seq=seq,
         )
         live.identity.computation = computation
-        runner = Runner(live, cache, boundaries, meter, llm.n_batch, remembered)
+        runner = Runner(live, cache, boundaries, meter, llm.n_batch)
         drafts = Drafts(live, meter, llm.n_batch, int(llm.context_params.n_ubatch))
         executors.append(Executor(runner, drafts, view))
     guarded.live = executors[0].live
@@ -218,13 +217,6 @@ def _merges(llm: Any) -> bool:
     """Tokens of several sequences may be in one batch."""
     architecture = llm.metadata.get("general.architecture")
     return architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
-
-
-def _cost_context(llm: Any) -> tuple[int, ...]:
-    """What costs depend on besides what is in the fingerprint."""
-    params = llm.context_params
-    layers = int(llm.model_params.n_gpu_layers)
-    return int(params.n_threads), int(params.n_threads_batch), llm.n_batch, int(params.n_ubatch), layers
 
 
 def _hold(requests: ref[Requests], tokens: Tokens) -> bool:
