@@ -66,7 +66,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     again; with one slot it passes through a second sequence, which costs one more recurrent state of memory.
     `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
     can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
-    CPU. The patched engine makes them when they pay, and gives them back.
+    CPU, where a snapshot is taken instead.
     `n_parallel`: requests that may run at once, in threads or as open generators; each may hold `n_ctx`
     tokens, which takes as many times the memory of a context, and their answers are decoded together. With
     several and layers on a GPU, flash attention is on unless `flash_attn` is given. Upstream's

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from llama_cpp import llama_cpp
 
-from llamahybrid.capi.shim import library, patched_function
+from llamahybrid.capi.shim import library
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -171,26 +171,6 @@ class NativeContext:
         if "llama_n_rs_seq" not in library().optional:
             return 0
         return int(llama_cpp.llama_n_rs_seq(self._pointer))
-
-    @property
-    def resizes_planes(self) -> bool:
-        """The library can change the number of rollback planes of a context in use."""
-        return "llama_set_n_rs_seq" in library().optional
-
-    def resize_planes(self, count: int) -> bool:
-        """Change the number of rollback planes; False, with nothing changed, where that cannot be.
-
-        Only where `resizes_planes`. A pending rollback is carried out.
-        """
-        return bool(
-            patched_function("llama_set_n_rs_seq", ctypes.c_bool, ctypes.c_uint32)(self._pointer, count)
-        )
-
-    def memory_bytes(self) -> int:
-        """Bytes of the buffers of cells and states, on all devices; 0 where the library does not say."""
-        if "llama_get_memory_buffer_size" not in library().optional:
-            return 0
-        return int(patched_function("llama_get_memory_buffer_size", ctypes.c_size_t)(self._pointer))
 
     def cut(self, position: int) -> bool:
         """Remove the tail [position, end); False where the memory cannot."""

@@ -12,7 +12,6 @@ from weakref import ref
 
 import llama_cpp
 
-from llamahybrid.capi.shim import library
 from llamahybrid.core.boundaries import Boundaries
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
@@ -85,9 +84,8 @@ class ContextShape:
                 raise ValueError(f"n_parallel={slots} of {n_ctx} tokens each are more than a context takes")
             return cls(slots, 0, slots, bool(options.get("n_gpu_layers")) and "flash_attn" not in options)
         if draft_planes is None:
-            draft_planes = 0
-            if options.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
-                draft_planes = getattr(options.get("draft_model"), "num_pred_tokens", 0)
+            offloaded = bool(options.get("n_gpu_layers"))
+            draft_planes = getattr(options.get("draft_model"), "num_pred_tokens", 0) if offloaded else 0
         sequences = 2 if paging and caching and room >= 2 else 1
         return cls(sequences, max(0, min(draft_planes, room - 2)) if caching else 0)
 
@@ -201,7 +199,7 @@ def assemble(
         )
         live.identity.computation = computation
         runner = Runner(live, cache, boundaries, meter, llm.n_batch)
-        drafts = Drafts(live, meter, llm.n_batch, int(llm.context_params.n_ubatch))
+        drafts = Drafts(live, meter, llm.n_batch)
         executors.append(Executor(runner, drafts, view))
     guarded.live = executors[0].live
     slots = Slots(executors)

@@ -94,7 +94,7 @@ class Executor:
             whole = self.view.ids()
             self.live.empty()
             yield from self.decode(whole, progress)
-        self.drafts.policy.prefilled(progress.plan.to_decode, progress.prefill_seconds)
+        self.drafts.policy.prefilled(progress.prefill_seconds)
 
     def begin(self, request: Request, tokens: Sequence[int], reset: bool) -> Tokens:
         """Begin a request with a prompt: plan it and restore; what is left of it to decode, shape (k,).
@@ -364,10 +364,10 @@ class Executor:
     def _decode_answer(self, work: Tokens, progress: Progress, unsure: int) -> Steps[None]:
         """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""
         self.runner.before_token(progress)
-        self.drafts.prepare(unsure, progress.checkpoints)
+        self.drafts.prepare(unsure)
         clock = time.perf_counter()
         yield from self.decode(work, progress)
-        self.drafts.policy.decoded(len(work), time.perf_counter() - clock)
+        self.drafts.policy.decoded(time.perf_counter() - clock)
 
     def decode(self, work: Tokens, progress: Progress | None) -> Steps[None]:
         """Decode `work` at the live sequence's end, keeping the view true batch by batch.

@@ -284,13 +284,12 @@ class LiveSequence:
         return True
 
     def release_planes(self) -> None:
-        """No draft is open any more: planes that were grown go, and a pending rollback is carried out.
+        """No draft is open any more: a pending rollback is carried out.
 
         A copy of a sequence whose rollback is pending is wrong (src/llama-memory-recurrent.cpp, seq_cp), so
         the state goes out and comes back in as the current one.
         """
         self.planes.in_use = False
-        self.planes.shrink()
         if self.planes.pending and not self.state.is_invalid:
             state = np.empty(self.native.state_size(partial=True), dtype=np.uint8)
             saved = self.native.save_partial(state) is not None
@@ -343,7 +342,6 @@ class LiveSequence:
 
     def _is_proven(self, *, deep: bool) -> bool:
         """The tip's state is that of its tokens, and may be stored."""
-        self.planes.shrink()
         self.identity.verify_model()
         return self.state.n > 0 and not self.state.opaque and self.fault(deep=deep) is None
 
