@@ -137,7 +137,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._open(model_path, kwargs)
             return
         self._prompt_cache = cache
-        files = ModelFiles(model_path, by_content=cache.leaves_process)
+        files = ModelFiles(model_path, kwargs.get("lora_path"), by_content=cache.leaves_process)
         try:
             self._open(model_path, kwargs)
             # With a draft model upstream keeps the logits of every token, which only logprobs need.

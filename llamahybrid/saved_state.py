@@ -171,7 +171,7 @@ def load_into(
     arrays.note_native(ids)
     if adopt_tokens(live, ids, foreign=seal is None) is None and live.n:
         if seal is not None and seal.logits is not None:
-            live.row.put(seal.logits)
+            live.put_logits(seal.logits)
         executor.keep_tail()
         logits = live.row.logits()
         arrays.requires_eval = logits is None

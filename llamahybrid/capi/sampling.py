@@ -11,19 +11,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 import numpy as np
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
 
+from llamahybrid.capi.calls import Logits
 from llamahybrid.capi.gbnf import require_parsed
 from llamahybrid.capi.samplers import WithSamplers, insert
 from llamahybrid.errors import LlamaHybridError
-
-if TYPE_CHECKING:
-    from llamahybrid.prompt_cache.base import Logits
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 """llama_token_data (include/llama.h)."""

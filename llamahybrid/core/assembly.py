@@ -20,7 +20,6 @@ from llamahybrid.core.scheduler import Scheduler
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.stream_params import StreamParams
 from llamahybrid.engine import loaded
-from llamahybrid.memory.adapters import follow
 from llamahybrid.memory.context import GuardedContext
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.fingerprint import Computation, settings
@@ -172,9 +171,9 @@ def assemble(
     files.loaded(mapped=llm.model_params.load_mode not in unmapped)
     guarded = GuardedContext.guard(llm._ctx)
     guarded.watch = llm.offload.watch
-    guarded.adapters = follow(guarded, llm._lora_adapter, llm.lora_scale)
     made_with = settings(llm.model_params, llm.context_params)
-    computation = Computation(files, made_with, guarded.adapters, llm.cache_salt, together=n_parallel > 1)
+    scale = f"lora {llm.lora_scale!r}".encode() if llm.lora_path else b""
+    computation = Computation(files, made_with, scale, llm.cache_salt, together=n_parallel > 1)
     boundaries = Boundaries(llm._model.vocab, llm._n_vocab)
     record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
     meter = CostMeter(llm.n_batch, record, profile.token_seconds)

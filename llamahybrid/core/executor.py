@@ -236,7 +236,6 @@ class Executor:
                 if self.drafts.go_back(keep):
                     if live.n < keep:  # directly: a cancelled request keeps its progress, too
                         live.decode(certain[live.n :], "last")
-                        live.settle()
                     self.mirror(certain)
         finally:
             self.drafts.end()
@@ -448,7 +447,7 @@ class Executor:
     def _notice_native(self, view: View) -> None:
         """Take note of content that a chat handler decoded natively and counted in a view's `n_tokens`."""
         live, n = self.live, view.n_tokens
-        if n > live.n and live.touched_outside() and adopt_native(live, n):
+        if n > live.n and live.shared.touched_outside() and adopt_native(live, n):
             view.note_native(live.tokens)
             view.handoff = True
             view.true_rows = 0

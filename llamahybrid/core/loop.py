@@ -641,7 +641,6 @@ class DecodeLoop:
         tokens, outputs = wanted.tokens[: part.count], wanted.rows_of(part.count)
         if len(tokens) == 1 or not wanted.prompt:
             live.decode(tokens, outputs)
-            live.settle()
             return
         request = part.task.request
         undo = live.n, self._state(part)
@@ -658,7 +657,6 @@ class DecodeLoop:
         finally:
             self._stop.arm(False)
             self._stop.end()
-            live.settle()
 
     def _state(self, part: Part) -> Bytes | None:
         """The state before a batch, where memory cannot be cut back to it."""

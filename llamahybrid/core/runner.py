@@ -150,7 +150,7 @@ class Runner:
         profile, points = self.live.profile, self.checkpoints
         after = stays if profile.attention_is_all else 0
         few = profile.attention_is_all and not tip_due(self.live.n - stays)
-        if few or not profile.keeps_chats or self.live.touched_outside():
+        if few or not profile.keeps_chats or self.live.shared.touched_outside():
             return
         if stays and not points.worth_reading(self.live.n - stays):
             return
@@ -176,7 +176,7 @@ class Runner:
 
     def share(self) -> None:
         """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
-        if self.live.touched_outside() or self.live.fault() is not None:
+        if self.live.shared.touched_outside() or self.live.fault() is not None:
             return
         if self.live.profile.attention_is_all:
             self.save_tip()
@@ -190,12 +190,17 @@ class Runner:
         anew, where buffers are zeroed for another.
         """
         live = self.live
-        if live.shared.slots > 1 and live.n and live.profile.keeps_chats and not live.touched_outside():
+        if (
+            live.shared.slots > 1
+            and live.n
+            and live.profile.keeps_chats
+            and not live.shared.touched_outside()
+        ):
             self.checkpoints.page_out(deep=True)
 
     def store_live(self) -> None:
         """What is live goes with its context, and the cache stays: store what a prompt can go on from."""
-        if self.live.n and self.live.profile.keeps_chats and not self.live.touched_outside():
+        if self.live.n and self.live.profile.keeps_chats and not self.live.shared.touched_outside():
             self.save_tip()
             self.checkpoints.page_out(deep=True)
 

@@ -105,8 +105,7 @@ class Held:
         """So many go on at once."""
         self.batches = 0
         self._go_on = threading.Event()
-        for name in ("decode", "decode_parts"):
-            monkeypatch.setattr(NativeContext, name, self._holding(getattr(NativeContext, name), after))
+        monkeypatch.setattr(NativeContext, "decode_parts", self._holding(NativeContext.decode_parts, after))
 
     def _holding(self, inner: Callable[..., Any], after: int) -> Callable[..., Any]:
         def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:

@@ -62,6 +62,8 @@ def test_answers_whose_batches_in_common_are_found_faulty_are_decoded_alone(
 
     def faulty(shared: Any, parts: Any) -> list[str | None]:
         faults = together(shared, parts)
+        if len(parts) == 1:
+            return faults
         for live, _, _ in parts:
             live.invalidate_tip()
         return ["another size" for _ in faults]
