@@ -156,18 +156,21 @@ class DecodeLoop:
         if request.over:
             return
         if self.here:
-            if request.inline:
-                self._end(request, None)
-            else:  # the collector came by
+            if not request.inline:  # the collector came by
                 self._inbox.put(End(request))
+                return
+            reply = Reply()
+            self._end(request, reply)
+            if wait:
+                reply.get()
             return
         if self._thread is None and self._process == os.getpid():
             request.over = True
             return
-        reply = Reply() if wait else None
-        self.post(End(request, reply))
-        if reply is not None:
-            reply.get()
+        answer = Reply() if wait else None
+        self.post(End(request, answer))
+        if answer is not None:
+            answer.get()
 
     def close(self, last_words: Callable[[], None]) -> None:
         """End the loop: what runs is cancelled, `last_words()` is called in its thread. Waits for that."""
@@ -368,14 +371,11 @@ class DecodeLoop:
             if request.cancelled:
                 self._refuse(request, self._cancelled())
             elif self._may_begin(request) and not self._seat(request) and request.whole:
-                self._refuse_late(request)
-                return  # those behind it would come in for ever
-            self._refuse_late(request)
-
-    def _refuse_late(self, request: Request) -> None:
-        late = request.deadline is not None and time.monotonic() >= request.deadline
-        if late and request.slot is None and request.task is not None:
-            self._refuse(request, Busy("another request runs; wait=True waits for it"))
+                break  # those behind it would come in for ever
+        now = time.monotonic()
+        for request in list(self.waiting):
+            if request.deadline is not None and now >= request.deadline:
+                self._refuse(request, Busy("another request runs; wait=True waits for it"))
 
     def _may_begin(self, request: Request) -> bool:
         """What it builds on is there: the prompt of another request that begins alike is decoded."""
