@@ -302,9 +302,7 @@ def main(arguments: argparse.Namespace) -> int:
             with display() as progress:
                 arguments.program = server_build.make(progress).stock
         if arguments.model is None:
-            arguments.model = make(
-                "qwen35", Path(folder) / "model.gguf", params=PARAMETERS, context=32_768
-            )
+            arguments.model = make("qwen35", Path(folder) / "model.gguf", params=PARAMETERS, context=32_768)
         for part in arguments.parts or PARTS:
             for clients in arguments.clients if part == "chats" else (1,):
                 met, result = compare(arguments, console, part, clients)
