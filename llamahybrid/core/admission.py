@@ -1,6 +1,7 @@
-"""Admission: the requests that wait for a slot, and which of them gets one.
+"""Admission: give slots to waiting requests, oldest first.
 
-A request waits for a free slot, for one whose reader is away, and for the request that decodes its beginning.
+A request waits for a free slot, or preempts one whose reader is away; and where another request decodes the
+same beginning, for that.
 """
 
 from __future__ import annotations
@@ -18,53 +19,53 @@ from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import common_prefix
 
 PATIENCE = 0.02
-"""Seconds after which a request whose reader is away gives its slot to one that waits, at least;"""
+"""Shortest absence of a reader, in seconds, after which its request may be preempted;"""
 
 PATIENT_SWITCHES = 3
-"""and as long as so many switches of the slot take."""
+"""also the duration of this many switches of the slot."""
 
 LONG_PATIENCE = 1.0
-"""The same for one whose caller is at work on a token: in a logits processor, say."""
+"""The same where the caller is inside its request: in a logits processor, say."""
 
 LATE_LOOK = 0.05
-"""Seconds after its patience ended for which a request is looked at again, once a millisecond."""
+"""Seconds after the end of its patience during which a request is looked at every millisecond."""
 
 
 class Admission:
-    """Gives waiting requests the slots of one model, oldest first; used by its decode loop alone."""
+    """Gives waiting requests the slots of one model; used by its decode loop alone."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.waiting: list[Request] = []
         """Requests that have a task and no slot."""
         self.running: Request | None = None
-        """The request that a batch is decoded for alone, or whose task goes on."""
+        """The request whose task runs, or for which a batch is decoded alone."""
         self.patience: float | None = None
         """Seconds instead of `PATIENCE`, measured switches left out."""
         self._freed = False
-        """A slot was given back since waiting requests were looked at."""
+        """A slot was released since waiting requests were looked at."""
 
     def queue(self, request: Request) -> None:
-        """A request with a task waits for a slot."""
+        """Add a request with a task to those that wait."""
         if request.begun:
-            request.deadline = None  # it was let in before
+            request.deadline = None  # admitted in time before
         self.waiting.append(request)
         self.waiting.sort(key=lambda each: each.born)
 
     def drop(self, request: Request) -> None:
-        """A request waits no longer."""
+        """Remove a request from those that wait."""
         if request in self.waiting:
             self.waiting.remove(request)
 
     def leave(self, request: Request) -> None:
-        """A request gives its slot back."""
+        """Release the slot of a request."""
         self.slots.leave(request)
         self._freed = True
 
     def admitted(self) -> Iterator[tuple[Request, Slot | BaseException | None]]:
-        """Requests that wait no longer: with a slot, with an error, or, where they were cancelled, with None.
+        """Yield requests whose wait ends: with a slot, an error, or None where they were cancelled.
 
-        Each is to be begun before the next one is asked for.
+        Each must have begun before the next one is asked for.
         """
         self._freed = False
         for request in list(self.waiting):
@@ -75,7 +76,7 @@ class Admission:
                 if self._room_for(request):
                     yield request, self._seat(request)
                 elif request.whole:
-                    break  # those behind it would come in for ever
+                    break  # later requests would keep it from the whole context
         now = time.monotonic()
         for request in list(self.waiting):
             if request.deadline is not None and now >= request.deadline:
@@ -83,7 +84,7 @@ class Admission:
                 yield request, Busy("another request runs; wait=True waits for it")
 
     def seconds(self) -> float | None:
-        """Seconds after which waiting requests are to be looked at again; None: after a message."""
+        """Seconds until waiting requests must be looked at again; None: not before the next message."""
         if not self.waiting:
             return None
         if self._freed:
@@ -91,18 +92,18 @@ class Admission:
         now = time.monotonic()
         times = [request.deadline - now for request in self.waiting if request.deadline is not None]
         idle = (request.asked_at + self._patience(request) - now for request in self.slots.seated)
-        times += [seconds for seconds in idle if seconds > -LATE_LOOK]  # longer ago: looked at since, in vain
+        times += [seconds for seconds in idle if seconds > -LATE_LOOK]  # longer ago: looked at since
         return max(1e-3, min(times, default=LONG_PATIENCE))
 
-    # -- what the running request knows of others ------------------------------------------------------
+    # -- questions of the running request --------------------------------------------------------------
 
     def waiting_beside(self) -> int:
-        """Requests that want to decode, or wait for a slot, beside the one that runs."""
+        """Number of requests that decode or wait, without the running one."""
         others = (request for request in (*self.slots.seated, *self.waiting) if request is not self.running)
         return sum(request.task is not None for request in others)
 
     def wait_for(self, prompt: Tokens) -> bool:
-        """Others of its salt that begin alike wait for what the prompt that is decoded leaves, or will."""
+        """Other requests of the same salt wait for checkpoints of this prompt, which is decoded now."""
         current = self.running
         if current is None:
             return False
@@ -116,7 +117,7 @@ class Admission:
     # -- which request ---------------------------------------------------------------------------------
 
     def _may_begin(self, request: Request) -> bool:
-        """What it builds on is there: the prompt of another request that begins alike is decoded."""
+        """No other request still decodes a beginning that this one shares."""
         if request.after is not None and not request.after.begun:
             return False
         if any(other.whole for other in self.slots.seated):
@@ -149,7 +150,7 @@ class Admission:
     # -- which slot ------------------------------------------------------------------------------------
 
     def _room_for(self, request: Request) -> bool:
-        """There is a slot for a request, or another one makes room."""
+        """A slot is free for a request, if need be after a preemption."""
         if request.whole:
             while (victim := self._victim(request)) is not None:
                 self._park(victim)
@@ -174,7 +175,7 @@ class Admission:
         return slot
 
     def _victim(self, request: Request) -> Request | None:
-        """Who gives its slot up for this one: away for longest, or asked for by the same thread."""
+        """The request to preempt for this one: with the longest absent reader, or one of the same thread."""
         now = time.monotonic()
         idle = [
             other
@@ -185,7 +186,7 @@ class Admission:
         return min(idle, key=lambda other: other.asked_at, default=None)
 
     def _patience(self, request: Request) -> float:
-        """How long the reader of a request may be away before another one may have its slot."""
+        """Seconds of absence of its reader after which a request may be preempted."""
         if self.patience is not None:
             return self.patience
         if request.entered:
@@ -204,7 +205,7 @@ class Admission:
 
 
 def _away(request: Request) -> bool:
-    """Nobody waits for what the request does next."""
+    """The reader of a request waits for nothing."""
     task = request.task
     if task is None:
         return True

@@ -1,8 +1,8 @@
 """DecodeLoop: the one thread of a model that owns its context.
 
-It takes messages, gives waiting requests their slots, chooses a batch, decodes it, and has each task go on
-with what came of it: verify, checkpoint, sample, publish. Callers only wait for replies. No signal is raised
-in this thread, so nothing it does is left half done.
+The loop takes messages, gives waiting requests their slots, chooses a batch, decodes it, and advances each
+task with the result: verify, checkpoint, sample, publish. Callers only wait for replies. Signals are raised
+in the main thread alone, so that no operation of the loop is interrupted.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ ABORTED = 2
 """Result of llama_decode when its abort callback said so (include/llama.h)."""
 
 GRACE_SHARE = 0.25
-"""How long a batch waits for answers whose next token was asked for at once before: a share of a step,"""
+"""Longest delay of a batch for answers whose readers asked at once the last time: a share of a step,"""
 
 GRACE_SECONDS = 2e-3
-"""and at least so long."""
+"""and at least this many seconds."""
 
 EXIT_SECONDS = 10.0
-"""How long the end of the interpreter waits for a batch that runs."""
+"""Longest wait of the interpreter's exit for a running batch."""
 
 
 class DecodeLoop:
-    """Runs the requests of one model, as many at a time as it has slots."""
+    """Runs the requests of one model, one in each slot."""
 
     def __init__(
         self, slots: Slots, shared: SharedContext, scheduler: Scheduler, tell: Callable[[Request], None]
     ) -> None:
-        """`tell` is called with each request that is over."""
+        """`tell` is called with each finished request."""
         self.slots = slots
         self.admission = Admission(slots)
         self.closed = False
-        """No task is taken any more."""
+        """New tasks are refused."""
         self._ended = False
-        """Nobody takes messages any more; all requests are over."""
+        """All requests are over, and messages are refused."""
         self._shared = shared
         self._scheduler = scheduler
         self._tell = tell
@@ -70,7 +70,7 @@ class DecodeLoop:
         self._batches = StoppableBatches(slots)
         self._nested = NestedRequests(slots, self._batches, self._cancelled)
         self._idle = True
-        """It waits for a message: memory is as it is said to be."""
+        """The thread waits for a message: no operation on memory is half done."""
         self._last_words: Callable[[], None] | None = None
         for slot in slots:
             slot.runner.others = self.admission
@@ -84,17 +84,17 @@ class DecodeLoop:
         return self._thread is threading.current_thread()
 
     def post(self, message: Message) -> None:
-        """Send a message; one that comes after the end is answered here."""
+        """Send a message; after the end, it is refused in the calling thread."""
         if self._process != os.getpid():
             self._go_on_in_child()
         if self._thread is None or self._thread.ident is None:
             self._begin()
         self._inbox.put(message)
-        if self._ended:  # nobody takes it any more
+        if self._ended:  # the thread reads no more messages
             self._refuse_rest()
 
     def run(self, request: Request, begin: Callable[[Executor], Any]) -> Any:
-        """Do a task of a request: `begin(executor)` gives its steps, or its result; wait for that result.
+        """Run a task of a request and wait for its result; `begin(executor)` gives its steps, or the result.
 
         However the wait ends, the request is cancelled if the task is not through.
         """
@@ -105,18 +105,18 @@ class DecodeLoop:
         return self.result(request, reply)
 
     def submit(self, request: Request, begin: Callable[[Executor], Any], reply: Reply) -> None:
-        """Send a task; its result, or tokens, come by `reply`."""
+        """Send a task; `reply` gets its result, or its tokens."""
         if self.closed:
             raise ModelClosed("the model is closed")
         request.thread, request.reply = this_thread(), reply
         self.post(Run(Task(request, begin, reply)))
 
     def result(self, request: Request, reply: Reply) -> Any:
-        """Wait for a reply. Whatever interrupts the wait cancels the request, and is raised at once."""
+        """Wait for a reply. An exception that interrupts the wait (Ctrl-C) cancels the request."""
         return reply.get(partial(self.cancel, request))
 
     def cancel(self, request: Request) -> None:
-        """End a request soon; takes no lock, so that a signal handler may call it."""
+        """Cancel a request; takes no lock, so that a signal handler may call it."""
         if request.over:
             return
         request.cancelled = True
@@ -124,16 +124,16 @@ class DecodeLoop:
             self._nested.cancel()
         self._batches.stop(request)
         if (reply := request.reply) is not None and request.slot is None and not request.begun:
-            reply.fail(self._cancelled())  # its caller need not wait for the batch that runs
+            reply.fail(self._cancelled())  # without waiting for the running batch
         if self._thread is not None:
             self._inbox.put(Look())
 
     def end(self, request: Request, wait: bool = True) -> None:
-        """A request is over: give its slot back and tell of it; wait until that is done."""
+        """End a request: release its slot and report it; wait until that is done."""
         if request.over:
             return
         if self.here:
-            if not request.inline:  # the collector came by
+            if not request.inline:  # called by the garbage collector, in the loop's thread
                 self._inbox.put(End(request))
                 return
             reply = Reply()
@@ -150,7 +150,7 @@ class DecodeLoop:
             answer.get()
 
     def close(self, last_words: Callable[[], None]) -> None:
-        """End the loop: what runs is cancelled, `last_words()` is called in its thread. Waits for that."""
+        """End the loop: cancel all requests, call `last_words()` in the loop's thread, and wait for that."""
         if self._process != os.getpid():
             self._go_on_in_child()
         self.closed = True
@@ -169,7 +169,7 @@ class DecodeLoop:
         reply.get()
 
     def abandon(self, last_words: Callable[[], None]) -> bool:
-        """The same without waiting, for finalisers; False where there is no thread to do it."""
+        """As `close`, without waiting, for finalisers; False where there is no thread to do it."""
         self.closed = True
         if self._thread is None or not self._thread.is_alive() or self._process != os.getpid():
             return False
@@ -185,12 +185,12 @@ class DecodeLoop:
         with self._start:
             if self._thread is None and not self._ended:
                 self._thread = threading.Thread(target=self._serve, name="llamahybrid-decode", daemon=True)
-            if self._thread is not None and self._thread.ident is None:  # an interrupt may come between
+            if self._thread is not None and self._thread.ident is None:  # interrupted before `start`
                 with contextlib.suppress(RuntimeError):
                     self._thread.start()
 
     def _go_on_in_child(self) -> None:
-        """In a forked process: the thread is not there, and what it was in the middle of is lost."""
+        """Begin anew in a forked process, which has no such thread; an operation it was in is lost."""
         with _fork_lock:
             if self._process == os.getpid():
                 return
@@ -213,7 +213,7 @@ class DecodeLoop:
             while self._take():
                 self._admit()
                 if self._grace_left() > 0:
-                    continue  # more tokens for the batch are on their way
+                    continue  # more tokens for the batch are expected
                 wanted = [
                     (request.task, request.task.wanted)
                     for request in self.slots.seated
@@ -226,7 +226,7 @@ class DecodeLoop:
             self._finish_all(None)
 
     def _take(self) -> bool:
-        """Take all messages, waiting for one where nothing is to be done; False at the end."""
+        """Take all messages, waiting for one where there is nothing to decode; False at the end."""
         wait = self._wait_seconds()
         while True:
             try:
@@ -246,7 +246,7 @@ class DecodeLoop:
             self._do(message)
 
     def _wait_seconds(self) -> float | None:
-        """How long the next message may be waited for; None: as long as it takes."""
+        """Longest wait for the next message; None: without limit."""
         if any(
             request.task is not None and isinstance(request.task.wanted, Decode)
             for request in self.slots.seated
@@ -256,7 +256,7 @@ class DecodeLoop:
         return self.admission.seconds()
 
     def _grace_left(self) -> float:
-        """Seconds that a batch still waits for answers whose callers ask for each token, and come soon."""
+        """Seconds for which a batch still waits for the next tokens of answers with fast callers."""
         if len(self.slots) == 1:
             return 0.0
         now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * self._scheduler.step_seconds)
@@ -274,7 +274,7 @@ class DecodeLoop:
                 self._receive(task)
             case Resume(request):
                 paused = request.task
-                if paused is not None and isinstance(paused.wanted, Reader):  # else it was told before
+                if paused is not None and isinstance(paused.wanted, Reader):  # else it runs already
                     request.comes()
                     if request.slot is not None:
                         self._advance(paused, 0)
@@ -288,7 +288,7 @@ class DecodeLoop:
         if request.over:
             task.reply.fail(RequestCancelled("the request is over"))
             return
-        if request.task is not None:  # its caller was interrupted, and asks anew
+        if request.task is not None:  # its caller was interrupted, and sends a new one
             self._drop_task(request)
         request.task = task
         request.comes()
@@ -338,7 +338,7 @@ class DecodeLoop:
             self._finish(task, task.steps)
 
     def _came_back(self, task: Task) -> None:
-        """A request that had lost its slot has what it had: its task goes on, or begins."""
+        """Continue, or begin, the task of a preempted request whose sequence is restored."""
         request, slot = task.request, task.request.slot
         assert slot is not None, "it has just come back to it"
         task.return_steps, request.parked = None, False
@@ -348,14 +348,14 @@ class DecodeLoop:
         self._start_task(task, slot) if task.steps is None else self._advance(task, None)
 
     def _advance(self, task: Task, count: int | None, error: BaseException | None = None) -> None:
-        """Have a task go on, `count` tokens of what it wanted decoded, or with an error."""
+        """Continue a task with the number of tokens that were decoded, or with an error."""
         steps = task.steps if task.return_steps is None else task.return_steps
         back = result = None
         self.admission.running = task.request
         try:
             task.wanted = steps.send(count) if error is None else steps.throw(error)
             if isinstance(task.wanted, Reader):
-                task.request.asks()  # from here on its reader is away
+                task.request.asks()  # the time of its reader begins
             return
         except StopIteration as stop:
             back, result = task.return_steps is not None, stop.value
@@ -375,7 +375,7 @@ class DecodeLoop:
         request.asks()
         if request.whole:
             self._nested.leave()
-        if request.progress is None:  # no prompt was begun: what it needed the slot for is done
+        if request.progress is None:  # a single operation: the slot is not needed any more
             self.admission.leave(request)
         task.reply.put(result)
 
@@ -391,13 +391,13 @@ class DecodeLoop:
         task.reply.fail(error)
 
     def _cancelled(self) -> RequestCancelled | ModelClosed:
-        """The error of a request that was ended, by `cancel` or by `close`."""
+        """The error of a request that was ended by `cancel` or by `close`."""
         if self.closed:
             return ModelClosed("the model is closed")
         return RequestCancelled("the request was cancelled; ask again to go on from where it stopped")
 
     def _end(self, request: Request, reply: Reply | None) -> None:
-        """A request is over: keep its progress, give its slot back, tell of it."""
+        """End a request: keep its progress, release its slot, report it."""
         error: BaseException | None = None
         if not request.over:
             request.over = True
@@ -427,7 +427,7 @@ class DecodeLoop:
     # -- decoding ----------------------------------------------------------------------------------
 
     def _decode(self, parts: list[Part]) -> None:
-        """Decode one batch, and have the tasks of its parts go on."""
+        """Decode one batch, and continue the tasks of its parts."""
         ready = []
         for part in parts:
             request, live = part.task.request, part.wanted.live
@@ -438,7 +438,7 @@ class DecodeLoop:
             else:
                 ready.append(part)
         if len(ready) < len(parts):
-            return  # one of the others may have had the buffers zeroed: all are looked at again
+            return  # an advanced task may have had all buffers zeroed: choose again
         clock = time.perf_counter()
         if len(ready) == 1:
             self._decode_alone(ready[0], clock)
@@ -447,7 +447,7 @@ class DecodeLoop:
             faults = self._shared.decode_parts(
                 [(p.wanted.live, p.wanted.tokens[: p.count], p.wanted.rows_of(p.count)) for p in ready]
             )
-        except BaseException as error:  # alone, each fails or not for what it is itself
+        except BaseException as error:  # decoded alone, only the faulty one fails
             logger.info("a batch of several requests failed (%s): each goes on alone", error)
             for part in ready:
                 part.task.alone = True
@@ -475,7 +475,7 @@ class DecodeLoop:
     # -- the end -----------------------------------------------------------------------------------
 
     def _finish_all(self, reply: Reply | None) -> None:
-        """End all requests and call the last words; no message is taken any more."""
+        """End all requests and call the last words; later messages are refused."""
         self.closed = True
         for request in list(self.admission.waiting):
             self.admission.drop(request)
@@ -489,7 +489,7 @@ class DecodeLoop:
             self._end(request, None)
         error: BaseException | None = None
         self._ended = True
-        self._refuse_rest()  # the last words wait for calls that may wait for one of these
+        self._refuse_rest()  # the last words wait for calls whose threads may wait for a reply
         try:
             if self._last_words is not None:
                 self._last_words()
@@ -501,7 +501,7 @@ class DecodeLoop:
             reply.put(None) if error is None else reply.fail(error)
 
     def _refuse_rest(self) -> None:
-        """Answer messages that came after the end."""
+        """Refuse messages that came after the end."""
         while True:
             try:
                 message = self._inbox.get_nowait()
@@ -527,7 +527,7 @@ _fork_lock = threading.Lock()
 
 @atexit.register
 def _end_all() -> None:
-    """The interpreter ends: no batch may run when native code is torn down."""
+    """End all loops at exit of the interpreter, before native code is unloaded."""
     for loop in list(_all):
         thread = loop._thread
         if thread is None or loop._process != os.getpid() or not thread.is_alive() or sys.is_finalizing():

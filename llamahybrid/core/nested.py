@@ -1,6 +1,6 @@
-"""Requests made inside another one that has the whole context: a chat handler's, say.
+"""Requests made inside a request that has the whole context: those of a chat handler, say.
 
-Their caller is the loop's thread itself, so that each batch is decoded right where it is asked for.
+The calling thread is the loop's own, so that each batch is decoded within the call.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from llamahybrid.core.stoppable import StoppableBatches
 
 
 class NestedRequests:
-    """Runs such requests on the first slot."""
+    """Runs nested requests on the first slot."""
 
     def __init__(
         self, slots: Slots, batches: StoppableBatches, cancelled: Callable[[], BaseException]
     ) -> None:
-        """`cancelled()`: the error of a request that was cancelled."""
+        """`cancelled()`: the error of a cancelled request."""
         self._slots = slots
         self._batches = batches
         self._cancelled = cancelled
         self._requests: list[Request] = []
 
     def cancel(self) -> None:
-        """End all of them soon."""
+        """Cancel all of them."""
         for request in list(self._requests):
             request.cancelled = True
 
     def run(self, request: Request, begin: Callable[[Executor], Any]) -> Any:
-        """Do a task, and give its result."""
+        """Run a task and return its result."""
         slot = self._slots.all[0]
         before, view = slot.executor.request, slot.executor.view
         try:
@@ -42,7 +42,7 @@ class NestedRequests:
                     request.slot, request.inline = slot, True
                     self._requests.append(request)
                 slot.executor.take(request)
-                if request.progress is not None:  # another one inside it has decoded meanwhile
+                if request.progress is not None:  # another nested request was decoded since
                     self._decode(request, slot.executor.come_back(request))
             steps = begin(slot.executor)
             return self._decode(request, steps) if isinstance(steps, Generator) else steps
@@ -52,7 +52,7 @@ class NestedRequests:
                 slot.executor.request, slot.executor.view = before, view
 
     def _decode(self, request: Request, steps: Generator[Any, int, Any]) -> Any:
-        """Do steps to their end; their result."""
+        """Run steps to their end and return their result."""
         try:
             wanted = next(steps)
             while True:
@@ -70,7 +70,7 @@ class NestedRequests:
             return stop.value
 
     def leave(self) -> None:
-        """The request that had the whole context is through: streams that it began go on by themselves."""
+        """The outer request is over: streams that it began continue as ordinary requests."""
         for request in self._requests:
             slot = request.slot
             if not request.over and slot is not None:

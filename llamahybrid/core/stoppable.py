@@ -1,4 +1,4 @@
-"""Batches of one sequence that another thread can stop inside; one that was stopped is undone."""
+"""Batches of one sequence that another thread can stop; a stopped batch is undone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamahybrid.prompt_cache.base import Bytes
 
 
 class StoppableBatches:
-    """Decodes batches of one sequence each; `stop` ends the one that runs."""
+    """Decodes batches of one sequence each; `stop` ends the running one."""
 
     def __init__(self, slots: Slots) -> None:
         self._flag = Stop()
@@ -19,14 +19,14 @@ class StoppableBatches:
             slot.executor.live.native.set_stop(self._flag)
 
     def stop(self, request: Request) -> None:
-        """End the batch that is decoded for a request, if one is. From any thread, or a signal handler."""
+        """Stop the batch that is decoded for a request, if any; from any thread, or a signal handler."""
         self._flag.request(request.number)
 
     def decode(self, request: Request, wanted: Decode, count: int) -> None:
         """Decode the first `count` tokens.
 
-        A single token, or a draft, is never stopped inside: it takes little time, and its undo would have to
-        be taken for every one. Raises DecodeError, with what was there before in place.
+        A single token, or a draft, is never stopped: it takes little time, and needs no copy of the state to
+        undo it. Raises DecodeError; the sequence is then as before.
         """
         live, tokens, outputs = wanted.live, wanted.tokens[:count], wanted.rows_of(count)
         if len(tokens) == 1 or not wanted.prompt:
