@@ -1,8 +1,8 @@
 """Executor: the operations of requests on the live sequence of one slot.
 
 Upstream's own code, chat handlers and users call `eval()`; each call brings the live sequence to the
-`n_tokens` of its view and decodes behind them. Operations that decode are generators which yield the tokens to decode
-(`batch.Steps`). All of them run in the decode loop's thread.
+`n_tokens` of its view and decodes behind them. Operations that decode are generators which yield the tokens
+to decode (`batch.Steps`). All of them run in the decode loop's thread.
 """
 
 from __future__ import annotations
