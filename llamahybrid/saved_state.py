@@ -11,7 +11,7 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -23,9 +23,6 @@ from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.fingerprint import Computation, with_salt
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 logger = logging.getLogger("llamahybrid")
 
@@ -122,7 +119,7 @@ def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaS
     return fitted, true
 
 
-def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
+def save(llm: Any, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
     """What the calling thread has live, by upstream's `save_state`, sealed; while nobody else is in."""
     executor = llm.slots.all[0].executor
     llm.requests.alone(Executor.bring)  # the end of an answer may come after another salt's request
@@ -133,9 +130,7 @@ def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_c
     return state if live.state.foreign else seal_state(state, live, executor.view.true_rows)
 
 
-def load(
-    llm: Llama, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
-) -> None:
+def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]) -> None:
     """Make a saved state what is live, in place of all else; while nobody else is in.
 
     Raises as `load_into`.

@@ -12,7 +12,7 @@ import inspect
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import llama_cpp
@@ -25,9 +25,6 @@ from llamahybrid.client.logprobs import (
     logprobs_of_answer,
     logprobs_with_prompt,
 )
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 _DEFAULTS = {
     name: each.default
@@ -42,7 +39,7 @@ _LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
 Chunk = dict[str, Any]
 
 
-def answer(llm: Llama, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
+def answer(llm: Any, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
     """Upstream's completion with these arguments of its, or the chunks of it. Raises what upstream raises."""
     asked = {**_DEFAULTS, **options}
     if asked["logit_bias"] is not None and isinstance(asked["logits_processor"], list):
@@ -52,7 +49,7 @@ def answer(llm: Llama, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -
     return _stream(llm, asked, extras) if asked["stream"] else _whole(llm, asked, extras)
 
 
-def _tokens(llm: Llama, prompt: str | Sequence[int]) -> list[int]:
+def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
     """The tokens of a prompt, as upstream has them (llama.py, _create_completion)."""
     if not isinstance(prompt, str):
         return list(prompt)
@@ -62,7 +59,7 @@ def _tokens(llm: Llama, prompt: str | Sequence[int]) -> list[int]:
 
 
 def _generate(
-    llm: Llama, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
+    llm: Any, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
 ) -> Iterator[tuple[int, bool]]:
     """The tokens of an answer; with each, whether the answer ends before it."""
     request = llm.requests.inside
@@ -79,7 +76,7 @@ def _generate(
         yield token, ends
 
 
-def _ends(llm: Llama, token: int) -> bool:
+def _ends(llm: Any, token: int) -> bool:
     """The model ends its answers with this token. Raises ModelClosed."""
     return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
 
@@ -95,7 +92,7 @@ class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
 class Bounds:
     """What ends an answer beside the model: its stop strings, the number of its tokens, and the context."""
 
-    def __init__(self, llm: Llama, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
+    def __init__(self, llm: Any, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
         stop = options["stop"]
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
         self.stops = [each.encode("utf-8") for each in stops]
@@ -145,7 +142,7 @@ class Bounds:
 class _Stand:
     """What upstream takes for the `Llama`, with a `generate` of our own."""
 
-    def __init__(self, llm: Llama) -> None:
+    def __init__(self, llm: Any) -> None:
         self.stands_for = llm
 
     def __getattr__(self, name: str) -> Any:
@@ -161,7 +158,7 @@ class _Bounded(_Stand):
     An answer ends on the request's own stop tokens, too.
     """
 
-    def __init__(self, llm: Llama, options: Mapping[str, Any], extras: Extras) -> None:
+    def __init__(self, llm: Any, options: Mapping[str, Any], extras: Extras) -> None:
         super().__init__(llm)
         self._options = options
         self._extras = extras
@@ -202,7 +199,7 @@ class _Bounded(_Stand):
             choice["finish_reason"] = "stop"
 
 
-def _whole(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[Any, Any, None]:
+def _whole(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[Any, Any, None]:
     bounded = _Bounded(llm, options, extras)
     if llm.stock_logprobs:
         for made in llama_cpp.Llama._create_completion(bounded, **options):
@@ -220,7 +217,7 @@ def _whole(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[
         yield made
 
 
-def _tell(llm: Llama, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
+def _tell(llm: Any, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
     """Put the prompt and the log-probabilities that were asked for into a completion."""
     (choice,), best, said = made["choices"], options["logprobs"], list(bounded.said)
     if not options["echo"]:
@@ -260,7 +257,7 @@ class _Asking(_Stand):
         raise _Asked(tokens, options)
 
 
-def _asked(llm: Llama, options: Mapping[str, Any]) -> _Asked:
+def _asked(llm: Any, options: Mapping[str, Any]) -> _Asked:
     try:
         list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
     except _Asked as asked:
@@ -268,7 +265,7 @@ def _asked(llm: Llama, options: Mapping[str, Any]) -> _Asked:
     raise AssertionError("upstream's completion generates")
 
 
-def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[Chunk, Any, None]:
+def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[Chunk, Any, None]:
     named = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
     named["model"] = llm.model_path if options["model"] is None else options["model"]
 
@@ -313,6 +310,6 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
     yield chunk("", None, finish_reason)
 
 
-def _begun(llm: Llama, options: Mapping[str, Any]) -> list[int]:
+def _begun(llm: Any, options: Mapping[str, Any]) -> list[int]:
     """What upstream has an answer begin with."""
     return [] if len(options["prompt"]) else [llm.token_bos()]

@@ -13,7 +13,8 @@ import numpy as np
 from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.client.requests import Requests
 from llamahybrid.core.executor import Executor, answer_steps
-from llamahybrid.core.messages import Feed, Resume
+from llamahybrid.core.messages import Resume
+from llamahybrid.core.reply import Feed
 from llamahybrid.core.report import RequestReport
 from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded

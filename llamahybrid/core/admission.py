@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from llamahybrid.core.batch import Reader
-from llamahybrid.core.messages import Feed
+from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
 from llamahybrid.core.slots import Slot, Slots
 from llamahybrid.errors import Busy

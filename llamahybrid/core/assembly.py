@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import llama_cpp
@@ -32,9 +32,6 @@ from llamahybrid.prompt_cache import BasePromptCache
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.speculation.drafts import Drafts
-
-if TYPE_CHECKING:
-    from llamahybrid.client.requests import Requests
 
 logger = logging.getLogger("llamahybrid")
 
@@ -216,7 +213,7 @@ def _merges(llm: Any) -> bool:
     return architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
 
 
-def _hold(requests: ref[Requests], tokens: Tokens) -> bool:
+def _hold(requests: ref[Any], tokens: Tokens) -> bool:
     """Make context memory hold just these tokens, which others go on from.
 
     False, with nothing done, in the loop's thread, whose memory it is.

@@ -15,8 +15,8 @@ import numpy as np
 
 from llamahybrid.capi.calls import Outputs
 from llamahybrid.core.batch import READER, Decode, Steps
-from llamahybrid.core.messages import Feed
 from llamahybrid.core.progress import Progress
+from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.view import View

@@ -23,8 +23,9 @@ from typing import Any
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Decode, Reader
 from llamahybrid.core.executor import Executor, SequenceChanged
-from llamahybrid.core.messages import End, Look, Message, Reply, Resume, Run, Stop
+from llamahybrid.core.messages import End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.nested import NestedRequests
+from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task, this_thread
 from llamahybrid.core.scheduler import Part, Scheduler
 from llamahybrid.core.slots import Slot, Slots

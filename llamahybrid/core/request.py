@@ -6,19 +6,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llamahybrid.core.batch import Wanted
+from llamahybrid.core.progress import Progress
+from llamahybrid.core.reply import Reply
+from llamahybrid.core.report import PromptProgress
 from llamahybrid.core.view import View
 from llamahybrid.prompt_cache.base import LiveState, Tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from llamahybrid.core.messages import Reply
-    from llamahybrid.core.progress import Progress
-    from llamahybrid.core.report import PromptProgress
-    from llamahybrid.core.slots import Slot
 
 NO_LIMIT = 1 << 60
 """Length of an answer without `max_tokens`."""
@@ -107,7 +102,8 @@ class Request:
         """The first of several answers to one prompt: the others resume from its checkpoints."""
         self.after: Request | None = None
         """The request whose prompt must be decoded before this one begins."""
-        self.slot: Slot | None = None
+        self.slot: Any = None
+        """The `Slot` that it has; None: none."""
         self.task: Task | None = None
         """The pending task; None between two messages of the caller."""
         self.reply: Reply | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import StepwiseDraft, Undo
 
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
-
 
 class ModelDraft(StepwiseDraft):
     """A draft model for `Llama(draft_model=…)`: the greedy continuation of another `Llama`.
@@ -26,7 +23,7 @@ class ModelDraft(StepwiseDraft):
     taken back the way its memory allows. It must not be used for anything else meanwhile.
     """
 
-    def __init__(self, llm: Llama, num_pred_tokens: int = 8) -> None:
+    def __init__(self, llm: Any, num_pred_tokens: int = 8) -> None:
         """`num_pred_tokens`: the most that is guessed at once; what pays is found out while running."""
         if llm.runner is None:
             raise LlamaHybridError(
