@@ -456,7 +456,12 @@ class DecodeLoop:
             return
         self._scheduler.took(ready, time.perf_counter() - clock)
         for part, fault in zip(ready, faults, strict=True):
-            lost = None if fault is None else SequenceChanged(f"memory is not what it should be: {fault}")
+            live, lost = part.wanted.live, None
+            if fault is not None:
+                lost = SequenceChanged(f"memory is not what it should be: {fault}")
+            elif live.state.is_invalid or live.n != part.wanted.position + part.count:
+                # A task before it had the buffers zeroed; its next batch would begin somewhere else.
+                lost = SequenceChanged("another request had the memory zeroed")
             part.task.alone = fault is not None
             self._advance(part.task, part.count, lost)
 
