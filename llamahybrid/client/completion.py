@@ -20,6 +20,8 @@ from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, 
 
 Tokens = Generator[int, Sequence[int] | None, None]
 
+_CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
+
 
 def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """What a call of an upstream method gives each of its parameters by name, without `self`."""
@@ -182,7 +184,7 @@ def _answer(
 ) -> Tokens:
     """The answer's tokens: sampled in the loop where no code of the caller's is asked for each."""
     criteria = options.get("stopping_criteria")
-    if isinstance(criteria, Cancelled) and criteria.given is None:
+    if isinstance(criteria, Cancelled) and (criteria.given is None or _idle(llm, request, criteria.given)):
         options = {**options, "stopping_criteria": None}
     lock_step = (
         _overridden(llm)
@@ -201,6 +203,23 @@ def _answer(
     else:
         view.sampler = _sampler(llm, options)
     yield from _lock_step(llm, options, rest, view.n_tokens + len(rest) - 1)
+
+
+def _idle(llm: Any, request: Request, criteria: Any) -> bool:
+    """The criteria are the one that upstream gives each chat by a template, and would never end this answer.
+
+    It looks for the vocabulary's end token as the last one that was decoded (llama_chat_format.py,
+    Jinja2ChatFormatter.__call__). Answers end on that token before it is decoded; a prompt may end with it.
+    """
+    first = next(iter(criteria), None) if isinstance(criteria, llama_cpp.StoppingCriteriaList) else None
+    if first is None or len(criteria) != 1 or getattr(first, "__qualname__", None) != _CRITERION:
+        return False
+    formatter = inspect.getclosurevars(first).nonlocals.get("self")  # type: ignore[arg-type]
+    ends = getattr(formatter, "stop_token_ids", None)
+    progress = request.progress
+    if not ends or progress is None or int(progress.prompt[-1]) in ends:
+        return False
+    return all(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token) for token in ends)
 
 
 def _lock_step(llm: Any, options: dict[str, Any], tokens: list[int], index: int) -> Tokens:
