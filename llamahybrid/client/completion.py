@@ -214,7 +214,7 @@ def _idle(llm: Any, request: Request, criteria: Any) -> bool:
     first = next(iter(criteria), None) if isinstance(criteria, llama_cpp.StoppingCriteriaList) else None
     if first is None or len(criteria) != 1 or getattr(first, "__qualname__", None) != _CRITERION:
         return False
-    formatter = inspect.getclosurevars(first).nonlocals.get("self")  # type: ignore[arg-type]
+    formatter = inspect.getclosurevars(first).nonlocals.get("self")
     ends = getattr(formatter, "stop_token_ids", None)
     progress = request.progress
     if not ends or progress is None or int(progress.prompt[-1]) in ends:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from llama_cpp.llama_chat_format import _grammar_for_response_format
 
 from llamahybrid.client import json_schema
+from llamahybrid.client.markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad
-from llamahybrid.server.markers import markers_of
 from llamahybrid.server.messages import require_readable, with_mappings
 from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions
 
