@@ -194,14 +194,13 @@ def _answer(
         or llm.requests.loop.here
     )
     view = request.view
-    if not lock_step:
-        sampler = view.sampler = _sampler(llm, options)
-        if not sampler.calls_back:
-            sent = yield from _run_ahead(llm, request, sampler)
-            yield from _lock_step(llm, options, sent, view.n_tokens)
-            return
-    else:
-        view.sampler = _sampler(llm, options)
+    sampler = view.sampler = _sampler(llm, options)
+    if request.limits is not None:
+        sampler.limit(request.limits)
+    if not (lock_step or sampler.calls_back):
+        rest = yield from _run_ahead(llm, request, sampler)
+        yield from _lock_step(llm, options, rest, view.n_tokens)
+        return
     yield from _lock_step(llm, options, rest, view.n_tokens + len(rest) - 1)
 
 

@@ -52,6 +52,7 @@ class Request:
         "inline",
         "known",
         "leads",
+        "limits",
         "most",
         "number",
         "on_progress",
@@ -91,6 +92,8 @@ class Request:
         """Tokens after which its answer mostly ends."""
         self.pauses: Callable[[int], bool] | None = None
         """Tokens on which its answer may end."""
+        self.limits: Any = None
+        """What its sampler is limited by (`capi.sampling.Limits`)."""
         self.whole = False
         """It needs the whole context: no other request has a slot meanwhile."""
         self.prompt: Tokens | None = None
@@ -162,6 +165,9 @@ class Request:
         if completion.get("usage"):
             cached = 0 if self.progress is None else self.progress.plan.cached
             completion["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+            if self.progress is not None and self.progress.thinking is not None:
+                thinking = {"reasoning_tokens": self.progress.thinking}
+                completion["usage"]["completion_tokens_details"] = thinking
         if self.ended_early:
             for choice in completion["choices"]:
                 choice["finish_reason"] = choice["finish_reason"] and "cancelled"
