@@ -11,7 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.options import First, ReadingOptions, SamplingOptions, TemplateOptions
+from llamahybrid.server.options import (
+    ContinuationOptions,
+    First,
+    ReadingOptions,
+    SamplingOptions,
+    TemplateOptions,
+    ThinkingOptions,
+)
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
 from llamahybrid.server.translation import translated
@@ -126,7 +133,12 @@ class Body(Protocol):
         """Why this cannot be answered, if it cannot."""
 
 
-class CompletionRequest(upstream.CreateCompletionRequest, SamplingOptions, CacheOptions):  # type: ignore[misc]
+class CompletionRequest(
+    upstream.CreateCompletionRequest,  # type: ignore[misc]
+    SamplingOptions,
+    ThinkingOptions,
+    CacheOptions,
+):
     """`/v1/completions`."""
 
     model_config = _CONFIG
@@ -178,6 +190,8 @@ class ChatCompletionRequest(
     upstream.CreateChatCompletionRequest,  # type: ignore[misc]
     SamplingOptions,
     TemplateOptions,
+    ThinkingOptions,
+    ContinuationOptions,
     ReadingOptions,
     CacheOptions,
 ):

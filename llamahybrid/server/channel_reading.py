@@ -19,8 +19,10 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 class ChannelReader:
     """Reads one answer."""
 
-    def __init__(self, channels: Channels, tools: bool, think: bool) -> None:
+    def __init__(self, channels: Channels, tools: bool, think: bool, header: str | None = None) -> None:
         """`tools`: calls become `tool_calls`. `think`: thinking becomes `reasoning_content`.
+
+        `header`: that of the message that the prompt ends inside; None: it ends before one.
 
         What is not told apart is content, header and all.
         """
@@ -29,7 +31,7 @@ class ChannelReader:
         self._think = think
         self._text = ""
         """Text that is not returned yet."""
-        self._header: str | None = None
+        self._header = header
         """That of the message that `_text` belongs to; None: `_text` begins with one."""
         self.calls = 0
 

@@ -8,10 +8,12 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
+from llamahybrid.client.chat_way import continuation_of
 from llamahybrid.client.markers import begins_thinking, markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.channel_reading import ChannelReader
+from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.reading import Delta, Reader
 
 Chunk = dict[str, Any]
@@ -97,9 +99,13 @@ def reading_of(llm: Llama, body: ChatCompletionRequest, template: Mapping[str, A
     markers = markers_of(llm)
     think = think and markers.think is not None
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    if markers.channels is not None:
-        return ChatReading(partial(ChannelReader, markers.channels, bool(tools), think), markers.control)
+    begun = continuation_of(llm, body.messages) if goes_on(llm, body) else None
+    if (channels := markers.channels) is not None:
+        inside = begun is not None and begun.inside
+        header = f"{channels.channel}{channels.thought if inside else ''}" if begun is not None else None
+        return ChatReading(partial(ChannelReader, channels, bool(tools), think, header), markers.control)
     if not (think or (schemas and markers.call)):
         return None
-    thinking = think and begins_thinking(llm, template)
-    return ChatReading(partial(Reader, markers, schemas, think, thinking), markers.control)
+    thinking = think and (begins_thinking(llm, template) if begun is None else begun.inside)
+    make = partial(Reader, markers, schemas, think, thinking, begun is not None)
+    return ChatReading(make, markers.control)

@@ -6,11 +6,14 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, FailFast, Field
+from pydantic import BaseModel, FailFast, Field, model_validator
+from typing_extensions import Self
 
 from llamahybrid.capi.samplers import Samplers
-from llamahybrid.client.chat_template import require_template_kwargs, unread
+from llamahybrid.client.chat_template import require_template_kwargs, template_of, unread
 from llamahybrid.client.extras import Extras, current_extras
+from llamahybrid.client.markers import markers_of
+from llamahybrid.client.thought import Thinking
 from llamahybrid.llama import Llama
 from llamahybrid.server.errors import bad
 
@@ -26,6 +29,13 @@ class First(FailFast):
 
 Ids: TypeAlias = Annotated[list[int], First()]
 Text: TypeAlias = Annotated[str, Field(max_length=1000)]
+Budget: TypeAlias = Annotated[int, Field(ge=-1, le=1 << 30)]
+
+BUDGETS = (
+    *("thinking_budget", "thinking_budget_tokens", "thinking_token_budget"),
+    *("reasoning_budget", "reasoning_budget_tokens"),
+)
+"""Names of one field."""
 
 
 class SamplingOptions(BaseModel):
@@ -70,6 +80,56 @@ class TemplateOptions(BaseModel):
     documents: list[dict[str, Any]] | None = Field(default=None, max_length=1000)
 
 
+class ThinkingOptions(BaseModel):
+    """How long an answer thinks, by the names that llama-server, vLLM and others have for it."""
+
+    thinking_budget: Budget | None = Field(
+        default=None, description="Tokens of a thought, which is ended then; 0: at once, -1: no bound."
+    )
+    thinking_budget_tokens: Budget | None = Field(default=None, description="The same (llama-server).")
+    reasoning_budget: Budget | None = Field(default=None, description="The same.")
+    reasoning_budget_tokens: Budget | None = Field(default=None, description="The same (llama-server).")
+    thinking_token_budget: Budget | None = Field(default=None, description="The same (vLLM).")
+    reasoning_budget_message: Text = Field(
+        default="", description="Text that a thought ends with where it is ended (llama-server)."
+    )
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        given = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
+        if len(set(given.values())) > 1:
+            raise ValueError(f"{' and '.join(given)} are the same field; give one")
+        return self
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens of a thought; None: no bound."""
+        found = next((each for name in BUDGETS if (each := getattr(self, name)) is not None), None)
+        return None if found == -1 else found
+
+
+class ContinuationOptions(BaseModel):
+    """Whether an answer goes on from the assistant's message that comes last."""
+
+    continue_final_message: bool | None = Field(
+        default=None, description="null: where there is one, as llama-server; false: a new answer, as vLLM."
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="The opposite of continue_final_message, which vLLM asks for, too."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        goes_on, new = self.continue_final_message, self.add_generation_prompt
+        if goes_on and new:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
+        if new is False and goes_on is False:
+            raise ValueError(
+                "add_generation_prompt: an answer is a new one, or goes on from the last message"
+            )
+        return self
+
+
 class ReadingOptions(BaseModel):
     """How the text of an answer to a chat is read."""
 
@@ -82,8 +142,42 @@ class ReadingOptions(BaseModel):
 _OPTIONS = tuple(name for name in SamplingOptions.model_fields if name in Samplers.__dataclass_fields__)
 
 
-def extras_of(llm: Llama, body: Any, told: AnswerTokens | None = None) -> Extras:
+def thinking_of(llm: Llama, body: Any) -> Thinking | None:
+    """How the answers to a prompt think. Raises Refusal for a budget where no thinking is known."""
+    if body.budget is None:
+        return None
+    think = markers_of(llm).think
+    if think is None:
+        name = next(name for name in BUDGETS if getattr(body, name) is not None)
+        raise bad("the chat template of this model shows no thinking that could be ended", name)
+    return Thinking(think, body.budget, body.reasoning_budget_message)
+
+
+def closes_thought(llm: Llama, name: str, value: Any) -> bool:
+    """A variable asks for no thinking, and the template, which has no switch, shows how a thought ends."""
+    off = {"enable_thinking": False, "reasoning_effort": "none"}
+    asked = name in off and type(value) is type(off[name]) and value == off[name]
+    return asked and len(unread(llm, (*off,))) == len(off) and markers_of(llm).think is not None
+
+
+def budget_of(llm: Llama, body: Any) -> int | None:
+    """Tokens of a thought of a chat: its budget, and 0 where thinking is off without a switch.
+
+    Raises Refusal as `thinking_of`.
+    """
+    if any(
+        closes_thought(llm, name, getattr(body, name)) for name in ("enable_thinking", "reasoning_effort")
+    ):
+        return 0
+    return None if (thinking := thinking_of(llm, body)) is None else thinking.budget
+
+
+def extras_of(
+    llm: Llama, body: Any, told: AnswerTokens | None = None, spelt: frozenset[int] = frozenset()
+) -> Extras:
     """The extras of a request. Raises Refusal for token ids there are not, and samplers without effect.
+
+    `spelt`: control tokens that its answers are read by.
 
     `told` collects the tokens of its answers; without it, whoever listens around the request does.
     """
@@ -104,6 +198,8 @@ def extras_of(llm: Llama, body: Any, told: AnswerTokens | None = None) -> Extras
         samplers=None if samplers == Samplers() else samplers,
         stop_token_ids=frozenset(body.stop_token_ids),
         truncate=truncate,
+        thinking=thinking_of(llm, body),
+        spelt=spelt,
         prompt_only=bool(getattr(body, "echo", False)) and body.max_tokens == 0,
         on_token=current_extras().on_token if told is None else told.add,
     )
@@ -117,7 +213,7 @@ def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = Fal
     given = dict(body.chat_template_kwargs or {})
     for name in ("enable_thinking", "reasoning_effort", "documents"):
         value = getattr(body, name)
-        if value is None:
+        if value is None or closes_thought(llm, name, value):
             continue
         if name == "reasoning_effort" and unread(llm, [name]):
             if given.get("enable_thinking") is not None:
@@ -125,6 +221,9 @@ def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = Fal
             name, value = "enable_thinking", value != "none"
         if given.setdefault(name, value) != value:
             raise bad(f"{name} and chat_template_kwargs say different things", name)
+    budget = getattr(body, "budget", None)
+    if budget is not None and template_of(llm) is not None and not unread(llm, ["thinking_budget"]):
+        given.setdefault("thinking_budget", budget)  # Seed-OSS's says it to the model
     if ignore_unread:
         for name in unread(llm, list(given)):
             del given[name]

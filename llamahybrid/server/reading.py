@@ -22,11 +22,16 @@ Schemas = Mapping[str, Mapping[str, Any]]
 class Reader:
     """Reads one answer."""
 
-    def __init__(self, markers: Markers, tools: Schemas, think: bool, thinking: bool = False) -> None:
-        """`think`: thinking becomes `reasoning_content`. `thinking`: the prompt ends inside it."""
+    def __init__(
+        self, markers: Markers, tools: Schemas, think: bool, thinking: bool = False, goes_on: bool = False
+    ) -> None:
+        """`think`: thinking becomes `reasoning_content`. `thinking`: the prompt ends inside it.
+
+        `goes_on`: the prompt has the beginning of the answer, too.
+        """
         self._tools = tools
         self._call = markers.call if tools else None
-        self._think = markers.think if think else None
+        self._think = markers.think if think and (thinking or not goes_on) else None
         self._thinking = thinking and self._think is not None
         self._text = ""
         """Text that is not returned yet."""
@@ -34,7 +39,7 @@ class Reader:
         """`_text` begins with a call."""
         self._begun = False
         """Content was returned."""
-        self._lead = self._thinking
+        self._lead = self._thinking and not goes_on
         """Line breaks that come next belong to a marker, not to the text."""
         self.calls = 0
 
