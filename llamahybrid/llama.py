@@ -333,9 +333,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         text that such a thought ends with.
         `continue_final_message`: the last message is the assistant's, and the answer goes on from it.
         `usage.completion_tokens_details.reasoning_tokens` counts thoughts, where the template has any.
-        Raises ValueError for variables that the template does not read, and for a budget or a continuation
-        where it shows no thinking, or is none. A chat handler that decodes by itself has the model to itself:
-        its answers come one by one.
+        Raises ValueError for variables that the template does not read, for a budget where it shows no
+        thinking, and for a continuation where the chat format is no template. A chat handler that decodes by
+        itself has the model to itself: its answers come one by one.
         """
         template = chat_template_kwargs or {}
         way = ChatWay(template, thinking_budget, thinking_budget_message, continue_final_message)
