@@ -26,6 +26,11 @@ class _Made(Exception):
         self.prompt = prompt
 
 
+class _Written(Exception):
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 class StandIn:
     """Stands for the `Llama` in a chat format."""
 
@@ -52,6 +57,25 @@ class _Prompting(StandIn):
         if isinstance(prompt, str):
             prompt = self.tokenize(prompt.encode("utf-8"), special=True)
         raise _Made(Prompt(self._text, prompt))
+
+
+class _Writing(StandIn):
+    """Makes the text of a prompt, and no more."""
+
+    def tokenize(self, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
+        raise _Written(text.decode("utf-8", "replace"))
+
+    def create_completion(self, prompt: str | list[int], **_: Any) -> Any:
+        raise _Written(prompt if isinstance(prompt, str) else "")
+
+
+def chat_text(llm: Any, template: Mapping[str, Any], **options: Any) -> str:
+    """Return the text of the same prompt, however long that is. Raises as `chat_prompt`."""
+    try:
+        chat_with(cast("Llama", _Writing(llm)), template, **options)
+    except _Written as written:
+        return written.text
+    raise LlamaHybridError(f"the chat format {llm.chat_format!r} makes no prompt")
 
 
 def chat_prompt(llm: Any, template: Mapping[str, Any], **options: Any) -> Prompt:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import llama_cpp
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from llamahybrid.client.chat_prompt import chat_prompt
+from llamahybrid.client.chat_prompt import chat_text
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.client.thought import ThoughtMarkers
 
@@ -132,7 +132,7 @@ def markers_of(llm: Llama) -> Markers:
     if found is None:
 
         def render(messages: list[Any], tools: list[Any]) -> str:
-            return chat_prompt(llm, {}, messages=messages, tools=tools).text
+            return chat_text(llm, {}, messages=messages, tools=tools)
 
         found = _known[llm] = probe(render, lambda text: _spelt(llm, text), lambda text: _control(llm, text))
     return found
@@ -143,7 +143,7 @@ def begins_thinking(llm: Llama, template: Mapping[str, Any]) -> bool:
     think = markers_of(llm).think
     if think is None:
         return False
-    return chat_prompt(llm, template, messages=[_USER]).text.rstrip().endswith(think.begin)
+    return chat_text(llm, template, messages=[_USER]).rstrip().endswith(think.begin)
 
 
 def _spelt(llm: Llama, text: str) -> bool:

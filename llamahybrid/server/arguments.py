@@ -24,6 +24,7 @@ from llamahybrid.server.options import (
     TemplateOptions,
     ThinkingOptions,
 )
+from llamahybrid.server.prefill import goes_on
 
 Logits = npt.NDArray[np.single]
 
@@ -76,7 +77,8 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         if any(message.get("tool_calls") for message in body.messages) and markers_of(llm).mapping:
             options["messages"] = with_mappings(options["messages"])
         if any(message.get("reasoning_content") for message in body.messages):
-            options["messages"] = with_thoughts(options["messages"], markers_of(llm).taken)
+            rest = [options["messages"].pop()] if goes_on(llm, body) else []
+            options["messages"] = [*with_thoughts(options["messages"], markers_of(llm).taken), *rest]
         if body.logprobs and body.top_logprobs is None:  # upstream gives none then
             options["top_logprobs"] = 0
         if body.tool_choice == "required":  # no format of upstream's makes the model choose

@@ -16,6 +16,7 @@ from tests.lab.serving import Serving, serving
 from tests.request.test_thinking import CLOSE, HELLO, OPENED
 
 from .conftest import TinyModel
+from .test_channel_reading import HARMONY
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ASKED: dict[str, Any] = {"messages": HELLO, "temperature": 0.0, "repeat_penalty": 1.0, "max_tokens": 40}
@@ -178,3 +179,62 @@ def test_control_tokens_are_read(tiny_model: TinyModel, tmp_path: Any, stream: b
         assert "</think>" not in plain[1]
         assert len(thought) == 5
         assert plain[1] == thought + CLOSE.replace("</think>", "") + answer
+
+
+# -- channels --------------------------------------------------------------------------------------------
+
+SPOKEN = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+
+
+@pytest.fixture(scope="module")
+def harmony(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server of a model with a template like gpt-oss's."""
+    model = with_template(tiny_model("qwen35"), tmp_path_factory.mktemp("harmony") / "h.gguf", HARMONY)
+    with serving(model) as server:
+        yield server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_channels_are_thinking_content_and_calls(harmony: Serving, stream: bool) -> None:
+    function = {"name": "edit", "parameters": {"type": "object", "properties": {}}}
+    with harmony.client() as http:
+        asked = {**TOLD, "max_tokens": 200, "stream": stream}
+        assert message(ask(http, **asked, grammar=f'root ::= "{SPOKEN}"')) == ("Hm.", "Yes.")
+        spoken = SPOKEN.replace("final<", "commentary to=functions.edit<").replace("Yes.", "{}")
+        got = ask(
+            http, **asked, tools=[{"type": "function", "function": function}], grammar=f'root ::= "{spoken}"'
+        )
+        (call,) = got["choices"][0]["message"]["tool_calls"]
+        assert (call["function"], message(got)[0]) == ({"name": "edit", "arguments": "{}"}, "Hm.")
+
+
+def test_a_budget_ends_the_channel_of_thinking(harmony: Serving) -> None:
+    with harmony.client() as http:
+        form = 'root ::= "<|channel|>analysis<|message|>" "Yes."'
+        got = ask(http, **{**TOLD, "max_tokens": 200}, grammar=form, thinking_budget=4)
+        thought, answer = message(got)
+        assert (len(thought), answer) == (4, "Yes.")
+        assert got["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+def test_history_and_prefill_of_channels(harmony: Serving) -> None:
+    def prompt(http: httpx.Client, **last: Any) -> str:
+        messages = [QUESTION, {"role": "assistant", **last}]
+        text: str = http.post("/apply-template", json={"messages": messages}).json()["prompt"]
+        return text.partition("<|start|>assistant")[2]
+
+    call = {"id": "1", "type": "function", "function": {"name": "edit", "arguments": '{"a": 1}'}}
+    thinks = "<|channel|>analysis<|message|>Hm."
+    with harmony.client() as http:
+        assert prompt(http, content="Yes") == "<|channel|>final<|message|>Yes"
+        assert prompt(http, reasoning_content="Hm.") == thinks
+        whole = f"{thinks}<|end|><|start|>assistant<|channel|>final<|message|>Yes"
+        assert prompt(http, reasoning_content="Hm.", content="Yes") == whole
+        told = prompt(http, reasoning_content="Hm.", content="", tool_calls=[call])
+        assert told.startswith(f"{thinks}<|end|><|start|>assistant to=functions.edit")
+        begun = [QUESTION, {"role": "assistant", "content": "Yes"}]
+        got = ask(http, **{**TOLD, "messages": begun}, grammar='root ::= ", it is."')
+        assert message(got) == ("", ", it is.")
+        begun = [QUESTION, {"role": "assistant", "reasoning_content": "Hm"}]
+        got = ask(http, **{**TOLD, "messages": begun}, grammar='root ::= "."', thinking_budget=3)
+        assert len(message(got)[0]) == 3
