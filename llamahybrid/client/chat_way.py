@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llamahybrid.client.chat_template import chat_with, template_of
 from llamahybrid.client.continuation import Continuation, Continuing
 from llamahybrid.client.extras import asking, current_extras
-from llamahybrid.client.markers import markers_of
+from llamahybrid.client.model_markers import markers_of
 from llamahybrid.client.thought import Thinking
 
 if TYPE_CHECKING:

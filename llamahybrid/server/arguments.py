@@ -12,19 +12,14 @@ import numpy.typing as npt
 from llama_cpp.llama_chat_format import _grammar_for_response_format
 
 from llamahybrid.client import json_schema
-from llamahybrid.client.markers import markers_of
+from llamahybrid.client.model_markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
-from llamahybrid.server.options import (
-    ContinuationOptions,
-    ReadingOptions,
-    SamplingOptions,
-    TemplateOptions,
-    ThinkingOptions,
-)
+from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions
 from llamahybrid.server.prefill import goes_on
+from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
 
 Logits = npt.NDArray[np.single]
 

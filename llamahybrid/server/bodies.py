@@ -11,16 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.options import (
-    ContinuationOptions,
-    First,
-    ReadingOptions,
-    SamplingOptions,
-    TemplateOptions,
-    ThinkingOptions,
-)
+from llamahybrid.server.options import First, ReadingOptions, SamplingOptions, TemplateOptions
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
+from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
 from llamahybrid.server.translation import translated
 
 _CONFIG = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see request_fields.fault

@@ -33,12 +33,13 @@ from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load, max_prompt, observed, prompting
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
-from llamahybrid.server.options import AnswerTokens, budget_of, extras_of, template_kwargs
+from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
 from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.request_fields import fault
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.several import completions
+from llamahybrid.server.thinking import budget_of
 from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
 

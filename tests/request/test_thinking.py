@@ -141,6 +141,20 @@ def test_a_template_without_thinking_takes_no_budget(tiny_model: Any, tmp_path: 
         assert chat(llm, thinking_budget=-1) == chat(llm)
 
 
+def test_streams_that_take_turns_in_one_slot_keep_their_budgets(model: str) -> None:
+    def stream(llm: Llama, budget: int) -> Iterator[str]:
+        made: Any = llm.create_chat_completion(HELLO, stream=True, thinking_budget=budget, **ASKED)
+        return (each["choices"][0]["delta"].get("content", "") for each in made)
+
+    with closing(Llama(model, **OPTIONS)) as llm:
+        right = [chat(llm, thinking_budget=budget) for budget in (3, 9)]
+        said = ["", ""]
+        for pieces in zip(stream(llm, 3), stream(llm, 9), strict=False):
+            said = [before + piece for before, piece in zip(said, pieces, strict=True)]
+        assert all(whole.startswith(text) for whole, text in zip(right, said, strict=True))
+        assert min(map(len, said)) > 30
+
+
 # -- history -----------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from llamahybrid.client.markers import Markers, probe
+from llamahybrid.client.markers import Markers
+from llamahybrid.client.template_probe import probe
 from llamahybrid.client.thought import ThoughtMarkers
 from llamahybrid.engine.sdist import member
 from llamahybrid.server.reading import Reader

@@ -12,8 +12,8 @@ import pytest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from llamahybrid.server.options import BUDGETS
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
+from llamahybrid.server.thinking import BUDGETS
 from tests.lab.gguf_edits import with_template
 from tests.lab.serving import serving
 

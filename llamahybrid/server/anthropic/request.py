@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.client.chat_template import unread
-from llamahybrid.client.markers import markers_of
+from llamahybrid.client.model_markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.anthropic import types
 from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest
