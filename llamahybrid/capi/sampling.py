@@ -176,9 +176,8 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
         nameless = {index for index, _ in self.custom_samplers}
         for index in range(llama_cpp.llama_sampler_chain_n(self.sampler)):
             part = llama_cpp.llama_sampler_chain_get(self.sampler, index)
-            if (
-                index in nameless or llama_cpp.llama_sampler_name(part).lstrip(b"+?") != b"grammar"
-            ):  # marks of its state
+            # with marks of its state before it
+            if index in nameless or llama_cpp.llama_sampler_name(part).lstrip(b"+?") != b"grammar":
                 yield part
 
     def _sampled(self, ctx: Any, idx: int) -> int:

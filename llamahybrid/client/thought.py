@@ -56,21 +56,25 @@ class Thinking:
 
     def thought(self, llm: Any, prompt: Sequence[int]) -> Thought:
         """Follow the thought of an answer to a prompt, given by its ids."""
-        inside = self.inside
+        inside, model = self.inside, llm._model  # not the `Llama`, which has what this is kept by
         if inside is None:
             tail: bytes = llm.detokenize([token for token in prompt[-TAIL:] if token >= 0], special=True)
             inside = tail.rstrip().endswith(self.markers.begin.encode("utf-8"))
-        return Thought(
-            self.markers, lambda token: bytes(llm._model.detokenize([token], special=True)), inside
-        )
+
+        def spell(token: int) -> bytes:
+            return bytes(model.detokenize([token], special=True))
+
+        return Thought(self.markers, spell, inside)
 
     def limit(self, llm: Any, prompt: Sequence[int]) -> ThoughtLimit | None:
         """End the thought of an answer to a prompt at the budget; None where there is no budget."""
         if self.budget is None:
             return None
 
+        tokenizer = llm.tokenizer_
+
         def tokens(text: str) -> list[int]:
-            return list(llm.tokenize(text.encode("utf-8"), add_bos=False, special=True))
+            return list(tokenizer.tokenize(text.encode("utf-8"), add_bos=False, special=True))
 
         close = self.message + self.markers.closing
         return ThoughtLimit(self.thought(llm, prompt), self.budget, close, tokens)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import llama_cpp
 import pytest
@@ -130,6 +132,20 @@ def test_usage_counts_the_thoughts_of_all_answers(llm: Llama) -> None:
 def test_a_message_stands_before_the_end(llm: Llama) -> None:
     said = chat(llm, thinking_budget=3, thinking_budget_message=" Enough.")
     assert said[3:].startswith(" Enough." + CLOSE)
+
+
+def test_a_model_that_nobody_has_any_more_is_freed(model: str) -> None:
+    llm = Llama(model, **OPTIONS)
+    chat(llm, thinking_budget=2)
+    chat(llm, [*HELLO, {"role": "assistant", "content": "It"}], continue_final_message=True, max_tokens=3)
+    chat(llm, thinking_budget=9)
+    own = ref(llm)
+    gc.disable()
+    try:
+        del llm
+        assert own() is None
+    finally:
+        gc.enable()
 
 
 def test_a_template_without_thinking_takes_no_budget(tiny_model: Any, tmp_path: Path) -> None:
