@@ -24,7 +24,7 @@ from llamahybrid.client.answer import answer
 from llamahybrid.client.answer_text import AnswerText
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
-from llamahybrid.client.chat_template import chat_with
+from llamahybrid.client.chat_way import ChatWay
 from llamahybrid.client.completion import arguments, completion, decode_ahead, generate, keeps_rows
 from llamahybrid.client.embedding import embedded
 from llamahybrid.client.extras import NO_EXTRAS, current_extras
@@ -320,26 +320,38 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         *args: Any,
         n: int | None = 1,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        thinking_budget: int | None = None,
+        thinking_budget_message: str = "",
+        continue_final_message: bool = False,
         **kwargs: Any,
     ) -> Any:
         """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
 
         `chat_template_kwargs`: variables of the model's chat template, `{"enable_thinking": False}` say.
-        Raises ValueError for those that it does not read. A chat handler that decodes by itself has the model
-        to itself: its answers come one by one.
+        `thinking_budget`: tokens of an answer's thought, which is then ended as the chat template writes it;
+        0: at once. A grammar or JSON schema holds behind it. None or -1: no bound. `thinking_budget_message`:
+        text that such a thought ends with.
+        `continue_final_message`: the last message is the assistant's, and the answer goes on from it.
+        `usage.completion_tokens_details.reasoning_tokens` counts thoughts, where the template has any.
+        Raises ValueError for variables that the template does not read, for a budget where it shows no
+        thinking, and for a continuation where the chat format is no template. A chat handler that decodes by
+        itself has the model to itself: its answers come one by one.
         """
-        create = partial(self._chat, chat_template_kwargs or {})
+        template = chat_template_kwargs or {}
+        way = ChatWay(template, thinking_budget, thinking_budget_message, continue_final_message)
+        create = partial(self._chat, way)
         if (count := answer_count(n)) == 1:
             made = create(*args, **kwargs)
             return self.requests.stream(made) if isinstance(made, Iterator) else made
         return answers(self, create, _CHAT(*args, **kwargs), count)
 
-    def _chat(self, template: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        with json_schema.asked(_CHAT(*args, **kwargs)):
-            return self._answered(template, *args, **kwargs)
+    def _chat(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
+        options = _CHAT(*args, **kwargs)
+        with json_schema.asked(options), way.asking(self, options):
+            return self._answered(way, *args, **kwargs)
 
-    def _answered(self, template: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        create = partial(chat_with, self, template) if template else super().create_chat_completion
+    def _answered(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
+        create = way.create(self) if way.ours else super().create_chat_completion
         loop = self.requests.loop
         if loop is None or self.chat_handler is None or loop.here:
             return create(*args, **kwargs)

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import llama_cpp
 
+from llamahybrid.client.answer_text import AnswerSpelling
 from llamahybrid.client.completion import Pauses
 from llamahybrid.client.extras import NO_EXTRAS, Extras
 from llamahybrid.client.logprobs import (
@@ -67,10 +68,16 @@ def _generate(
     request.most, request.pauses = bounds.tokens, Pauses(llm, extras.stop_token_ids, bounds.stops)
     if extras.samplers is not None:
         options = {**options, "samplers": extras.samplers}
+    thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
+    request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
     for token in llm.generate(prompt, **options):
         ends = token in extras.stop_token_ids or llm._calls.run(
             llama_cpp.llama_vocab_is_eog, llm._model.vocab, token
         )
+        if thought is not None and request.progress is not None:
+            if not ends:
+                thought.follow(token)
+            request.progress.thinking = thought.tokens
         if extras.on_token is not None and not ends:
             extras.on_token(extras.index, token)
         yield token, ends
@@ -169,6 +176,8 @@ class _Bounded(_Stand):
         """The token that the answer ended on, which is no part of it."""
         self.ended: bytes | None = None
         """The text of an answer that was ended here."""
+        self.detokenize = AnswerSpelling(llm, extras.spelt)
+        """Upstream's method of that name."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """See `Llama.generate`."""
@@ -181,13 +190,13 @@ class _Bounded(_Stand):
             if ends:
                 self.end = token
                 if token in self._extras.stop_token_ids:
-                    self.ended = llm.detokenize(said, prev_tokens=tokens)
+                    self.ended = self.detokenize(said, prev_tokens=tokens)
                     return
             else:
                 said.append(token)
             yield token
             if count > room:
-                self.ended = llm.detokenize(said, prev_tokens=tokens)
+                self.ended = self.detokenize(said, prev_tokens=tokens)
                 return
 
     def finish(self, choice: Chunk) -> None:
@@ -275,7 +284,7 @@ def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[C
 
     asked = _asked(llm, options)
     prompt, bounds = asked.tokens, Bounds(llm, options, asked.tokens)
-    said, text, sent = _begun(llm, options), b"", 0
+    said, text, sent, spell = _begun(llm, options), b"", 0, AnswerSpelling(llm, extras.spelt)
     decoder, finish_reason, end = _Decoder(errors="ignore"), "length", None
     odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
     for count, (token, ends) in enumerate(_generate(llm, prompt, extras, asked.options, bounds), 1):
@@ -284,7 +293,7 @@ def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[C
             break
         odds.add(token, said, text)
         said.append(token)
-        text = llm.detokenize(said, prev_tokens=prompt)
+        text = spell(said, prev_tokens=prompt)
         if not bounds.asked(text):
             if count > bounds.room:
                 break

@@ -121,6 +121,10 @@ def merged(completions: Mapping[int, Any]) -> dict[str, Any]:
     if whole.get("usage"):
         said = sum(completion["usage"]["completion_tokens"] for completion in completions.values())
         usage = dict(whole["usage"], completion_tokens=said)
+        if "completion_tokens_details" in usage:
+            told = [each["usage"]["completion_tokens_details"] for each in completions.values()]
+            thought = sum(each["reasoning_tokens"] for each in told)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
         whole["usage"] = dict(usage, total_tokens=usage["prompt_tokens"] + said)
     return whole
 

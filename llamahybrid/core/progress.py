@@ -30,6 +30,8 @@ class Progress:
     generated: int = 0
     last: int = -1
     """The last token handed out."""
+    thinking: int | None = None
+    """Tokens of the answer's thought; None: nobody counts them."""
     sent: bool = False
     """Its caller sent tokens of his own into the generator."""
     steps: int = 0
@@ -67,6 +69,7 @@ class Progress:
             source=self.plan.source,
             reason=sentence(self.plan, spell, explain=explain),
             generated=self.generated,
+            thinking=self.thinking,
             steps=self.steps,
             drafted=self.drafts.drafted,
             accepted=self.drafts.accepted,

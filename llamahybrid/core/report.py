@@ -27,6 +27,8 @@ class RequestReport:
     """One plain sentence on how the prompt started (see `sentence`)."""
     generated: int = 0
     """Tokens handed out so far."""
+    thinking: int | None = None
+    """Those of them that the answer's thought has, without its markers; None: no thought is told apart."""
     steps: int = 0
     """Native batches that the answer took: fewer than tokens where drafts were right."""
     drafted: int = 0

@@ -47,6 +47,7 @@ class Request:
         "inline",
         "known",
         "leads",
+        "limits",
         "most",
         "number",
         "on_progress",
@@ -86,6 +87,8 @@ class Request:
         """Tokens after which its answer is expected to end: `max_tokens`."""
         self.pauses: Callable[[int], bool] | None = None
         """Tells of a token whether the answer may end on it."""
+        self.limits: Any = None
+        """The limits of its sampler, a `capi.sampling.Limits`; None: none."""
         self.whole = False
         """Needs the whole context: no other request may have a slot at the same time."""
         self.prompt: Tokens | None = None
@@ -158,6 +161,9 @@ class Request:
         if completion.get("usage"):
             cached = 0 if self.progress is None else self.progress.plan.cached
             completion["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+            if self.progress is not None and self.progress.thinking is not None:
+                thinking = {"reasoning_tokens": self.progress.thinking}
+                completion["usage"]["completion_tokens_details"] = thinking
         if self.ended_early:
             for choice in completion["choices"]:
                 choice["finish_reason"] = choice["finish_reason"] and "cancelled"

@@ -14,6 +14,7 @@ from llamahybrid.server.messages import normalized, require_few, without_nulls
 from llamahybrid.server.options import First, ReadingOptions, SamplingOptions, TemplateOptions
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
+from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
 from llamahybrid.server.translation import translated
 
 _CONFIG = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see request_fields.fault
@@ -126,7 +127,12 @@ class Body(Protocol):
         """Why this cannot be answered, if it cannot."""
 
 
-class CompletionRequest(upstream.CreateCompletionRequest, SamplingOptions, CacheOptions):  # type: ignore[misc]
+class CompletionRequest(
+    upstream.CreateCompletionRequest,  # type: ignore[misc]
+    SamplingOptions,
+    ThinkingOptions,
+    CacheOptions,
+):
     """`/v1/completions`."""
 
     model_config = _CONFIG
@@ -178,6 +184,8 @@ class ChatCompletionRequest(
     upstream.CreateChatCompletionRequest,  # type: ignore[misc]
     SamplingOptions,
     TemplateOptions,
+    ThinkingOptions,
+    ContinuationOptions,
     ReadingOptions,
     CacheOptions,
 ):

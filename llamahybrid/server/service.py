@@ -34,10 +34,12 @@ from llamahybrid.server.loading import Observer, load, max_prompt, observed, pro
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
+from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.request_fields import fault
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.several import completions
+from llamahybrid.server.thinking import budget_of
 from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
 
@@ -355,8 +357,11 @@ def _complete_one(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream
     if not isinstance(body, CompletionRequest):
         create = llm.create_chat_completion
         template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
+        options["thinking_budget"] = budget_of(llm, body)
+        options["thinking_budget_message"] = body.reasoning_budget_message
+        options["continue_final_message"] = goes_on(llm, body)
         reading = reading_of(llm, body, template)
-    with asking(extras_of(llm, body, told)):
+    with asking(extras_of(llm, body, told, frozenset() if reading is None else reading.control)):
         made = create(**options)
     made = made if told is None else told.into(made)
     return made if reading is None else reading.into(made)

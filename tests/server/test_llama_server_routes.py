@@ -237,6 +237,7 @@ def test_a_template_is_applied(http: httpx.Client) -> None:
     chat = http.post("/v1/chat/completions", json={"messages": messages, **options}).json()
     completion = http.post("/v1/completions", json={"prompt": prompt, **options}).json()
     assert completion["choices"][0]["text"] == chat["choices"][0]["message"]["content"]
+    del chat["usage"]["completion_tokens_details"]
     assert completion["usage"] == chat["usage"] | {
         "prompt_tokens_details": {"cached_tokens": chat["usage"]["prompt_tokens"]}
     }
