@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -23,7 +24,7 @@ from typing import Any
 from llamahybrid.capi.shim import Stop as StopFlag
 from llamahybrid.core.batch import Decode, Reader
 from llamahybrid.core.executor import Executor, SequenceChanged
-from llamahybrid.core.messages import End, Feed, Look, Message, Reply, Resume, Run, Stop
+from llamahybrid.core.messages import Call, End, Feed, Look, Message, Reply, Resume, Run, Stop
 from llamahybrid.core.request import Request, Task, this_thread
 from llamahybrid.core.scheduler import Part, Scheduler
 from llamahybrid.core.slots import Slot, Slots
@@ -77,6 +78,8 @@ class DecodeLoop:
         """Nobody takes messages any more; all requests are over."""
         self.waiting: list[Request] = []
         """Requests that have a task and no slot."""
+        self._calls: deque[Call] = deque()
+        """Work that waits for its turn between two batches."""
         self._shared = shared
         self._scheduler = scheduler
         self._tell = tell
@@ -137,6 +140,17 @@ class DecodeLoop:
     def result(self, request: Request, reply: Reply) -> Any:
         """Wait for a reply. Whatever interrupts the wait cancels the request, and is raised at once."""
         return reply.get(partial(self.cancel, request))
+
+    def call(self, request: Request, work: Callable[[], Any]) -> Any:
+        """Do `work` in the loop's thread, between two batches; wait for its result. It needs no slot.
+
+        Calls that wait take turns with batches. However the wait ends, the request is cancelled.
+        """
+        if self.closed or request.cancelled:
+            raise self._cancelled()
+        request.reply = reply = Reply()
+        self.post(Call(request, work, reply))
+        return self.result(request, reply)
 
     def cancel(self, request: Request) -> None:
         """End a request soon; takes no lock, so that a signal handler may call it."""
@@ -244,6 +258,7 @@ class DecodeLoop:
                     request.prompt = request.view.ids()
                     self.slots.leave(request)
             self.waiting = []
+            self._calls.clear()
             if lost:
                 self._shared.lose_all()
 
@@ -251,6 +266,7 @@ class DecodeLoop:
         try:
             while self._take():
                 self._admit()
+                self._do_call()
                 if self._grace_left() > 0:
                     continue  # more tokens for the batch are on their way
                 wanted = [
@@ -286,6 +302,8 @@ class DecodeLoop:
 
     def _wait_seconds(self) -> float | None:
         """How long the next message may be waited for; None: as long as it takes."""
+        if self._calls:
+            return 0
         if any(
             request.task is not None and isinstance(request.task.wanted, Decode)
             for request in self.slots.seated
@@ -329,6 +347,20 @@ class DecodeLoop:
                         self._queue(request)
             case End(request, reply):
                 self._end(request, reply)
+            case Call():
+                self._calls.append(message)
+
+    def _do_call(self) -> None:
+        """Do the work that has waited longest; its request may have been cancelled meanwhile."""
+        if not self._calls:
+            return
+        call = self._calls.popleft()
+        try:
+            if call.request.cancelled:
+                raise self._cancelled()
+            call.reply.put(call.work())
+        except BaseException as error:
+            call.reply.fail(error)
 
     def _receive(self, task: Task) -> None:
         request = task.request
@@ -726,6 +758,8 @@ class DecodeLoop:
         self.closed = True
         for request in list(self.waiting):
             self._refuse(request, ModelClosed("the model is closed"))
+        while self._calls:
+            self._calls.popleft().reply.fail(ModelClosed("the model is closed"))
         for request in self.slots.seated:
             if request.task is not None:
                 task = request.task
@@ -761,6 +795,8 @@ class DecodeLoop:
                         request.task.reply.fail(ModelClosed("the model is closed"))
                 case End(request, reply):
                     self._end(request, reply)
+                case Call(reply=reply):
+                    reply.fail(ModelClosed("the model is closed"))
                 case Stop(reply):
                     if reply is not None:
                         reply.put(None)

@@ -106,6 +106,15 @@ class End:
 
 
 @dataclass(frozen=True)
+class Call:
+    """Do work that needs no slot, between two batches."""
+
+    request: Request
+    work: Callable[[], Any]
+    reply: Reply
+
+
+@dataclass(frozen=True)
 class Look:
     """Something has changed that the loop reads elsewhere: a request was cancelled."""
 
@@ -117,4 +126,4 @@ class Stop:
     reply: Reply | None = None
 
 
-Message: TypeAlias = Run | Resume | End | Look | Stop
+Message: TypeAlias = Run | Resume | End | Call | Look | Stop

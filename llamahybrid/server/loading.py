@@ -17,6 +17,7 @@ from llama_cpp.llama_chat_format import (
 
 from llamahybrid.errors import ContextOverflow, LlamaHybridError
 from llamahybrid.llama import Llama
+from llamahybrid.memory.vectors import embeds_only
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.cache import DEFAULT_REMOTE_BYTES
 from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
@@ -101,10 +102,9 @@ def load(
     `cache`: where its conversations are, if not in a new one. Raises DeviceError where an RPC server does not
     answer.
     """
-    caching = not (settings.embedding or settings.vocab_only)
     slots = settings.n_parallel
     if slots is None:
-        slots = DEFAULT_SLOTS if caching and settings.draft_model is None else 1
+        slots = DEFAULT_SLOTS if chats(settings) and settings.draft_model is None else 1
     try:
         return _load(settings, slots, cache, kind)
     except (AssertionError, RuntimeError, TypeError, KeyError) as error:  # upstream's, of its options
@@ -120,7 +120,7 @@ def load(
 
 def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: type[ServedLlama]) -> Llama:
     more: dict[str, Any] = {"n_parallel": slots, "paging": settings.paging, "logits_all": False}
-    if not (settings.embedding or settings.vocab_only):
+    if chats(settings):
         more["prompt_cache"] = cache or cache_of(settings)
 
     unsaid = {"flash_attn"} - settings.model_fields_set  # which several slots then have on a GPU
@@ -142,6 +142,11 @@ def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: 
         llm._chat_handlers[llm.chat_format] = llm.chat_handler
         llm.chat_handler = None
     return llm
+
+
+def chats(settings: ModelSettings) -> bool:
+    """The model is not opened for its vocabulary, or embeddings, alone."""
+    return not settings.vocab_only and not (settings.embedding and embeds_only(settings.model, {}))
 
 
 def known_format(llm: Llama) -> bool:

@@ -93,17 +93,18 @@ async def create_chat_completion(
 
 @router.post("/v1/embeddings", summary="Embedding", tags=[_OPENAI], response_model=None)
 async def create_embedding(request: Request, body: EmbeddingRequest, service: InService) -> Response:
-    """Embed texts; the model has to be opened with `embedding`."""
+    """Embed texts, beside the model's chats; it has to be opened with `embedding`."""
     texts = Texts([body.input] if isinstance(body.input, str) else body.input)
 
     def work(llm: Llama) -> Any:
-        if not llm.context_params.embeddings:
+        if not llm.embeds:
             raise bad("this model was not opened for embeddings (embedding: true)", "model")
         return llm.create_embedding(input=texts)
 
     require_known(body, service.settings.ignore_unknown_fields)
     body.require_understood()
-    made = await service.use_slot(request, body.model, work, texts.give_up)
+    slots = service.slots_to_embed(body.model)
+    made = await service.use_slot(request, body.model, work, texts.give_up, slots)
     if body.encoding_format == "base64":
         for each in made["data"]:
             each["embedding"] = packed(each["embedding"])
