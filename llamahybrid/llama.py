@@ -1,8 +1,8 @@
 """Llama: the drop-in for `llama_cpp.Llama` whose prompts reuse what was decoded before.
 
 Thin: plan, restore, then upstream's own `generate()`, whose `eval()` calls come back here and are cut
-where checkpoints are due. With `prompt_cache=False`, for embeddings, encoders and vocabularies without a
-model, everything is upstream's.
+where checkpoints are due. With `prompt_cache=False`, for models of embeddings alone, encoders and vocabularies
+without a model, everything is upstream's.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def embeds(self) -> bool:
-        """It was opened with `embedding`."""
+        """The model was opened with `embedding`."""
         return self._vectors is not None or bool(self.context_params.embeddings)
 
     # -- what happened ---------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class Vectors:
         """What a full batch of outputs takes: logits, which the library computes too, and vectors; twice, in
         the graph and out of it."""
         row = self._model.n_vocab() + self._model.n_embd()
-        return 2 * FLOAT_BYTES * row * self.n_batch
+        return int(2 * FLOAT_BYTES * row * self.n_batch)
 
 
 def _trained_ctx(model: LlamaModel) -> int:
