@@ -1,8 +1,8 @@
 """Llama: the drop-in for `llama_cpp.Llama` whose prompts reuse what was decoded before.
 
 Thin: plan, restore, then upstream's own `generate()`, whose `eval()` calls come back here and are cut
-where checkpoints are due. With `prompt_cache=False`, for models of embeddings alone, encoders and vocabularies
-without a model, everything is upstream's.
+where checkpoints are due. With `prompt_cache=False`, for encoders, models of embeddings alone and
+vocabularies without a model, everything is upstream's.
 """
 
 from __future__ import annotations
