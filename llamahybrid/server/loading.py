@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import FunctionType
@@ -51,14 +52,37 @@ class PromptEmpty(LlamaHybridError, ValueError):
     """The prompt has no tokens."""
 
 
+class TokenText(str):
+    """A text that is given by its token ids, for code that encodes texts and has them tokenized."""
+
+    def __new__(cls, ids: Sequence[int]) -> TokenText:
+        """Of these ids, as they are: no BOS comes before them."""
+        made = super().__new__(cls)
+        made.ids = ids
+        return made
+
+    ids: Sequence[int]
+
+    def encode(self, *_: Any, **__: Any) -> bytes:
+        """See `ServedLlama.tokenize`."""
+        return _TokenBytes(array("q", self.ids).tobytes())
+
+
+class _TokenBytes(bytes):
+    """Token ids, 8 bytes each."""
+
+
 class ServedLlama(Llama):
     """A `Llama` that refuses prompts that are longer than the operator allows, before anything is decoded."""
 
     def tokenize(self, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
-        """See upstream's. Raises ContextOverflow for a prompt whose beginning alone fills the context.
+        """See upstream's; of a `TokenText`, its ids.
 
+        Raises ContextOverflow for a prompt whose beginning alone fills the context.
         The time grows with the square of control tokens, in one native call that nothing ends.
         """
+        if isinstance(text, _TokenBytes):
+            return array("q", bytes(text)).tolist()
         n_ctx, end = self.n_ctx(), LONG_TOKENS * self.n_ctx()
         while prompting.get() and end < len(text):
             while end and text[end] & 0xC0 == 0x80:  # within a character

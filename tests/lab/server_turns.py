@@ -31,6 +31,8 @@ from tests.lab.serving import ServerProcess
 AT_ONCE = 64
 WARM_REQUESTS, WARM_ROUNDS = 4000, 100
 """Fewer are all warm-up."""
+PROMPTS = 300
+"""That there are: what the cache remembers of paths, beyond what it counts, is level once it knows all."""
 NOTES = [f"a note of {what}" for what in ("rivers", "stones", "light", "trees and what lies under them")]
 ERRORS = "llamahybrid:cache_disk_errors_total"
 
@@ -76,9 +78,10 @@ def many(model: Path, folder: Path, requests: int, seed: int, say: Say) -> None:
             chance = random.Random(f"{seed} {number}")
             said = chance.choices(("chat", "stream", "text", "embed", "leave"), (4, 2, 2, 2, 1))[0]
             system = {"role": "system", "content": words(random.Random(number % 5), 40)}
-            question = {"role": "user", "content": words(chance, chance.randrange(1, 20))}
+            pool = random.Random(chance.randrange(PROMPTS))
+            question = {"role": "user", "content": words(pool, pool.randrange(1, 20))}
             chat = {"messages": [system, question], "max_tokens": chance.randrange(1, 12)}
-            text = {"prompt": words(chance, chance.randrange(1, 60)), "max_tokens": chance.randrange(1, 12)}
+            text = {"prompt": words(pool, pool.randrange(1, 60)), "max_tokens": chance.randrange(1, 12)}
             if said == "embed":
                 texts = chance.sample(NOTES, chance.randrange(1, len(NOTES)))
                 if embed(server, texts) != [wanted[each] for each in texts]:
