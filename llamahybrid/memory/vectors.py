@@ -25,8 +25,6 @@ logger = logging.getLogger("llamahybrid")
 
 FLOAT_BYTES = 4
 
-Vector = list[float]
-
 
 def embeds_only(model_path: str, options: Mapping[str, Any]) -> bool:
     """A model of embeddings alone: its file names a pooling type, or its attention is not causal.
@@ -133,7 +131,13 @@ class Vectors:
     def _made(self) -> tuple[GuardedContext, LlamaBatch]:
         """The context, which goes with its model, and the batch."""
         if self._context is None or self._batch is None:
-            made = LlamaContext(model=self._model, params=self._params, verbose=False)
+            try:
+                made = LlamaContext(model=self._model, params=self._params, verbose=False)
+            except ValueError as error:
+                raise LlamaHybridError(
+                    f"no context for embeddings of {self.n_batch} tokens could be made beside the chats', for "
+                    "want of memory perhaps: a smaller n_batch takes less"
+                ) from error
             adapter, scale = self._lora
             if adapter:
                 adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
