@@ -135,8 +135,8 @@ class Vectors:
                 made = LlamaContext(model=self._model, params=self._params, verbose=False)
             except ValueError as error:
                 raise LlamaHybridError(
-                    f"no context for embeddings of {self.n_batch} tokens could be made beside the chats', for "
-                    "want of memory perhaps: a smaller n_batch takes less"
+                    f"no context for embeddings of {self.n_batch} tokens could be made beside the chats: "
+                    "a smaller n_batch takes less memory"
                 ) from error
             adapter, scale = self._lora
             if adapter:
