@@ -1,8 +1,8 @@
 """Llama: the drop-in for `llama_cpp.Llama` whose prompts reuse what was decoded before.
 
 Thin: plan, restore, then upstream's own `generate()`, whose `eval()` calls come back here and are cut
-where checkpoints are due. With `prompt_cache=False`, for embeddings, encoders and vocabularies without a
-model, everything is upstream's.
+where checkpoints are due. With `prompt_cache=False`, for encoders, models of embeddings alone and
+vocabularies without a model, everything is upstream's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
 from llamahybrid.client.chat_way import ChatWay
 from llamahybrid.client.completion import arguments, completion, decode_ahead, generate, keeps_rows
-from llamahybrid.client.embedding import embedded
+from llamahybrid.client.embedding import embedded, embedded_beside
 from llamahybrid.client.extras import NO_EXTRAS, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
@@ -41,6 +41,7 @@ from llamahybrid.core.slots import Slots
 from llamahybrid.devices.offload import Offload
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.model_files import ModelFiles
+from llamahybrid.memory.vectors import Vectors, embeds_only
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.saved_state import load, save, user_cache
@@ -115,14 +116,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.slots = Slots([])
         self._cache_stays = isinstance(prompt_cache, PromptCache)
         self._explain = explain
-        reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
+        embedding = bool(kwargs.get("embedding"))
+        reusing = not (kwargs.get("vocab_only") or (embedding and embeds_only(model_path, kwargs)))
         cache = cache_for(prompt_cache, reusing)
         wanted = Wish(current().parallel or 1) if n_parallel is None else n_parallel
         n_parallel = slots_for(wanted, model_path, cache is not None, kwargs)
         self._made_with = {
             **{"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel, "wait": wait},
             **{"draft_planes": draft_planes, "explain": explain, "rpc_servers": rpc_servers},
-            "stock_logprobs": stock_logprobs,
+            **{"stock_logprobs": stock_logprobs, "embedding": embedding},
         }
         self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
         self._parallel = n_parallel
@@ -132,6 +134,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.on_request: Callable[[RequestReport], None] | None = None
         self.on_progress: Callable[[PromptProgress], None] | None = None
         self._answer_text: AnswerText | None = None
+        self._vectors: Vectors | None = None
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
             self._open(model_path, kwargs)
@@ -139,12 +142,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._prompt_cache = cache
         files = ModelFiles(model_path, kwargs.get("lora_path"), by_content=cache.leaves_process)
         try:
-            self._open(model_path, kwargs)
+            self._open(model_path, {**kwargs, "embedding": False})
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.requests.seen.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
             loop = assemble(self, n_parallel, cache, files, paging)
             if loop is not None:
                 self.slots, self.requests.loop, self.requests.several = loop.slots, loop, n_parallel > 1
+            if embedding:
+                lora, flash = (self._lora_adapter, self.lora_scale), bool(kwargs.get("flash_attn"))
+                shape = self.context_params, self.n_batch, flash
+                self._vectors = Vectors(self._ctx, *shape, lora, self.offload.watch)
             self._answer_text = AnswerText(self.token_bos())
             self.draft_model = self._draft_model
         except BaseException:
@@ -196,6 +203,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def n_ctx(self) -> int:
         """Tokens that one request may hold, whatever others there are."""
         return int(llama_cpp.llama_n_ctx_seq(self.ctx))
+
+    @property
+    def embeds(self) -> bool:
+        """The model was opened with `embedding`."""
+        return self._vectors is not None or bool(self.context_params.embeddings)
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -361,7 +373,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @held
     @as_of(llama_cpp.Llama.embed)
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """As `llama_cpp.Llama.embed`; of several texts, each has the vectors that it has alone."""
+        """As `llama_cpp.Llama.embed`; without pooling, each of several texts has the vectors it has alone.
+
+        A model that chats embeds in a context of its own, made by the first call, between the batches of
+        requests that run: they keep their state, and wait no longer than for one batch of texts. `cancel()`
+        ends it between two. Raises RequestCancelled, ModelClosed, ValueError for a text without tokens.
+        """
+        if self._vectors is not None:
+            return embedded_beside(self._vectors, self.requests, self.tokenize, *args, **kwargs)
         return embedded(super().embed, llama_cpp.Llama.pooling_type(self), *args, **kwargs)
 
     def eval(self, tokens: Sequence[int]) -> None:

@@ -74,6 +74,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make
 
 
+EMBEDDING_ALONE: dict[str, Any] = {"embedding": True, "attention_type": 1}
+"""Arguments of a model that does not chat: its attention is not causal (llama.h, llama_attention_type)."""
+
 SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 
 

@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -48,6 +48,8 @@ class Requests:
         """Requests with `logprobs` keep the rows that these need, as with `logits_all`, and no others do."""
         self.several = False
         """There is more than one slot."""
+        self._calling: set[Request] = set()
+        """Those that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
         self._thread = threading.local()
@@ -260,6 +262,26 @@ class Requests:
             request.over = True
             self.show(request.view)
 
+    def beside(self, work: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+        """Do work that needs no slot, one piece after the other, batches of other requests between them.
+
+        Raises RequestCancelled after `cancel`, ModelClosed, LlamaHybridError in `on_request`.
+        """
+        self.require_outside_reports()
+        if self.loop is None or self.loop.here:
+            yield from (each() for each in work)
+            return
+        request = Request(View(), salt=self.salt())
+        if (handle := self.handle()) is not None:
+            handle.add(request)
+        try:
+            self._calling.add(request)
+            for each in work:
+                yield self.loop.call(request, each)
+        finally:
+            request.over = True
+            self._calling.discard(request)
+
     # -- salts -------------------------------------------------------------------------------------
 
     def handle(self) -> RequestHandle | None:
@@ -305,7 +327,8 @@ class Requests:
         """End this request, or all that run; takes no lock, so that a signal handler may call it."""
         if self.loop is None:
             return
-        running = [*self.loop.slots.seated, *self.loop.admission.waiting] if request is None else [request]
+        everything = (*self.loop.slots.seated, *self.loop.admission.waiting, *list(self._calling))
+        running = everything if request is None else (request,)
         for each in running:
             self.loop.cancel(each)
 

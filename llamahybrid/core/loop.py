@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -23,7 +24,7 @@ from typing import Any
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Decode, Reader
 from llamahybrid.core.executor import Executor, SequenceChanged
-from llamahybrid.core.messages import End, Look, Message, Resume, Run, Stop
+from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.nested import NestedRequests
 from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task, this_thread
@@ -61,6 +62,8 @@ class DecodeLoop:
         """New tasks are refused."""
         self._ended = False
         """All requests are over, and messages are refused."""
+        self._calls: deque[Call] = deque()
+        """Work without a slot, oldest first; one is done between two batches."""
         self._shared = shared
         self._scheduler = scheduler
         self._tell = tell
@@ -115,6 +118,17 @@ class DecodeLoop:
     def result(self, request: Request, reply: Reply) -> Any:
         """Wait for a reply. An exception that interrupts the wait (Ctrl-C) cancels the request."""
         return reply.get(partial(self.cancel, request))
+
+    def call(self, request: Request, work: Callable[[], Any]) -> Any:
+        """Do work that needs no slot in the loop's thread, between two batches; wait for its result.
+
+        Calls that wait take turns with batches. An interrupted wait cancels the request.
+        """
+        if self.closed or request.cancelled:
+            raise self._cancelled()
+        request.reply = reply = Reply()
+        self.post(Call(request, work, reply))
+        return self.result(request, reply)
 
     def cancel(self, request: Request) -> None:
         """Cancel a request; takes no lock, so that a signal handler may call it."""
@@ -206,6 +220,7 @@ class DecodeLoop:
                     request.prompt = request.view.ids()
                     self.slots.leave(request)
             self.admission.waiting = []
+            self._calls.clear()
             if lost:
                 self._shared.lose_all()
 
@@ -213,6 +228,7 @@ class DecodeLoop:
         try:
             while self._take():
                 self._admit()
+                self._do_call()
                 if self._grace_left() > 0:
                     continue  # more tokens for the batch are expected
                 wanted = [
@@ -248,6 +264,8 @@ class DecodeLoop:
 
     def _wait_seconds(self) -> float | None:
         """Longest wait for the next message; None: without limit."""
+        if self._calls:
+            return 0
         if any(
             request.task is not None and isinstance(request.task.wanted, Decode)
             for request in self.slots.seated
@@ -283,6 +301,20 @@ class DecodeLoop:
                         self.admission.queue(request)
             case End(request, reply):
                 self._end(request, reply)
+            case Call():
+                self._calls.append(message)
+
+    def _do_call(self) -> None:
+        """Do the work that has waited longest, unless its request was cancelled."""
+        if not self._calls:
+            return
+        call = self._calls.popleft()
+        try:
+            if call.request.cancelled:
+                raise self._cancelled()
+            call.reply.put(call.work())
+        except BaseException as error:
+            call.reply.fail(error)
 
     def _receive(self, task: Task) -> None:
         request = task.request
@@ -487,6 +519,8 @@ class DecodeLoop:
             self.admission.drop(request)
             if request.task is not None:
                 self._fail(request.task, self._cancelled())
+        while self._calls:
+            self._calls.popleft().reply.fail(self._cancelled())
         for request in self.slots.seated:
             if request.task is not None:
                 task = request.task
@@ -522,6 +556,8 @@ class DecodeLoop:
                         request.task.reply.fail(ModelClosed("the model is closed"))
                 case End(request, reply):
                     self._end(request, reply)
+                case Call(reply=reply):
+                    reply.fail(ModelClosed("the model is closed"))
                 case Stop(reply):
                     if reply is not None:
                         reply.put(None)

@@ -32,6 +32,15 @@ class End:
 
 
 @dataclass(frozen=True)
+class Call:
+    """Do work that needs no slot, between two batches."""
+
+    request: Request
+    work: Callable[[], Any]
+    reply: Reply
+
+
+@dataclass(frozen=True)
 class Look:
     """Wake the loop: a request was cancelled."""
 
@@ -43,4 +52,4 @@ class Stop:
     reply: Reply | None = None
 
 
-Message: TypeAlias = Run | Resume | End | Look | Stop
+Message: TypeAlias = Run | Resume | End | Call | Look | Stop

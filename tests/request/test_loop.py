@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from llamahybrid.core.messages import Call, Reply
+from llamahybrid.core.request import Request
+from llamahybrid.core.view import View
 from llamahybrid.errors import ModelClosed
 from llamahybrid.memory.shared import SharedContext
 from tests.request.asking import DEADLINE, WORDS, each, take
@@ -52,6 +55,24 @@ def test_streams_that_take_turns_at_every_token(opened: Opened, stock: Opened) -
     finally:
         sys.setrecursionlimit(before)
     assert [list(each) for each in zip(*said, strict=True)] == [right(prompt, 250) for prompt in prompts]
+
+
+def test_calls_take_turns_with_the_batches_of_a_prompt(opened: Opened) -> None:
+    llm, seen, replies = opened(), list[int](), list[Reply]()
+
+    def told(progress: Any) -> None:
+        if not replies:
+            replies.extend(Reply() for _ in range(3))
+            for reply in replies:
+                llm.requests.loop.post(Call(Request(View()), lambda: seen.append(llm.runner.live.n), reply))
+
+    llm.on_progress = told
+    take(llm, WORDS[:400], 1)
+    for reply in replies:
+        reply.get()
+    assert len(set(seen)) == 3
+    assert seen == sorted(seen)
+    assert seen[-1] < 400, "they did not wait for all of it"
 
 
 def test_answers_whose_batches_in_common_are_found_faulty_are_decoded_alone(
