@@ -166,6 +166,8 @@ class Executor:
         if self.live.n >= self._n_ctx:
             raise ContextOverflow(f"the context window of {self._n_ctx} is full")
         try:
+            if self.live.n != len(progress.prompt) + progress.decoded:
+                raise SequenceChanged("the buffers were zeroed while the reader had the token")
             yield Decode(self.live, (token,), "last")
         except SequenceChanged:
             yield from self.restore_answer(progress, [*progress.said[: progress.decoded], token], row=True)

@@ -614,7 +614,11 @@ class DecodeLoop:
             return
         self._scheduler.took(ready, time.perf_counter() - clock)
         for part, fault in zip(ready, faults, strict=True):
-            lost = None if fault is None else SequenceChanged(f"memory is not what it should be: {fault}")
+            live, lost = part.wanted.live, None
+            if fault is not None:
+                lost = SequenceChanged(f"memory is not what it should be: {fault}")
+            elif live.n != part.wanted.position + part.count or live.state.is_invalid:
+                lost = SequenceChanged("the task of another part had the buffers zeroed")
             part.task.alone = fault is not None
             self._advance(part.task, part.count, lost)
 
