@@ -1,4 +1,4 @@
-"""Parallel campaigns: several conversations at once on one `Llama(n_parallel=1..4)`.
+"""Parallel campaigns: several conversations at once on one `Llama(n_parallel=2..4)`.
 
 ``python -m tests.lab.parallel_fuzz --seconds 300 [--count 1000] [--seed 1] [--arch qwen35]``
 
@@ -97,7 +97,7 @@ class Plan:
         """One at random."""
         talks, n_ctx = rng.randint(2, 4), rng.choice(CONTEXTS)
         return cls(
-            n_parallel=rng.randint(1, 4),
+            n_parallel=rng.randint(2, 4),
             talks=talks,
             threads=rng.choice((0, talks, talks, rng.randint(0, talks))),
             n_ctx=n_ctx,
@@ -142,8 +142,7 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
             finally:
                 llm.close()
             check_integrity(cache)
-            if plan.n_parallel > 1:
-                _serves_nobody_alone(model, setting, cache, common)
+            _serves_nobody_alone(model, setting, cache, common)
             cache.close()
         _all_threads_ended(before)
     outcome.histories += 1
