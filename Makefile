@@ -50,13 +50,11 @@ integrations: venv ## LangChain, llama-index, outlines, ... each in an environme
 upstream: venv ## is there a newer llama-cpp-python, and what of the patches merges into it
 	$(BIN)/llamahybrid engine rebase latest --check
 
-fuzz: venv ## random histories, alone and several at once, threads, streams, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
+fuzz: venv ## random histories, alone and several at once, threads, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.parallel_fuzz --seconds $(TIME)
-	$(BIN)/python -m tests.lab.cancel_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.interrupt_fuzz --seconds $(TIME)
-	$(BIN)/python -m tests.lab.stream_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.signal_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid, llama_cpp" 2>/dev/null; then \

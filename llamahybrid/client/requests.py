@@ -208,6 +208,8 @@ class Requests:
     def end(self, request: Request) -> None:
         """A request is over; what its end raises is for its caller."""
         request.view.busy = False
+        if self.several:
+            request.view.sampler = None  # `sample` would go on with it, whatever it is told
         if self.loop is not None:
             self.loop.end(request, wait=request.begun and not collecting())
 

@@ -27,7 +27,7 @@ stream = llm.generate(range(30, 70), temp=0.0)
 first = next(stream)
 child = os.fork()
 if not child:
-    signal.alarm(60)
+    signal.alarm(150)
     os._exit(0 if answer() == expected else 1)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 next(stream)

@@ -105,7 +105,7 @@ def test_a_stream_goes_on_in_a_forked_child(opened: Opened) -> None:
         text = next(stream)["choices"][0]["text"]
         child = os.fork()
         if child == 0:
-            signal.alarm(60)  # a child that hangs is red, too
+            signal.alarm(DEADLINE)  # a child that hangs is red, too
             try:
                 text += "".join(chunk["choices"][0]["text"] for chunk in stream)
                 os._exit(0 if text == whole else 1)

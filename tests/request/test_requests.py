@@ -45,6 +45,16 @@ def test_streams_by_turns(opened, stock, arch):
     assert said == [right(p, len(s)) for p, s in zip(PROMPTS, said, strict=True)]
 
 
+def test_stream_that_was_never_advanced_does_nothing(opened, stock):
+    llm = opened()
+    unstarted = llm.generate(words(2), temp=0.0)
+    answer = take(llm, words(1), 4)
+    del unstarted
+    gc.collect()
+    assert answer == stock()(words(1), 4)
+    assert llm.input_ids[: llm.n_tokens].tolist() == words(1) + answer[:-1]
+
+
 @every_arch
 def test_sampled_streams_keep_their_own_sampler(opened, arch):
     llm = opened(arch)

@@ -56,6 +56,7 @@ def test_answers_are_those_of_a_fresh_context(
                 {"role": "user", "content": question},
             ]
             got = client.chat.completions.create(model="any", messages=messages, **GREEDY)
+            server.await_settled()  # its state is stored, and its slot free
         response = client.responses.create(
             model="any",
             input=messages[1:],
