@@ -367,6 +367,11 @@ class Requests:
             self._thread.telling = False
 
     def require_outside_reports(self) -> None:
-        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do."""
+        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do.
+
+        Also in finalizers that the garbage collector runs in the decode loop's thread, inside an operation.
+        """
         if getattr(self._thread, "telling", False):
             raise LlamaHybridError("on_request and on_progress cannot use their model; do that afterwards")
+        if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
+            raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.errors import ModelClosed
+from llamahybrid.errors import LlamaHybridError, ModelClosed
 from llamahybrid.memory.shared import SharedContext
 from tests.request.asking import DEADLINE, WORDS, each, take
 
@@ -69,6 +70,40 @@ def test_answers_whose_batches_in_common_are_found_faulty_are_decoded_alone(
     monkeypatch.setattr(SharedContext, "decode_parts", faulty)
     prompts = [WORDS[:40], WORDS[100:150]]
     assert each(lambda prompt: take(llm, prompt, 6), prompts) == [right(prompt, 6) for prompt in prompts]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_finalizer_in_the_loops_thread_changes_no_answer(opened: Opened, stock: Opened, slots: int) -> None:
+    """The collector runs in any thread: in that of the loop, `reset` would come between two batches."""
+    llm, right, raised = opened(n_parallel=slots), stock(), list[str]()
+
+    class Finalized:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            try:
+                llm.eval([7, 7, 7])
+            except LlamaHybridError as error:
+                raised.append(str(error))
+
+    def leave_garbage(progress: Any) -> None:
+        if 100 < progress.processed < progress.total and not raised:
+            gc.disable()
+            Finalized()
+            gc.set_threshold(1)  # collected by the loop's thread, as the caller's waits
+            gc.enable()
+        else:
+            gc.set_threshold(*threshold)
+
+    threshold, prompt = gc.get_threshold(), WORDS[:300]
+    try:
+        with llm.request(on_progress=leave_garbage):
+            assert take(llm, prompt) == right(prompt)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+    assert len(raised) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
