@@ -122,7 +122,7 @@ class DecodeLoop:
         if request.over:
             return
         request.cancelled = True
-        if request.whole:
+        if request.whole and request.slot is not None:  # one that waits has begun no others
             self._nested.cancel()
         self._batches.stop(request)
         if (reply := request.reply) is not None and request.slot is None and not request.begun:
