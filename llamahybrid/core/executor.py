@@ -257,6 +257,7 @@ class Executor:
             # Shorten the view by the last token: upstream's code then decodes that token again, and does not
             # sample from a row that is lost.
             between = not request.entered  # else the caller processes the row of the last token
+            progress.sent = request.sent
             if not request.sent:
                 self.view.shorten(progress.plan.total + max(0, progress.generated - between))
             self.end_drafts(progress, goes_on=between)
@@ -276,7 +277,7 @@ class Executor:
         progress = self.active
         if progress is None:
             return
-        if request.sent:
+        if progress.sent:
             raise RequestSuperseded("tokens were sent to this generator before another took its place")
         try:
             if progress.said:

@@ -31,7 +31,7 @@ class Progress:
     last: int = -1
     """The last token handed out."""
     sent: bool = False
-    """Its caller sent tokens of his own into the generator."""
+    """Its caller had sent tokens of his own into the generator when it was preempted."""
     steps: int = 0
     """Batches the answer took."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
