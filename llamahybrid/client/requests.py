@@ -305,9 +305,10 @@ class Requests:
         """End this request, or all that run; takes no lock, so that a signal handler may call it."""
         if self.loop is None:
             return
-        running = [*self.loop.slots.seated, *self.loop.admission.waiting] if request is None else [request]
-        for each in running:
-            self.loop.cancel(each)
+        if request is None:
+            self.loop.cancel_all()
+        else:
+            self.loop.cancel(request)
 
     @property
     def last(self) -> Progress | None:

@@ -130,6 +130,13 @@ class DecodeLoop:
         if self._thread is not None:
             self._inbox.put(Look())
 
+    def cancel_all(self) -> None:
+        """Cancel all requests that run or wait; takes no lock."""
+        for request in [*self.slots.seated, *self.admission.waiting]:
+            self.cancel(request)
+        if self._thread is not None:
+            self._inbox.put(Look(cancel=True))  # those whose messages are not read yet
+
     def end(self, request: Request, wait: bool = True) -> None:
         """End a request: release its slot and report it; wait until that is done."""
         if request.over:
@@ -287,6 +294,9 @@ class DecodeLoop:
                         self.admission.queue(request)
             case End(request, reply):
                 self._end(request, reply)
+            case Look(cancel=True):
+                for request in [*self.slots.seated, *self.admission.waiting]:
+                    self.cancel(request)
 
     def _receive(self, task: Task) -> None:
         request = task.request

@@ -109,6 +109,9 @@ class End:
 class Look:
     """Wake the loop: a request was cancelled."""
 
+    cancel: bool = False
+    """Cancel all requests whose messages came before this one."""
+
 
 @dataclass(frozen=True)
 class Stop:
