@@ -329,10 +329,12 @@ class Requests:
         """End this request, or all that run; takes no lock, so that a signal handler may call it."""
         if self.loop is None:
             return
-        everything = (*self.loop.slots.seated, *self.loop.admission.waiting, *list(self._calling))
-        running = everything if request is None else (request,)
-        for each in running:
-            self.loop.cancel(each)
+        if request is None:
+            self.loop.cancel_all()
+            for each in list(self._calling):
+                self.loop.cancel(each)
+        else:
+            self.loop.cancel(request)
 
     @property
     def last(self) -> Progress | None:
@@ -392,6 +394,11 @@ class Requests:
             self._thread.telling = False
 
     def require_outside_reports(self) -> None:
-        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do."""
+        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do.
+
+        Also in finalizers that the garbage collector runs in the decode loop's thread, inside an operation.
+        """
         if getattr(self._thread, "telling", False):
             raise LlamaHybridError("on_request and on_progress cannot use their model; do that afterwards")
+        if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
+            raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")

@@ -7,6 +7,7 @@ to decode (`batch.Steps`). All of them run in the decode loop's thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from operator import index
@@ -25,6 +26,8 @@ from llamahybrid.memory.adoption import adopt_native, take_over
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import Drafts
+
+logger = logging.getLogger("llamahybrid")
 
 NO_CELLS = 1
 """Result of llama_decode: no room for the batch; nothing was changed."""
@@ -255,12 +258,16 @@ class Executor:
             # Shorten the view by the last token: upstream's code then decodes that token again, and does not
             # sample from a row that is lost.
             between = not request.entered  # else the caller processes the row of the last token
+            progress.sent = request.sent
             if not request.sent:
                 self.view.shorten(progress.plan.total + max(0, progress.generated - between))
             self.end_drafts(progress, goes_on=between)
             ids = self.view.ids()
         progress.drop_records()
-        self.runner.save_tip()
+        try:
+            self.runner.save_tip()
+        except Exception:  # it is decoded again later; who takes the slot has nothing to do with it
+            logger.exception("the state of a preempted request was not stored")
         return ids
 
     def come_back(self, request: Request) -> Steps[None]:
@@ -271,7 +278,7 @@ class Executor:
         progress = self.active
         if progress is None:
             return
-        if request.sent:
+        if progress.sent:
             raise RequestSuperseded("tokens were sent to this generator before another took its place")
         try:
             if progress.said:

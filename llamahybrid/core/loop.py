@@ -70,6 +70,8 @@ class DecodeLoop:
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._serving = False
+        """The thread reads messages, or did until the end."""
         self._process = os.getpid()
         self._batches = StoppableBatches(slots)
         self._nested = NestedRequests(slots, self._batches, self._cancelled)
@@ -135,13 +137,20 @@ class DecodeLoop:
         if request.over:
             return
         request.cancelled = True
-        if request.whole:
+        if request.whole and request.slot is not None:  # one that waits has begun no others
             self._nested.cancel()
         self._batches.stop(request)
         if (reply := request.reply) is not None and request.slot is None and not request.begun:
             reply.fail(self._cancelled())  # without waiting for the running batch
         if self._thread is not None:
             self._inbox.put(Look())
+
+    def cancel_all(self) -> None:
+        """Cancel all requests that run or wait; takes no lock."""
+        for request in [*self.slots.seated, *self.admission.waiting]:
+            self.cancel(request)
+        if self._thread is not None:
+            self._inbox.put(Look(cancel=True))  # those whose messages are not read yet
 
     def end(self, request: Request, wait: bool = True) -> None:
         """End a request: release its slot and report it; wait until that is done."""
@@ -197,12 +206,11 @@ class DecodeLoop:
     # -- the thread --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        """Start the thread. Raises RuntimeError where the system has none to give."""
         with self._start:
-            if self._thread is None and not self._ended:
+            if not self._serving and not self._ended:  # one that an interrupt left half started gives way
                 self._thread = threading.Thread(target=self._serve, name="llamahybrid-decode", daemon=True)
-            if self._thread is not None and self._thread.ident is None:  # interrupted before `start`
-                with contextlib.suppress(RuntimeError):
-                    self._thread.start()
+                self._thread.start()
 
     def _go_on_in_child(self) -> None:
         """Begin anew in a forked process, which has no such thread; an operation it was in is lost."""
@@ -210,7 +218,7 @@ class DecodeLoop:
             if self._process == os.getpid():
                 return
             self._process = os.getpid()
-            self._start, self._thread = threading.Lock(), None
+            self._start, self._thread, self._serving = threading.Lock(), None, False
             self._inbox = SimpleQueue()
             lost = not self._idle
             self._idle = True
@@ -225,6 +233,10 @@ class DecodeLoop:
                 self._shared.lose_all()
 
     def _serve(self) -> None:
+        with self._start:
+            if self._serving or not self.here:
+                return  # interrupted while it started, and replaced
+            self._serving = True
         try:
             while self._take():
                 self._admit()
@@ -301,6 +313,9 @@ class DecodeLoop:
                         self.admission.queue(request)
             case End(request, reply):
                 self._end(request, reply)
+            case Look(cancel=True):
+                for request in [*self.slots.seated, *self.admission.waiting]:
+                    self.cancel(request)
             case Call():
                 self._calls.append(message)
 

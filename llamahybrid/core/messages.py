@@ -45,6 +45,9 @@ class Call:
 class Look:
     """Wake the loop: a request was cancelled."""
 
+    cancel: bool = False
+    """Cancel all requests whose messages came before this one."""
+
 
 @dataclass(frozen=True)
 class Stop:

@@ -33,7 +33,7 @@ class Progress:
     thinking: int | None = None
     """Tokens of the answer's thought; None: nobody counts them."""
     sent: bool = False
-    """Its caller sent tokens of his own into the generator."""
+    """Its caller had sent tokens of his own into the generator when it was preempted."""
     steps: int = 0
     """Batches the answer took."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
