@@ -1,4 +1,4 @@
-"""docs/api.md: the public names, as their docstrings tell of them. `python docs/api_page.py` writes it.
+"""docs/reference/api.md: the public names, as their docstrings tell of them. `python docs/api_page.py` writes it.
 
 By `inspect` alone: what is public here is part of a class whose other half is upstream's, and a generator of
 pages would have to be told of every name of that half. Markdown is read where the code is.
@@ -28,7 +28,7 @@ from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.prompt_cache import CacheStats
 
-PAGE = Path(__file__).with_name("api.md")
+PAGE = Path(__file__).parent / "reference" / "api.md"
 
 HANDED_OUT = (RequestReport, PromptProgress, RequestHandle, CacheStats)
 """Classes that users get and do not make."""
