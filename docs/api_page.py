@@ -1,4 +1,4 @@
-"""docs/reference/api.md: the public names, as their docstrings tell of them. `python docs/api_page.py` writes it.
+"""Write docs/reference/api.md, the public names, from their docstrings: `python docs/api_page.py`.
 
 By `inspect` alone: what is public here is part of a class whose other half is upstream's, and a generator of
 pages would have to be told of every name of that half. Markdown is read where the code is.
