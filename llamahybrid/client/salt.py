@@ -41,8 +41,8 @@ def model_salt() -> Any:
     def get(llm: Any) -> str:
         """Name of the computation: state stored under one salt is never used under another.
 
-        Model content, parameters, engine, and changes by llama_cpp's functions are noticed without a salt. Set
-        one when you change the numbers in another way; the old one makes its state usable again.
+        Model content, parameters, engine, and changes by llama_cpp's functions are noticed without a salt.
+        Set one when you change the numbers in another way; the old one makes its state usable again.
         """
         salt: str = llm._cache_salt
         return salt
