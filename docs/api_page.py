@@ -42,6 +42,9 @@ FOR_USERS = {
 SEAMS = {"drafts", "evaluation", "requests", "runner"}
 """What of `Llama` is for the package itself and its tests."""
 
+AS_UPSTREAM = {"input_ids", "n_tokens", "scores", "model_params", "context_params", "reset"}
+"""What of `Llama` upstream's documentation describes."""
+
 SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
 """Attributes that upstream's constructor sets, and that are properties here."""
 
@@ -138,8 +141,9 @@ def page() -> str:
     parts.append("## Errors\n\nAll of them are in `llamahybrid.errors`.\n")
     for owner in public_classes():
         if issubclass(owner, BaseException):
-            bases = ", ".join(f"`{base.__name__}`" for base in owner.__bases__)
-            parts.append(f"**{owner.__name__}** ({bases}): {markdown(inspect.getdoc(owner) or '')}")
+            others = [f"`{base.__name__}`" for base in owner.__bases__ if base is not errors.LlamaHybridError]
+            also = f" (also {', '.join(others)})" if others else ""
+            parts.append(f"**{owner.__name__}**{also}: {markdown(inspect.getdoc(owner) or '')}")
     return "\n".join(parts)
 
 
@@ -161,7 +165,7 @@ def _members(owner: type) -> Iterator[str]:
     chosen = members(owner)
     chosen = {name: chosen[name] for name in FOR_USERS.get(owner, chosen)}
     if owner is llamahybrid.Llama:
-        chosen = {name: member for name, member in chosen.items() if name not in SEAMS}
+        chosen = {name: member for name, member in chosen.items() if name not in SEAMS | AS_UPSTREAM}
     theirs = [c for c in owner.__mro__ if c.__module__.startswith("llama_cpp.llama")]
     also = {name for name in chosen if any(name in vars(c) for c in theirs)}
     also |= SET_BY_UPSTREAM & chosen.keys() if theirs else set()
