@@ -72,6 +72,15 @@ def test_links_of_a_page_lead_to_a_file_and_a_heading(page: Path) -> None:
         assert not heading or heading in anchors(there), f"{path}#{heading}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", text):
+        assert (ROOT / path).exists() or (ROOT / "llamahybrid" / path).exists(), path
+    for module in re.findall(r"-m ((?:benchmarks|tests)\.[\w.]+\w)", text):
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+
+
 def test_every_page_is_in_the_readme() -> None:
     linked = {(ROOT / path).resolve() for path, _ in LINK.findall(PAGES[0].read_text(encoding="utf-8"))}
     assert set(PAGES[1:]) <= linked
