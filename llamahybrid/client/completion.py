@@ -65,7 +65,14 @@ def completion(
 ) -> Generator[Any, Any, None]:
     """`start(options)`, a completion or its chunks, as a request."""
     options["stopping_criteria"] = Cancelled(request, options.get("stopping_criteria"))
-    for item in requests.drive(request, lambda: start(options)):
+    made = requests.drive(request, lambda: start(options))
+    if not options.get("stream"):
+        item = next(made)
+        made.close()  # here, since upstream drops this generator, and what `on_request` raises would be lost
+        request.annotate(item)
+        yield item
+        return
+    for item in made:
         request.annotate(item)
         yield item
 

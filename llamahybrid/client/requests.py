@@ -240,17 +240,23 @@ class Requests:
             handle.add(request)
         request.prompt, request.whole = request.view.ids(), True
         self._limit(request)
-        context = copy_context()
+        context, inner = copy_context(), list[Request | None]()
 
         def begin(executor: Executor) -> tuple[Result]:
             loop.slots.gather(request.view.ids(), request.salt)
             executor.claim()
-            return (self.step(request, context.run, work),)  # never a generator, which would be steps
+            self._thread.last = None
+            try:
+                return (self.step(request, context.run, work),)  # never a generator, which would be steps
+            finally:
+                inner.append(self._thread.last)
 
         try:
             (result,) = loop.run(request, begin)
             return result  # type: ignore[no-any-return]
         finally:
+            for last in inner:
+                self._thread.last = last or getattr(self._thread, "last", None)
             request.over = True
             self.show(request.view)
 
@@ -299,7 +305,7 @@ class Requests:
         """End this request, or all that run; takes no lock, so that a signal handler may call it."""
         if self.loop is None:
             return
-        running = [*self.loop.slots.seated, *self.loop.waiting] if request is None else [request]
+        running = [*self.loop.slots.seated, *self.loop.admission.waiting] if request is None else [request]
         for each in running:
             self.loop.cancel(each)
 

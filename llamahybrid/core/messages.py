@@ -1,4 +1,4 @@
-"""What callers' threads say to the decode loop, and how it answers."""
+"""Messages of callers' threads to the decode loop, and its replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from llamahybrid.core.request import Request, Task
 
 SLICE = 0.1 if os.name == "nt" else None
-"""Seconds that a wait may be deaf to Ctrl-C: on Windows waiting for a lock is."""
+"""Longest wait in seconds without looking for Ctrl-C: on Windows a wait for a lock cannot be interrupted."""
 
 
 class Reply:
@@ -25,7 +25,7 @@ class Reply:
         self._items.put((True, result))
 
     def fail(self, error: BaseException) -> None:
-        """Give an error, which is raised where the result is waited for."""
+        """Give an error, which `get` raises."""
         self._items.put((False, error))
 
     def _wait(self) -> tuple[bool, Any]:
@@ -55,51 +55,51 @@ class Reply:
 
 
 class Feed(Reply):
-    """The tokens of one answer, from the loop, which samples them, to their reader.
+    """The tokens of one answer, from the decode loop, which samples them, to their reader.
 
-    The loop decodes a token when its reader has it: at most one token is decoded that the reader may not
-    want, and a reader that is quick never waits for a hand-over.
+    The loop decodes a token while the reader processes it: at most one decoded token is not used, and a fast
+    reader does not wait for a switch of threads.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.asked = 0
-        """Tokens that the reader has asked for."""
+        """Number of tokens that the reader has asked for."""
         self.given = 0
-        """Tokens that were published."""
+        """Number of tokens that were published."""
         self.needs = 0
-        """The loop goes on once so many were asked for."""
+        """Number of tokens that the reader must have asked for before the loop continues."""
         self.paused = False
-        """It waits for that, and wants to be told."""
+        """The loop waits for the reader, which has to send `Resume`."""
 
     @property
     def due(self) -> bool:
-        """The reader has asked for enough that the loop goes on."""
+        """The reader has asked for enough tokens for the loop to continue."""
         return self.asked >= self.needs
 
     def publish(self, token: int) -> None:
-        """One more token; the loop alone calls this."""
+        """Publish a token; called by the loop alone."""
         self.given += 1
         self.put(token)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Do a task, once its request has a slot."""
+    """Run a task once its request has a slot."""
 
     task: Task
 
 
 @dataclass(frozen=True)
 class Resume:
-    """The reader of a request's tokens asks for more than were published."""
+    """Continue an answer whose reader asks for more tokens than were published."""
 
     request: Request
 
 
 @dataclass(frozen=True)
 class End:
-    """The request is over: keep its progress, give its slot back, tell of it."""
+    """End a request: keep its progress, release its slot, report it."""
 
     request: Request
     reply: Reply | None = None
@@ -107,7 +107,7 @@ class End:
 
 @dataclass(frozen=True)
 class Look:
-    """Something has changed that the loop reads elsewhere: a request was cancelled."""
+    """Wake the loop: a request was cancelled."""
 
 
 @dataclass(frozen=True)

@@ -92,3 +92,27 @@ def test_a_cancel_reaches_what_a_handler_asks(opened: Opened, slots: int) -> Non
     thread.join(DEADLINE)
     assert made[0]["choices"][0]["finish_reason"] == "cancelled"
     assert len(seen) < 900
+
+
+def test_last_request_tells_of_what_a_handler_asked(opened: Opened, slots: int) -> None:
+    llm = opened(n_parallel=slots)
+    llm.create_completion(WORDS[:50], **ASKED)
+    llm.chat_handler = lambda llama, **_: llama.create_completion(WORDS[100:120], **ASKED)
+    llm.create_chat_completion(MESSAGES)
+    assert llm.last_request.total == 20
+
+
+def test_what_on_request_raises_inside_a_handler_reaches_its_caller(opened: Opened, slots: int) -> None:
+    llm, told = opened(n_parallel=slots), list[Any]()
+
+    def on_request(report: Any) -> None:
+        told.append(report)
+        raise LookupError("on_request")
+
+    llm.chat_handler = lambda llama, **_: llama.create_completion(WORDS[:20], **ASKED)
+    llm.on_request = on_request
+    with pytest.raises(LookupError, match="on_request"):
+        llm.create_chat_completion(MESSAGES)
+    llm.on_request = None
+    assert len(told) == 1
+    assert said(llm.create_chat_completion(MESSAGES)) == said(llm.create_completion(WORDS[:20], **ASKED))

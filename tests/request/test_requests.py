@@ -105,6 +105,19 @@ def test_rows_of_logits_by_turns(opened, arch):
 
 
 @every_arch
+def test_a_chat_that_grows_keeps_its_array_of_rows(opened, arch):
+    """Upstream has one array of n_ctx rows: as many bytes as a second one would be copied at each turn."""
+    llm = opened(arch, logits_all=True)
+    llm.create_completion(PROMPTS[0], max_tokens=3, temperature=0.0)
+    rows, ids = llm.scores, llm.input_ids[: llm.n_tokens].tolist()
+    llm.create_completion([*ids, 5, 6, 7], max_tokens=3, temperature=0.0)
+    assert np.shares_memory(rows, llm.scores)
+    alone = opened(arch, llama_cpp.Llama, logits_all=True)
+    alone.eval(llm.input_ids[: llm.n_tokens].tolist())
+    assert np.allclose(llm.scores[: llm.n_tokens], alone.scores[: llm.n_tokens], atol=1e-3)
+
+
+@every_arch
 def test_operations_between_two_tokens_of_a_stream(opened, stock, arch):
     llm = opened(arch)
     stream, said = begin(llm, words(1))
