@@ -24,7 +24,7 @@ LINE = 120
 SUBJECT = 72
 """Letters of a commit's subject."""
 
-SINCE = "8bbeb22"
+SINCE = "9e2ff9d"
 """Subjects of later commits are checked."""
 
 WRITTEN_BY_SCRIPTS = {"docs/reference/api.md"}
