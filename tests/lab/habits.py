@@ -24,9 +24,6 @@ LINE = 120
 SUBJECT = 72
 """Letters of a commit's subject."""
 
-SINCE = "9e2ff9d"
-"""Subjects of later commits are checked."""
-
 WRITTEN_BY_SCRIPTS = {"docs/reference/api.md"}
 
 PRONOUN = re.compile(
@@ -55,8 +52,8 @@ def long_lines(name: str, text: str) -> Iterator[str]:
 
 
 def long_subjects() -> Iterator[str]:
-    """Commits since `SINCE` whose subject is too long."""
-    for line in git("log", "--no-merges", "--format=%h %s", f"{SINCE}..HEAD"):
+    """Commits that are not on main yet and whose subject is too long."""
+    for line in git("log", "--no-merges", "--format=%h %s", "main..HEAD"):
         commit, _, subject = line.partition(" ")
         if len(subject) > SUBJECT:
             yield f"commit {commit}: a subject of {len(subject)} letters, at most {SUBJECT}"
