@@ -96,8 +96,12 @@ SIDES = (("stock", "stock llama-cpp-python"), ("ours", "llamahybrid"))
 
 def short() -> str:
     """Tokens and seconds of stock and llamahybrid, from what `llamahybrid bench` wrote last."""
-    found = load("bench-*.json", "llamahybrid bench MODEL --json benchmarks/results/bench-DATE.json")
-    cells = {(cell["workload"], cell["target"]): cell for cell in found["cells"] if not cell["error"]}
+    found = load(
+        "bench-*.json",
+        "llamahybrid bench MODEL --on stock --on ours --json benchmarks/results/bench-DATE.json",
+    )
+    shown = (c for c in found["cells"] if c["decoded"] and c["ttft"] and "client" not in c["workload"])
+    cells = {(cell["workload"], cell["target"]): cell for cell in shown}
     sides = [next((s for s in names if any(s == t for _, t in cells)), names[0]) for names in SIDES]
     workloads = dict.fromkeys(name for name, _ in cells if all((name, side) in cells for side in sides))
 
@@ -110,7 +114,7 @@ def short() -> str:
     machine, model = found["machine"], found["model"]
     return (
         markdown(head, map(row, workloads))
-        + f"\n{model['name']}, {model['n_threads']} threads, {found['rounds']} rounds, "
+        + f"\n{model['name']}, threads: {model['n_threads']}, rounds: {found['rounds']}, "
         + f"{machine['system']} {machine['processor']}, {machine['cores']} cores, {found['made'][:10]}.\n"
     )
 
