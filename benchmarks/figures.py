@@ -98,7 +98,7 @@ def short() -> str:
     """Tokens and seconds of stock and llamahybrid, from what `llamahybrid bench` wrote last."""
     found = load(
         "bench-*.json",
-        "llamahybrid bench MODEL --on stock --on ours --json benchmarks/results/bench-DATE.json",
+        "llamahybrid bench MODEL --on stock --on ours --json benchmarks/results/bench-DAY.json",
     )
     shown = (c for c in found["cells"] if c["decoded"] and c["ttft"] and "client" not in c["workload"])
     cells = {(cell["workload"], cell["target"]): cell for cell in shown}
@@ -150,7 +150,7 @@ def table(name: str) -> str:
     try:
         return TABLES[name]()
     except Stale as command:
-        return f"*To be measured: `{command}`, then `make docs`.*\n"
+        return f"*To measure: `{command}`, then `make docs`.*\n"
 
 
 def filled(text: str) -> str:
