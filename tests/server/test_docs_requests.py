@@ -36,7 +36,7 @@ def requests() -> list[Any]:
 @pytest.fixture(scope="module")
 def http(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     model = with_template(tiny_model("qwen35"), tmp_path_factory.mktemp("docs") / "switch.gguf")
-    options: Any = {"model": {"logits_all": True}, "open_page": True}
+    options: Any = {"model": {"logits_all": True, "embedding": True}, "open_page": True}
     with serving(model, **options) as server, server.client() as client:
         yield client
 
