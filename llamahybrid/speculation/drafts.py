@@ -273,7 +273,7 @@ def asked_model() -> Any:
     """`draft_model` of `Llama`."""
 
     def get(llm: Any) -> LlamaDraftModel | None:
-        """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
+        """The draft model; inside a running request `Drafts`, which asks the model."""
         model: LlamaDraftModel | None = llm._draft_model
         inside = llm.requests.inside
         if model is None or not llm.slots.all or inside is None:

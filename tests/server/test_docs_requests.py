@@ -1,4 +1,4 @@
-"""The requests that docs/server.md gives to paste are answered."""
+"""The requests that docs/guide/server.md gives to paste are answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lab.serving import serving
 
 from .conftest import TinyModel
 
-PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text(encoding="utf-8")
 ASKED = re.compile(
     r"^(?:ask (?P<path>\S+)|curl .*?127\.0\.0\.1:8000(?P<url>/\S+).*? -d) '(?P<body>.*?)'$", re.S | re.M
 )
