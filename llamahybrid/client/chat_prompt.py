@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from llamahybrid.client.chat_template import chat_with
 from llamahybrid.errors import LlamaHybridError
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class _Writing(StandIn):
 def chat_text(llm: Any, template: Mapping[str, Any], **options: Any) -> str:
     """Return the text of the same prompt, however long that is. Raises as `chat_prompt`."""
     try:
-        chat_with(cast("Llama", _Writing(llm)), template, **options)
+        chat_with(_Writing(llm), template, **options)
     except _Written as written:
         return written.text
     raise LlamaHybridError(f"the chat format {llm.chat_format!r} makes no prompt")
@@ -85,7 +82,7 @@ def chat_prompt(llm: Any, template: Mapping[str, Any], **options: Any) -> Prompt
     raise at messages.
     """
     try:
-        chat_with(cast("Llama", _Prompting(llm)), template, **options)
+        chat_with(_Prompting(llm), template, **options)
     except _Made as made:
         return made.prompt
     raise LlamaHybridError(f"the chat format {llm.chat_format!r} makes no prompt")

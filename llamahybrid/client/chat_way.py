@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from llamahybrid.client.chat_template import chat_with, template_of
 from llamahybrid.client.continuation import Continuation, Continuing
 from llamahybrid.client.extras import asking, current_extras
 from llamahybrid.client.model_markers import markers_of
 from llamahybrid.client.thought import Thinking
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,18 @@ class ChatWay:
         """Upstream's own method does not do it."""
         return bool(self.template) or self.continues
 
-    def create(self, llm: Llama) -> Callable[..., Any]:
+    def create(self, llm: Any) -> Callable[..., Any]:
         """What makes the completion."""
         if not self.continues:
             return lambda *args, **kwargs: chat_with(llm, self.template, *args, **kwargs)
         return lambda messages, *args, **kwargs: self._continued(llm, messages, *args, **kwargs)
 
-    def _continued(self, llm: Llama, messages: Any, *args: Any, **kwargs: Any) -> Any:
-        stand_in = cast("Llama", Continuing(llm, continuation_of(llm, messages)))
+    def _continued(self, llm: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        stand_in = Continuing(llm, continuation_of(llm, messages))
         return chat_with(stand_in, self.template, messages[:-1], *args, **kwargs)
 
     @contextmanager
-    def asking(self, llm: Llama, options: Mapping[str, Any]) -> Iterator[None]:
+    def asking(self, llm: Any, options: Mapping[str, Any]) -> Iterator[None]:
         """Completions that are made inside the block think so. Raises ValueError for what cannot be had."""
         budget = None if self.budget is None or self.budget < 0 else self.budget
         think = markers_of(llm).think
@@ -61,7 +58,7 @@ class ChatWay:
             yield
 
 
-def continuation_of(llm: Llama, messages: Any) -> Continuation:
+def continuation_of(llm: Any, messages: Any) -> Continuation:
     """The beginning of the answer that the last message has.
 
     Raises ValueError where it has none, or the model's chat format is no template.

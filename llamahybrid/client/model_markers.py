@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import llama_cpp
@@ -14,13 +14,10 @@ from llamahybrid.client.chat_template import template_of
 from llamahybrid.client.markers import Markers
 from llamahybrid.client.template_probe import probe
 
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
-
 _known: WeakKeyDictionary[Any, Markers] = WeakKeyDictionary()
 
 
-def markers_of(llm: Llama) -> Markers:
+def markers_of(llm: Any) -> Markers:
     """The markers of an open model. None has a chat format that is no template: it reads its own answers."""
     if template_of(llm) is None:
         return Markers()
@@ -34,7 +31,7 @@ def markers_of(llm: Llama) -> Markers:
     return found
 
 
-def begins_thinking(llm: Llama, template: Mapping[str, Any]) -> bool:
+def begins_thinking(llm: Any, template: Mapping[str, Any]) -> bool:
     """Prompts of a model end with what begins its thinking, with these variables of the template."""
     think = markers_of(llm).think
     if think is None:
@@ -44,14 +41,14 @@ def begins_thinking(llm: Llama, template: Mapping[str, Any]) -> bool:
     )
 
 
-def _spelt(llm: Llama, text: str) -> bool:
+def _spelt(llm: Any, text: str) -> bool:
     """An answer that holds it has it in its text, where control tokens are spelt if that can be."""
     tokens = llm.tokenize(text.encode("utf-8"), add_bos=False, special=True)
     own = type(llm.tokenizer_) is LlamaTokenizer
     return text in llm.detokenize(tokens, special=own).decode("utf-8", "replace")
 
 
-def _control(llm: Llama, text: str) -> frozenset[int]:
+def _control(llm: Any, text: str) -> frozenset[int]:
     """Of the tokens of a text, those that are not spelt, and end no answer."""
     vocab, found = llm._model.vocab, set[int]()
     for token in llm.tokenize(text.encode("utf-8"), add_bos=False, special=True):

@@ -51,6 +51,8 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     """The sequence that upstream's code means, which knows none but 0."""
     watch: Watch | None = None
     """Whether the RPC servers that the model lies on are still there; None: on none."""
+    changes = 0
+    """How often an adapter or a mode was put on the context, or taken off."""
     outside: OutsideTokens | None = None
     """What others decoded on it natively; None: that is not followed."""
 
@@ -67,6 +69,7 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
 
         What computes from now on has a name that nothing else has, so that no stored state is taken for its.
         """
+        self.changes += 1
         name = Nameless()
         for live in [] if self.live is None else self.live.shared.members:
             if live.identity.computation is not None:

@@ -57,7 +57,7 @@ class Vectors:
         self.pooling: int = chats.pooling_type()
         self._model: LlamaModel = chats.model
         self._chats = chats
-        self._adapters = chats.adapters if isinstance(chats, GuardedContext) else None
+        self._changes = chats.changes if isinstance(chats, GuardedContext) else 0
         self._lora = lora
         self._watch = watch
         self._params = self._params_of(params, flash)
@@ -99,7 +99,7 @@ class Vectors:
         Raises LlamaHybridError where an adapter, or a mode, was put on the context of the chats since it was
         opened; ValueError for a text without tokens; DecodeError, DeviceLost.
         """
-        if isinstance(self._chats, GuardedContext) and self._chats.adapters != self._adapters:
+        if isinstance(self._chats, GuardedContext) and self._chats.changes != self._changes:
             raise LlamaHybridError(
                 "what was put on the context of this model since it was opened is not on that of its "
                 "embeddings: open it with lora_path, or with prompt_cache=False"
