@@ -1,4 +1,4 @@
-"""Upstream's whole-state interfaces made safe: `save_state` and `load_state`.
+"""Upstream's whole-state interfaces made safe: `save_state`, `load_state` and `set_cache`.
 
 A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip.
 One that upstream saved carries none of that: it is taken as upstream takes it, its bytes unchecked. It may be
@@ -8,23 +8,23 @@ another model's, so that nothing that rests on it is sealed, or stored in the pr
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import xxhash
+from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
 
 from llamahybrid.core.executor import Executor
+from llamahybrid.core.runner import Runner
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.fingerprint import Computation, with_salt
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
-
-logger = logging.getLogger("llamahybrid")
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 SEAL = "llamahybrid"
 
@@ -133,11 +133,16 @@ def save(llm: Any, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp
 def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]) -> None:
     """Make a saved state what is live, in place of all else; while nobody else is in.
 
-    Raises as `load_into`.
+    Raises as `load_into`, where no cache of the user's can take the state back.
     """
     executor = llm.slots.all[0].executor
     executor.runner.store_attention()
-    load_into(executor, state, native_load)
+    try:
+        load_into(executor, state, native_load)
+    except (SnapshotError, RuntimeError):
+        cache = llm.user_cache
+        if not (isinstance(cache, UsefulStates) and cache.take_back(state)):
+            raise
 
 
 def load_into(
@@ -174,20 +179,102 @@ def load_into(
             runner.checkpoints.checkpoint(None, None if logits is None else logits.copy())
 
 
+class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
+    """A user's cache of whole states, whose states are loaded only where they save decoding here.
+
+    Upstream loads the state with the longest common prefix even where it cannot be cut back to it, which
+    wipes live memory and then decodes everything (llama.py:1370). Like upstream it asks nothing of that cache
+    but items; one that names the key it would answer by, as `LlamaRAMCache` does, is asked that first.
+    """
+
+    def __init__(self, inner: Any, depth: Callable[[Tokens], int], cuttable: bool) -> None:
+        """`depth(prompt)`: tokens already at hand; `cuttable`: a loaded state can be cut anywhere."""
+        super().__init__(getattr(inner, "capacity_bytes", 0))
+        self.inner = inner
+        self._offered: tuple[Any, llama_cpp.LlamaState] | None = None
+        self._depth = depth
+        self._cuttable = cuttable
+
+    @classmethod
+    def of(cls, inner: Any, runner: Runner) -> UsefulStates:
+        """Those of a cache that save a context's decoding."""
+        return cls(inner, runner.checkpoints.depth, not runner.live.profile.needs_checkpoints)
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes in the user's cache; 0 where it does not say."""
+        return int(getattr(self.inner, "cache_size", 0))
+
+    def __bool__(self) -> bool:
+        return bool(self.inner)  # upstream asks that of the user's
+
+    def __getitem__(self, key: Sequence[int]) -> llama_cpp.LlamaState:
+        """The state to load for a prompt. Raises KeyError where none would help."""
+        prompt = np.asarray(key, dtype=np.int32)
+        found = None
+        if _names_keys(self.inner):
+            found = self.inner._find_longest_prefix_key(tuple(key))
+            if found is None:
+                raise KeyError("Key not found")
+            # A key names the answer's last token too, which was sampled but not decoded.
+            self._require_gain(prompt, found, len(found) - 1)
+        state = self.inner[key]
+        if found is None:
+            self._require_gain(prompt, state.input_ids[: state.n_tokens], state.n_tokens)
+        self._offered = found, state
+        return state
+
+    def _require_gain(self, prompt: Tokens, held: Any, n_decoded: int) -> None:
+        """Raise KeyError where a state that holds these tokens serves no more of a prompt than is at hand."""
+        common = common_prefix(np.asarray(held, dtype=np.int32), prompt)
+        serves = common if self._cuttable or common >= n_decoded else 0
+        if serves <= self._depth(prompt):
+            raise KeyError("live state and checkpoints already serve this prompt as well")
+
+    def take_back(self, state: llama_cpp.LlamaState) -> bool:
+        """A state could not be loaded; True if it came from here: then that is a miss, and no error.
+
+        Another `Llama` with the same cache may have saved it, of another model or context.
+        """
+        offered, self._offered = self._offered, None
+        if offered is None or offered[1] is not state:
+            return False
+        if isinstance(self.inner, LlamaDiskCache) and offered[0] is not None:  # it gives a state away
+            self.inner.cache[offered[0]] = state
+        return True
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return key in self.inner
+
+    def __setitem__(self, key: Sequence[int], value: llama_cpp.LlamaState) -> None:
+        self._offered = None
+        self.inner[key] = value
+
+
+def _names_keys(cache: Any) -> bool:
+    """What a cache answers by can be told before it does: its items are found as upstream's caches do it."""
+    kind = type(cache)
+    return getattr(kind, "__getitem__", None) in _UPSTREAMS and hasattr(kind, "_find_longest_prefix_key")
+
+
+_UPSTREAMS = LlamaRAMCache.__getitem__, LlamaDiskCache.__getitem__
+
+
 def user_cache() -> Any:
     """`cache` of `Llama`."""
 
     def get(llm: Any) -> Any:
-        """Upstream's whole-state cache, if one was set; a request finds it only without a prompt cache.
-
-        Such a cache loads the state with the longest common prefix even where memory cannot be cut back to
-        that prefix, which gives up what is live (llama_cpp/llama.py, Llama._create_completion).
-        """
-        return None if llm.requests.inside is not None and llm.slots.all else llm.user_cache
+        """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
+        useful, inside = llm.user_cache, llm.requests.inside
+        if inside is None:
+            return useful.inner if isinstance(useful, UsefulStates) else useful
+        alone = not (llm._parallel > 1 or inside.salt)
+        return useful if alone else None
 
     def put(llm: Any, cache: Any) -> None:
-        if cache is not None and llm.slots.all:
-            logger.info("set_cache: the prompt cache serves in its place; prompt_cache=False uses it")
-        llm.user_cache = cache
+        if isinstance(cache, UsefulStates):  # read in a request
+            cache = cache.inner
+        wrapped = cache is not None and llm.runner is not None
+        llm.user_cache = UsefulStates.of(cache, llm.runner) if wrapped else cache
 
     return property(get, put)

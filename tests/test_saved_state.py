@@ -7,6 +7,7 @@ import shutil
 import llama_cpp
 import numpy as np
 import pytest
+from llama_cpp.llama_cache import BaseLlamaCache
 
 from llamahybrid import Llama
 from llamahybrid.engine import content
@@ -34,19 +35,53 @@ def open_model(tiny_model):
     return opener
 
 
+def keys(cache):
+    return list(cache.cache_state if isinstance(cache, llama_cpp.LlamaRAMCache) else cache.cache)
+
+
 def text(llm, prompt):
     return llm.create_completion(prompt, **ASKED)["choices"][0]["text"]
 
 
+FOREIGN = [
+    ({}, {"n_ctx": 1024}),
+    ({}, {"seed": 1}),
+    ({}, {"arch": "qwen35"}),
+    ({"arch": "qwen35"}, {"arch": "qwen35", "n_ctx": 1024}),
+    ({}, {"type_k": llama_cpp.GGML_TYPE_F32}),
+    ({}, {"cache_salt": "another"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "disk"),
+    [*((*pair, False) for pair in FOREIGN), (*FOREIGN[0], True), (*FOREIGN[2], True)],
+)
+def test_a_state_that_does_not_fit_is_a_miss_and_stays(open_model, tmp_path, one, other, disk):
+    cache = llama_cpp.LlamaDiskCache(str(tmp_path)) if disk else llama_cpp.LlamaRAMCache()
+    a, b = open_model(**one), open_model(**other)
+    a.set_cache(cache)
+    b.set_cache(cache)
+    text(a, PROMPT)
+    (key,) = keys(cache)
+    plain = {k: v for k, v in other.items() if k != "cache_salt"}
+    assert text(b, LONGER) == text(open_model(cls=llama_cpp.Llama, **plain), LONGER)
+    assert b.last_request.cached == 0
+    reader = open_model(**one)
+    reader.set_cache(cache)
+    text(reader, [*key, 5])
+    assert reader.last_request.cached == len(key) - 1, "its owner finds it there"
+
+
 @pytest.mark.parametrize(("one", "other"), [({}, {"logits_all": True}), ({"logits_all": True}, {})])
-def test_rows_of_scores_are_taken_for_what_they_are(open_model, one, other):
-    prompt = "Once upon a time " * 10
-    a, b = (
-        open_model(n_batch=n, n_ubatch=64, stock_logprobs=True, **more)
-        for n, more in ((64, one), (128, other))
-    )
-    a.eval(a.tokenize(prompt.encode(), special=True))
-    b.load_state(a.save_state())
+@pytest.mark.parametrize("n", [4, 10])
+def test_rows_of_scores_are_taken_for_what_they_are(open_model, one, other, n):
+    cache = llama_cpp.LlamaRAMCache()
+    prompt = "Once upon a time " * n
+    a, b = (open_model(n_batch=n, stock_logprobs=True, **more) for n, more in ((64, one), (128, other)))
+    a.set_cache(cache)
+    b.set_cache(cache)
+    text(a, prompt)
     asked = {**ASKED, **({"logprobs": 2, "echo": True} if other else {})}
     stock = open_model(cls=llama_cpp.Llama, n_batch=64, **other)
     mine, reference = (x.create_completion(prompt + "and", **asked)["choices"][0] for x in (b, stock))
@@ -56,23 +91,38 @@ def test_rows_of_scores_are_taken_for_what_they_are(open_model, one, other):
         assert np.allclose(numbers, expected, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("other", [{"arch": "gemma3"}, {"arch": "qwen35"}])
-def test_a_state_of_stock_that_the_library_refuses_changes_no_answer(open_model, other):
+def test_a_damaged_state_in_a_cache_is_a_miss(open_model):
+    cache, llm = llama_cpp.LlamaRAMCache(), open_model()
+    llm.set_cache(cache)
+    text(llm, PROMPT)
+    (state,) = cache.cache_state.values()
+    state.llama_state = state.llama_state[:-1] + bytes([state.llama_state[-1] ^ 1])
+    other = open_model()
+    other.set_cache(cache)
+    assert text(other, LONGER) == text(open_model(cls=llama_cpp.Llama), LONGER)
+
+
+@pytest.mark.parametrize("other", [{"arch": "gemma3"}, {"arch": "qwen35"}, {"n_ctx": 256}])
+def test_a_state_of_stock_that_the_library_refuses_is_a_miss(open_model, other):
     """States that upstream saved are not sealed: only the library can tell."""
-    stock = open_model(cls=llama_cpp.Llama, n_ctx=1024)
-    stock.eval(PROMPT)
+    cache, stock = llama_cpp.LlamaRAMCache(), open_model(cls=llama_cpp.Llama, n_ctx=1024)
+    stock.set_cache(cache)
+    text(stock, PROMPT)
     llm = open_model(**other)
-    with pytest.raises((SnapshotError, RuntimeError)):
-        llm.load_state(stock.save_state())
+    llm.set_cache(cache)
+    assert text(llm, LONGER) == text(open_model(cls=llama_cpp.Llama, **other), LONGER)
     assert take(llm, LONGER) == take(open_model(cls=llama_cpp.Llama, **other), LONGER)
 
 
 def test_a_state_of_another_model_is_refused_with_an_error(open_model):
-    a, b = open_model(), open_model(n_ctx=1024)
-    a.eval(PROMPT)
+    cache, a, b = llama_cpp.LlamaRAMCache(), open_model(), open_model(n_ctx=1024)
+    for llm in (a, b):
+        llm.set_cache(cache)
+    text(a, PROMPT)
+    (state,) = cache.cache_state.values()
     text(b, LONGER)
     with pytest.raises(SnapshotError, match="another model"):
-        b.load_state(a.save_state())
+        b.load_state(state)
 
 
 def test_a_refused_load_leaves_room_for_the_whole_context(open_model):
@@ -228,23 +278,74 @@ def test_saving_does_not_disturb_a_running_generator(open_model, fresh):
 # -- upstream's caches -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("arch", KINDS)
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_upstreams_caches_still_serve(open_model, fresh, tmp_path, arch, kind):
+    cache = llama_cpp.LlamaRAMCache() if kind == "ram" else llama_cpp.LlamaDiskCache(str(tmp_path))
+    writer, reader = open_model(arch), open_model(arch)
+    writer.set_cache(cache)
+    reader.set_cache(cache)
+    said = text(writer, PROMPT)
+    assert text(reader, PROMPT) == text(writer, PROMPT) == said
+    assert take(reader, PROMPT) == fresh(PROMPT, arch=arch)
+
+
+class Duck:
+    """All that upstream asks of a cache."""
+
+    def __init__(self):
+        self.states, self.asked = {}, 0
+
+    def __getitem__(self, key):
+        self.asked += 1
+        common = llama_cpp.Llama.longest_token_prefix
+        return self.states[max(self.states, key=lambda known: common(known, key), default=None)]
+
+    def __setitem__(self, key, state):
+        self.states[tuple(key)] = state
+
+
+class Base(Duck, BaseLlamaCache):
+    """As the base class wants it, which finds no keys."""
+
+    cache_size = 0
+
+    def __contains__(self, key):
+        return bool(self.states)
+
+
+class Other(Duck, llama_cpp.LlamaRAMCache):
+    """Another index than the one that it derives from."""
+
+    def __init__(self):
+        llama_cpp.LlamaRAMCache.__init__(self)
+        Duck.__init__(self)
+
+
 @pytest.mark.parametrize("arch", ["gemma3", "qwen35"])
-def test_a_cache_that_was_set_is_left_alone_while_the_prompt_cache_serves(open_model, arch):
-    cache, llm = llama_cpp.LlamaRAMCache(), open_model(arch)
-    llm.set_cache(cache)
-    wanted = text(open_model(arch, llama_cpp.Llama), PROMPT)
-    for _ in range(2):
-        assert text(llm, PROMPT) == wanted
-    assert llm.last_request.cached == len(PROMPT)
-    assert not cache.cache_state
-
-
-def test_a_cache_that_was_set_serves_without_a_prompt_cache(open_model):
-    cache, llm = llama_cpp.LlamaRAMCache(), open_model(prompt_cache=False)
-    llm.set_cache(cache)
-    said = text(llm, PROMPT)
-    assert cache.cache_state
-    assert text(llm, PROMPT) == said
+@pytest.mark.parametrize("kind", [Duck, Base, Other])
+def test_a_cache_of_the_users_own_is_asked(open_model, fresh, arch, kind):
+    cache = kind()
+    asked = []
+    for cls in (llama_cpp.Llama, Llama):
+        writer, reader = open_model(arch, cls), open_model(arch, cls)
+        for llm in (writer, reader):
+            llm.set_cache(cache)
+        text(writer, PROMPT)
+        (key,) = cache.states
+        assert text(reader, [*key, 5]) == text(open_model(arch, llama_cpp.Llama), [*key, 5])
+        asked.append(cache.asked)
+        cache.states.clear()
+        cache.asked = 0
+    assert asked == [2, 2], "as stock asks it"
+    assert reader.last_request.cached == len(key) - 1
+    reader.set_cache(cache)
+    text(writer, PROMPT)
+    (state,) = cache.states.values()
+    text(reader, OTHER)
+    assert text(reader, PROMPT[:40]) == text(open_model(arch, llama_cpp.Llama), PROMPT[:40])
+    assert take(reader, [*OTHER, 4]) == fresh([*OTHER, 4], arch=arch)
+    assert state in cache.states.values()
 
 
 def test_an_empty_dictionary_is_no_cache_as_with_upstream(open_model):

@@ -317,6 +317,8 @@ def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[C
     if piece or logprobs:
         yield chunk(piece, logprobs)
     yield chunk("", None, finish_reason)
+    if llm.cache:
+        llm.cache[prompt + said] = llm.save_state()
 
 
 def _begun(llm: Any, options: Mapping[str, Any]) -> list[int]:

@@ -307,6 +307,19 @@ def test_a_stream_that_ends_early_gives_its_place_back(side_by_side: Llama, how:
     assert Joined(list(llm.create_completion(PROMPT, stream=True, **options))).text == "ab" * 20
 
 
+def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Callable[..., Any]) -> None:
+    kept = []
+    for stream in (False, True):
+        llm = open_model()
+        llm.set_cache(llama_cpp.LlamaRAMCache())
+        made = llm.create_completion(
+            PROMPT, logits_processor=says(llm, "a€b".encode()), max_tokens=20, stream=stream
+        )
+        list(made)
+        kept.append([list(tokens) for tokens in llm.cache.cache_state])
+    assert kept[0] == kept[1] != []
+
+
 def test_what_cannot_be_asked_is_refused_before_anything_is_said(open_model: Callable[..., Any]) -> None:
     llm = open_model()
     for options in ({"logprobs": 1}, {"stop": ["\ud800"]}):
