@@ -31,6 +31,9 @@ PRONOUN = re.compile(
     r"|Where|Whether|So (long|many|much)|All but|As far as)\b"
 )
 
+SINCE = "2026-11-27"
+"""The day from which on subjects of commits are checked."""
+
 
 def git(*arguments: str) -> list[str]:
     """Lines of a git command's output; none outside a repository, or where it knows no such commit."""
@@ -53,7 +56,7 @@ def long_lines(name: str, text: str) -> Iterator[str]:
 
 def long_subjects() -> Iterator[str]:
     """Commits that are not on main yet and whose subject is too long."""
-    for line in git("log", "--no-merges", "--format=%h %s", "main..HEAD"):
+    for line in git("log", "--no-merges", f"--since={SINCE}", "--format=%h %s", "main..HEAD"):
         commit, _, subject = line.partition(" ")
         if len(subject) > SUBJECT:
             yield f"commit {commit}: a subject of {len(subject)} letters, at most {SUBJECT}"
