@@ -297,6 +297,7 @@ def _run_ahead(
         sent = yield token
         if sent is not None or os.getpid() != process:  # of a child nobody decodes ahead
             progress.said, progress.decoded = [], 0
+            request.awaits = False
             return [token, *(sent or ())]
 
 

@@ -82,7 +82,7 @@ class Requests:
     def own(self) -> View:
         """The same, to be changed."""
         if (request := self.inside) is not None:
-            return request.view
+            return request.view.fork() if self._awaits(request) else request.view
         view = self._outside()
         mine = getattr(self._thread, "view", None)
         if self.several and mine is None:
@@ -94,6 +94,10 @@ class Requests:
             view.salt = self.salt()
         self.show(view)
         return view
+
+    def _awaits(self, request: Request) -> bool:
+        """A task of this request runs, and a signal handler or a finalizer asks in its caller's thread."""
+        return request.awaits and self.loop is not None and not self.loop.here
 
     def _outside(self) -> View:
         mine: View | None = getattr(self._thread, "view", None)
@@ -220,7 +224,7 @@ class Requests:
         """
         assert self.loop is not None, "upstream decodes"
         self.require_outside_reports()
-        if (request := self.inside) is not None:
+        if (request := self.inside) is not None and not self._awaits(request):
             return self.loop.run(request, begin)
         request = Request(self.own, salt=self.salt() if salt is None else salt)
         request.prompt = request.view.ids()

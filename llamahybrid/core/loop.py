@@ -68,10 +68,11 @@ class DecodeLoop:
         self._scheduler = scheduler
         self._tell = tell
         self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._start = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._serving = False
-        """The thread reads messages, or did until the end."""
+        self._start = threading.RLock()  # a signal handler may ask for something in the middle of a start
+        self._claim = threading.Lock()
+        """Held by the thread that serves, for ever."""
+        self._started: threading.Thread | None = None
+        self._server: threading.Thread | None = None
         self._process = os.getpid()
         self._batches = StoppableBatches(slots)
         self._nested = NestedRequests(slots, self._batches, self._cancelled)
@@ -83,6 +84,11 @@ class DecodeLoop:
         _all.add(self)
 
     # -- from any thread ---------------------------------------------------------------------------
+
+    @property
+    def _thread(self) -> threading.Thread | None:
+        """The thread that serves, or that was started to."""
+        return self._server or self._started
 
     @property
     def here(self) -> bool:
@@ -107,14 +113,17 @@ class DecodeLoop:
         if self.here:
             return self._nested.run(request, begin)
         reply = Reply()
-        self.submit(request, begin, reply)
-        return self.result(request, reply)
+        try:
+            self.submit(request, begin, reply)
+            return self.result(request, reply)
+        finally:
+            request.awaits = False
 
     def submit(self, request: Request, begin: Callable[[Executor], Any], reply: Reply) -> None:
         """Send a task; `reply` gets its result, or its tokens."""
         if self.closed:
             raise ModelClosed("the model is closed")
-        request.thread, request.reply = this_thread(), reply
+        request.thread, request.reply, request.awaits = this_thread(), reply, True
         self.post(Run(Task(request, begin, reply)))
 
     def result(self, request: Request, reply: Reply) -> Any:
@@ -208,9 +217,9 @@ class DecodeLoop:
     def _begin(self) -> None:
         """Start the thread. Raises RuntimeError where the system has none to give."""
         with self._start:
-            if not self._serving and not self._ended:  # one that an interrupt left half started gives way
-                self._thread = threading.Thread(target=self._serve, name="llamahybrid-decode", daemon=True)
-                self._thread.start()
+            if not self._claim.locked() and not self._ended:  # of several half started ones the first serves
+                self._started = threading.Thread(target=self._serve, name="llamahybrid-decode", daemon=True)
+                self._started.start()
 
     def _go_on_in_child(self) -> None:
         """Begin anew in a forked process, which has no such thread; an operation it was in is lost."""
@@ -218,7 +227,8 @@ class DecodeLoop:
             if self._process == os.getpid():
                 return
             self._process = os.getpid()
-            self._start, self._thread, self._serving = threading.Lock(), None, False
+            self._start, self._claim = threading.RLock(), threading.Lock()
+            self._started = self._server = None
             self._inbox = SimpleQueue()
             lost = not self._idle
             self._idle = True
@@ -233,10 +243,9 @@ class DecodeLoop:
                 self._shared.lose_all()
 
     def _serve(self) -> None:
-        with self._start:
-            if self._serving or not self.here:
-                return  # interrupted while it started, and replaced
-            self._serving = True
+        if not self._claim.acquire(blocking=False):
+            return  # the start of another was interrupted, but it serves
+        self._server = threading.current_thread()
         try:
             while self._take():
                 self._admit()

@@ -38,6 +38,7 @@ class Request:
         "__weakref__",
         "after",
         "asked_at",
+        "awaits",
         "away",
         "born",
         "cancelled",
@@ -111,6 +112,9 @@ class Request:
         """The pending task; None between two messages of the caller."""
         self.reply: Reply | None = None
         """The reply on which its caller waits, or waited last."""
+        self.awaits = False
+        """A task was sent and is not over; signal handlers and finalizers in the calling thread then make
+        requests of their own."""
         self.known: LiveState | None = None
         """While preempted: the tokens that the cache tracks, and whether they were forgotten."""
         self.parked = False
