@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -48,6 +48,8 @@ class Requests:
         """Requests with `logprobs` keep the rows that these need, as with `logits_all`, and no others do."""
         self.several = False
         """There is more than one slot."""
+        self._calling: set[Request] = set()
+        """Those that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
         self._thread = threading.local()
@@ -262,6 +264,26 @@ class Requests:
             request.over = True
             self.show(request.view)
 
+    def beside(self, work: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+        """Do work that needs no slot, one piece after the other, batches of other requests between them.
+
+        Raises RequestCancelled after `cancel`, ModelClosed, LlamaHybridError in `on_request`.
+        """
+        self.require_outside_reports()
+        if self.loop is None or self.loop.here:
+            yield from (each() for each in work)
+            return
+        request = Request(View(), salt=self.salt())
+        if (handle := self.handle()) is not None:
+            handle.add(request)
+        try:
+            self._calling.add(request)
+            for each in work:
+                yield self.loop.call(request, each)
+        finally:
+            request.over = True
+            self._calling.discard(request)
+
     # -- salts -------------------------------------------------------------------------------------
 
     def handle(self) -> RequestHandle | None:
@@ -307,9 +329,12 @@ class Requests:
         """End this request, or all that run; takes no lock, so that a signal handler may call it."""
         if self.loop is None:
             return
-        running = [*self.loop.slots.seated, *self.loop.admission.waiting] if request is None else [request]
-        for each in running:
-            self.loop.cancel(each)
+        if request is None:
+            self.loop.cancel_all()
+            for each in list(self._calling):
+                self.loop.cancel(each)
+        else:
+            self.loop.cancel(request)
 
     @property
     def last(self) -> Progress | None:
@@ -369,6 +394,11 @@ class Requests:
             self._thread.telling = False
 
     def require_outside_reports(self) -> None:
-        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do."""
+        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do.
+
+        Also in finalizers that the garbage collector runs in the decode loop's thread, inside an operation.
+        """
         if getattr(self._thread, "telling", False):
             raise LlamaHybridError("on_request and on_progress cannot use their model; do that afterwards")
+        if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
+            raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")

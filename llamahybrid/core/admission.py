@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from llamahybrid.core.batch import Reader
-from llamahybrid.core.messages import Feed
+from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
 from llamahybrid.core.slots import Slot, Slots
 from llamahybrid.errors import Busy
@@ -73,8 +73,10 @@ class Admission:
                 self.waiting.remove(request)
                 yield request, None
             elif self._may_begin(request):
-                if self._room_for(request):
-                    yield request, self._seat(request)
+                found = self._seat(request)
+                if found is not None:
+                    self.waiting.remove(request)
+                    yield request, found
                 elif request.whole:
                     break  # later requests would keep it from the whole context
         now = time.monotonic()
@@ -162,11 +164,13 @@ class Admission:
         self._park(victim)
         return True
 
-    def _seat(self, request: Request) -> Slot | BaseException:
-        self.waiting.remove(request)
-        slot = self.slots.best(request)
-        self.running = request
+    def _seat(self, request: Request) -> Slot | BaseException | None:
+        """Give a request a slot; the error where that failed, and None where there is no room."""
         try:
+            if not self._room_for(request):
+                return None
+            self.running = request
+            slot = self.slots.best(request)
             self.slots.give(slot, request)
         except BaseException as error:
             return error

@@ -7,6 +7,7 @@ to decode (`batch.Steps`). All of them run in the decode loop's thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from operator import index
@@ -15,8 +16,8 @@ import numpy as np
 
 from llamahybrid.capi.calls import Outputs
 from llamahybrid.core.batch import READER, Decode, Steps
-from llamahybrid.core.messages import Feed
 from llamahybrid.core.progress import Progress
+from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.view import View
@@ -25,6 +26,8 @@ from llamahybrid.memory.adoption import adopt_native, take_over
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import Drafts
+
+logger = logging.getLogger("llamahybrid")
 
 NO_CELLS = 1
 """Result of llama_decode: no room for the batch; nothing was changed."""
@@ -94,7 +97,7 @@ class Executor:
             whole = self.view.ids()
             self.live.empty()
             yield from self.decode(whole, progress)
-        self.drafts.policy.prefilled(progress.plan.to_decode, progress.prefill_seconds)
+        self.drafts.policy.prefilled(progress.prefill_seconds)
 
     def begin(self, request: Request, tokens: Sequence[int], reset: bool) -> Tokens:
         """Begin a request with a prompt: plan it, restore, and return the tokens to decode, shape (k,).
@@ -166,8 +169,8 @@ class Executor:
         if self.live.n >= self._n_ctx:
             raise ContextOverflow(f"the context window of {self._n_ctx} is full")
         try:
-            if self.live.n != len(progress.prompt) + progress.decoded:
-                raise SequenceChanged("the buffers were zeroed while the reader had the token")
+            if self.live.n != len(progress.prompt) + progress.decoded:  # lost while its reader was away
+                raise SequenceChanged("another request had the memory zeroed")
             yield Decode(self.live, (token,), "last")
         except SequenceChanged:
             yield from self.restore_answer(progress, [*progress.said[: progress.decoded], token], row=True)
@@ -238,7 +241,6 @@ class Executor:
                 if self.drafts.go_back(keep):
                     if live.n < keep:  # directly, since steps of a cancelled request raise
                         live.decode(certain[live.n :], "last")
-                        live.settle()
                     self.mirror(certain)
         finally:
             self.drafts.end()
@@ -256,12 +258,16 @@ class Executor:
             # Shorten the view by the last token: upstream's code then decodes that token again, and does not
             # sample from a row that is lost.
             between = not request.entered  # else the caller processes the row of the last token
+            progress.sent = request.sent
             if not request.sent:
                 self.view.shorten(progress.plan.total + max(0, progress.generated - between))
             self.end_drafts(progress, goes_on=between)
             ids = self.view.ids()
         progress.drop_records()
-        self.runner.save_tip()
+        try:
+            self.runner.save_tip()
+        except Exception:  # it is decoded again later; who takes the slot has nothing to do with it
+            logger.exception("the state of a preempted request was not stored")
         return ids
 
     def come_back(self, request: Request) -> Steps[None]:
@@ -272,7 +278,7 @@ class Executor:
         progress = self.active
         if progress is None:
             return
-        if request.sent:
+        if progress.sent:
             raise RequestSuperseded("tokens were sent to this generator before another took its place")
         try:
             if progress.said:
@@ -366,10 +372,10 @@ class Executor:
     def _decode_answer(self, work: Tokens, progress: Progress, unsure: int) -> Steps[None]:
         """Decode tokens of the answer; the last `unsure` are drafts."""
         self.runner.before_token(progress)
-        self.drafts.prepare(unsure, progress.checkpoints)
+        self.drafts.prepare(unsure)
         clock = time.perf_counter()
         yield from self.decode(work, progress)
-        self.drafts.policy.decoded(len(work), time.perf_counter() - clock)
+        self.drafts.policy.decoded(time.perf_counter() - clock)
 
     def decode(self, work: Tokens, progress: Progress | None) -> Steps[None]:
         """Decode `work` at the end of the live sequence, and update the view after each batch.
@@ -450,7 +456,7 @@ class Executor:
     def _notice_native(self, view: View) -> None:
         """Adopt content that a chat handler decoded natively and counted in a view's `n_tokens`."""
         live, n = self.live, view.n_tokens
-        if n > live.n and live.touched_outside() and adopt_native(live, n):
+        if n > live.n and live.shared.touched_outside() and adopt_native(live, n):
             view.note_native(live.tokens)
             view.handoff = True
             view.true_rows = 0

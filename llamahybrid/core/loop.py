@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -23,8 +24,9 @@ from typing import Any
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Decode, Reader
 from llamahybrid.core.executor import Executor, SequenceChanged
-from llamahybrid.core.messages import End, Look, Message, Reply, Resume, Run, Stop
+from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.nested import NestedRequests
+from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task, this_thread
 from llamahybrid.core.scheduler import Part, Scheduler
 from llamahybrid.core.slots import Slot, Slots
@@ -60,12 +62,16 @@ class DecodeLoop:
         """New tasks are refused."""
         self._ended = False
         """All requests are over, and messages are refused."""
+        self._calls: deque[Call] = deque()
+        """Work without a slot, oldest first; one is done between two batches."""
         self._shared = shared
         self._scheduler = scheduler
         self._tell = tell
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._serving = False
+        """The thread reads messages, or did until the end."""
         self._process = os.getpid()
         self._batches = StoppableBatches(slots)
         self._nested = NestedRequests(slots, self._batches, self._cancelled)
@@ -115,18 +121,36 @@ class DecodeLoop:
         """Wait for a reply. An exception that interrupts the wait (Ctrl-C) cancels the request."""
         return reply.get(partial(self.cancel, request))
 
+    def call(self, request: Request, work: Callable[[], Any]) -> Any:
+        """Do work that needs no slot in the loop's thread, between two batches; wait for its result.
+
+        Calls that wait take turns with batches. An interrupted wait cancels the request.
+        """
+        if self.closed or request.cancelled:
+            raise self._cancelled()
+        request.reply = reply = Reply()
+        self.post(Call(request, work, reply))
+        return self.result(request, reply)
+
     def cancel(self, request: Request) -> None:
         """Cancel a request; takes no lock, so that a signal handler may call it."""
         if request.over:
             return
         request.cancelled = True
-        if request.whole:
+        if request.whole and request.slot is not None:  # one that waits has begun no others
             self._nested.cancel()
         self._batches.stop(request)
         if (reply := request.reply) is not None and request.slot is None and not request.begun:
             reply.fail(self._cancelled())  # without waiting for the running batch
         if self._thread is not None:
             self._inbox.put(Look())
+
+    def cancel_all(self) -> None:
+        """Cancel all requests that run or wait; takes no lock."""
+        for request in [*self.slots.seated, *self.admission.waiting]:
+            self.cancel(request)
+        if self._thread is not None:
+            self._inbox.put(Look(cancel=True))  # those whose messages are not read yet
 
     def end(self, request: Request, wait: bool = True) -> None:
         """End a request: release its slot and report it; wait until that is done."""
@@ -182,12 +206,11 @@ class DecodeLoop:
     # -- the thread --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        """Start the thread. Raises RuntimeError where the system has none to give."""
         with self._start:
-            if self._thread is None and not self._ended:
+            if not self._serving and not self._ended:  # one that an interrupt left half started gives way
                 self._thread = threading.Thread(target=self._serve, name="llamahybrid-decode", daemon=True)
-            if self._thread is not None and self._thread.ident is None:  # interrupted before `start`
-                with contextlib.suppress(RuntimeError):
-                    self._thread.start()
+                self._thread.start()
 
     def _go_on_in_child(self) -> None:
         """Begin anew in a forked process, which has no such thread; an operation it was in is lost."""
@@ -195,7 +218,7 @@ class DecodeLoop:
             if self._process == os.getpid():
                 return
             self._process = os.getpid()
-            self._start, self._thread = threading.Lock(), None
+            self._start, self._thread, self._serving = threading.Lock(), None, False
             self._inbox = SimpleQueue()
             lost = not self._idle
             self._idle = True
@@ -205,13 +228,19 @@ class DecodeLoop:
                     request.prompt = request.view.ids()
                     self.slots.leave(request)
             self.admission.waiting = []
+            self._calls.clear()
             if lost:
                 self._shared.lose_all()
 
     def _serve(self) -> None:
+        with self._start:
+            if self._serving or not self.here:
+                return  # interrupted while it started, and replaced
+            self._serving = True
         try:
             while self._take():
                 self._admit()
+                self._do_call()
                 if self._grace_left() > 0:
                     continue  # more tokens for the batch are expected
                 wanted = [
@@ -247,6 +276,8 @@ class DecodeLoop:
 
     def _wait_seconds(self) -> float | None:
         """Longest wait for the next message; None: without limit."""
+        if self._calls:
+            return 0
         if any(
             request.task is not None and isinstance(request.task.wanted, Decode)
             for request in self.slots.seated
@@ -282,6 +313,23 @@ class DecodeLoop:
                         self.admission.queue(request)
             case End(request, reply):
                 self._end(request, reply)
+            case Look(cancel=True):
+                for request in [*self.slots.seated, *self.admission.waiting]:
+                    self.cancel(request)
+            case Call():
+                self._calls.append(message)
+
+    def _do_call(self) -> None:
+        """Do the work that has waited longest, unless its request was cancelled."""
+        if not self._calls:
+            return
+        call = self._calls.popleft()
+        try:
+            if call.request.cancelled:
+                raise self._cancelled()
+            call.reply.put(call.work())
+        except BaseException as error:
+            call.reply.fail(error)
 
     def _receive(self, task: Task) -> None:
         request = task.request
@@ -458,8 +506,9 @@ class DecodeLoop:
             live, lost = part.wanted.live, None
             if fault is not None:
                 lost = SequenceChanged(f"memory is not what it should be: {fault}")
-            elif live.n != part.wanted.position + part.count or live.state.is_invalid:
-                lost = SequenceChanged("the task of another part had the buffers zeroed")
+            elif live.state.is_invalid or live.n != part.wanted.position + part.count:
+                # A task before it had the buffers zeroed; its next batch would begin somewhere else.
+                lost = SequenceChanged("another request had the memory zeroed")
             part.task.alone = fault is not None
             self._advance(part.task, part.count, lost)
 
@@ -485,6 +534,8 @@ class DecodeLoop:
             self.admission.drop(request)
             if request.task is not None:
                 self._fail(request.task, self._cancelled())
+        while self._calls:
+            self._calls.popleft().reply.fail(self._cancelled())
         for request in self.slots.seated:
             if request.task is not None:
                 task = request.task
@@ -520,6 +571,8 @@ class DecodeLoop:
                         request.task.reply.fail(ModelClosed("the model is closed"))
                 case End(request, reply):
                     self._end(request, reply)
+                case Call(reply=reply):
+                    reply.fail(ModelClosed("the model is closed"))
                 case Stop(reply):
                     if reply is not None:
                         reply.put(None)

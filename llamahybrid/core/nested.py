@@ -13,6 +13,7 @@ from llamahybrid.core.executor import Executor
 from llamahybrid.core.request import Request
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.stoppable import StoppableBatches
+from llamahybrid.errors import ModelClosed, RequestCancelled
 
 
 class NestedRequests:
@@ -28,9 +29,10 @@ class NestedRequests:
         self._requests: list[Request] = []
 
     def cancel(self) -> None:
-        """Cancel all of them."""
+        """Cancel all of them, in the middle of a batch too."""
         for request in list(self._requests):
             request.cancelled = True
+            self._batches.stop(request)
 
     def run(self, request: Request, begin: Callable[[Executor], Any]) -> Any:
         """Run a task and return its result."""
@@ -41,11 +43,16 @@ class NestedRequests:
                 if request.slot is None:
                     request.slot, request.inline = slot, True
                     self._requests.append(request)
+                    request.cancelled |= slot.request is not None and slot.request.cancelled
                 slot.executor.take(request)
                 if request.progress is not None:  # another nested request was decoded since
                     self._decode(request, slot.executor.come_back(request))
             steps = begin(slot.executor)
             return self._decode(request, steps) if isinstance(steps, Generator) else steps
+        except (RequestCancelled, ModelClosed):
+            if request.progress is not None:
+                request.progress.cancelled = True
+            raise
         finally:
             if request.inline and request.progress is None:
                 request.slot = None

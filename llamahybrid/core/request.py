@@ -6,19 +6,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llamahybrid.core.batch import Wanted
+from llamahybrid.core.progress import Progress
+from llamahybrid.core.reply import Reply
+from llamahybrid.core.report import PromptProgress
 from llamahybrid.core.view import View
 from llamahybrid.prompt_cache.base import LiveState, Tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from llamahybrid.core.messages import Reply
-    from llamahybrid.core.progress import Progress
-    from llamahybrid.core.report import PromptProgress
-    from llamahybrid.core.slots import Slot
 
 NO_LIMIT = 1 << 60
 """Length of an answer without `max_tokens`."""
@@ -52,6 +47,7 @@ class Request:
         "inline",
         "known",
         "leads",
+        "limits",
         "most",
         "number",
         "on_progress",
@@ -91,6 +87,8 @@ class Request:
         """Tokens after which its answer is expected to end: `max_tokens`."""
         self.pauses: Callable[[int], bool] | None = None
         """Tells of a token whether the answer may end on it."""
+        self.limits: Any = None
+        """The limits of its sampler, a `capi.sampling.Limits`; None: none."""
         self.whole = False
         """Needs the whole context: no other request may have a slot at the same time."""
         self.prompt: Tokens | None = None
@@ -107,7 +105,8 @@ class Request:
         """The first of several answers to one prompt: the others resume from its checkpoints."""
         self.after: Request | None = None
         """The request whose prompt must be decoded before this one begins."""
-        self.slot: Slot | None = None
+        self.slot: Any = None
+        """The `Slot` that it has; None: none."""
         self.task: Task | None = None
         """The pending task; None between two messages of the caller."""
         self.reply: Reply | None = None
@@ -162,6 +161,9 @@ class Request:
         if completion.get("usage"):
             cached = 0 if self.progress is None else self.progress.plan.cached
             completion["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+            if self.progress is not None and self.progress.thinking is not None:
+                thinking = {"reasoning_tokens": self.progress.thinking}
+                completion["usage"]["completion_tokens_details"] = thinking
         if self.ended_early:
             for choice in completion["choices"]:
                 choice["finish_reason"] = choice["finish_reason"] and "cancelled"

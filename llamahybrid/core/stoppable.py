@@ -31,7 +31,6 @@ class StoppableBatches:
         live, tokens, outputs = wanted.live, wanted.tokens[:count], wanted.rows_of(count)
         if len(tokens) == 1 or not wanted.prompt:
             live.decode(tokens, outputs)
-            live.settle()
             return
         undo = live.n, _state(request, wanted)
         request.number = self._flag.begin()
@@ -47,7 +46,6 @@ class StoppableBatches:
         finally:
             self._flag.arm(False)
             self._flag.end()
-            live.settle()
 
 
 def _state(request: Request, wanted: Decode) -> Bytes | None:

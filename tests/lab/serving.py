@@ -105,8 +105,7 @@ class Held:
         """So many go on at once."""
         self.batches = 0
         self._go_on = threading.Event()
-        for name in ("decode", "decode_parts"):
-            monkeypatch.setattr(NativeContext, name, self._holding(getattr(NativeContext, name), after))
+        monkeypatch.setattr(NativeContext, "decode_parts", self._holding(NativeContext.decode_parts, after))
 
     def _holding(self, inner: Callable[..., Any], after: int) -> Callable[..., Any]:
         def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
@@ -125,9 +124,15 @@ class ServerProcess:
     """`llamahybrid serve` on a free port."""
 
     def __init__(
-        self, model: Path, log: Path, *more: str, stdout: int | None = None, closed: bool = False
+        self,
+        model: Path | dict[str, Any],
+        log: Path,
+        *more: str,
+        stdout: int | None = None,
+        closed: bool = False,
     ) -> None:
-        """`log`: where its output goes, unless `stdout` is given, or all standard streams are `closed`.
+        """`model`: a file, or what a config file says. `log`: where its output goes, unless `stdout` is
+        given, or all standard streams are `closed`.
 
         Raises AssertionError where it does not answer within `PROCESS_SECONDS`.
         """
@@ -135,9 +140,13 @@ class ServerProcess:
             self.port: int = free.getsockname()[1]
         self.log = log
         threads = ("--n-threads", "1", "--n-threads-batch", "1")
-        options = ("--host", "127.0.0.1", "--port", str(self.port), *threads)
+        options = [str(model), "--host", "127.0.0.1", "--port", str(self.port), *threads]
+        if isinstance(model, dict):
+            config = log.with_suffix(".json")
+            config.write_text(json.dumps({"host": "127.0.0.1", "port": self.port, **model}))
+            options = ["--config-file", str(config)]
         with log.open("ab") as out:
-            command = [*COMMAND, str(model), *options, *more]
+            command = [*COMMAND, *options, *more]
             if closed:
                 command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
             written = out if stdout is None else stdout

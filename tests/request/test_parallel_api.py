@@ -291,8 +291,6 @@ def test_text_and_tokens_while_others_run(llm, fresh):
 
 
 def test_embeddings_are_refused_as_clearly_as_upstream_does(llm, opened, arch):
-    with pytest.raises(ValueError, match="n_parallel"):
-        opened(arch, n_parallel=2, embedding=True)
     for ask_for in (llm.embed, llm.create_embedding):
         with pytest.raises(RuntimeError, match="embedding=True"):
             ask_for("some words")

@@ -1,4 +1,4 @@
-"""A forked process: it has the tables of its parent's OpenMP team, whose threads it has not."""
+"""A forked process: it has the tables of OpenMP teams of its parent, whose threads it has not."""
 
 from __future__ import annotations
 
