@@ -21,6 +21,11 @@ def waiting(llm: Any) -> int:
     return len(llm.requests.loop.admission.waiting)
 
 
+def posted(llm: Any) -> int:
+    """Messages that the decode loop has not read yet."""
+    return int(llm.requests.loop._inbox.qsize())
+
+
 def keep_rows_on_request(llm: Any) -> None:
     """Only requests with logprobs keep rows of logits, as on a server."""
     llm.requests.logprobs_on_request = True
