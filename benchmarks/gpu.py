@@ -78,7 +78,7 @@ def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:
         with closing(Llama(model, **shape, **place)) as ours:
             stock = None if place else llama_cpp.Llama(model, **shape)
             plain = Plain(device.handle, _state_size(ours))
-            speech = Speech(ours.n_vocab(), 1)
+            speech = Speech(ours, 1)
             for _ in range(ROUNDS + 1):
                 prompt = speech.words(PROMPT)
                 for name, llm in (("stock", stock), ("ours", ours)):
