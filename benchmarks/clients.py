@@ -45,7 +45,7 @@ BESIDE = 3
 CHAT = 3_500
 
 Result = dict[str, Any]
-"""What a subject measured in one round, by name."""
+"""Measures of one subject in one round, by name."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def p95(values: Sequence[float]) -> float:
 
 
 def alone(name: str, shape: Shape, seed: int) -> Result:
-    """One client that has the whole machine."""
+    """Measure one client that has the whole machine."""
     chance, n = random.Random(f"alone/{seed}"), 120
 
     def decode(answer: Iterator[Any]) -> float:
@@ -265,7 +265,7 @@ def child(arguments: argparse.Namespace) -> int:
 
 
 def played(arguments: argparse.Namespace, part: str, name: str, clients: int, seed: int) -> Result:
-    """What one subject measured, in a process of its own."""
+    """Return the measures of one subject, taken in a process of its own."""
     shape = ["--clients", str(clients), "--threads", str(arguments.threads), "--seed", str(seed)]
     files = ["--model", str(arguments.model), "--program", str(arguments.program)]
     command = [sys.executable, "-m", "benchmarks.clients", part, "--child", name, *shape, *files]
@@ -316,7 +316,7 @@ def main(arguments: argparse.Namespace) -> int:
             found = {**settings, "complete": complete, "parts": results}
             arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
-    write(complete=False)  # a folder that is missing is told of before hours of measuring
+    write(complete=False)  # fails before the measurements if the folder is missing
     with tempfile.TemporaryDirectory() as folder:
         if arguments.program is None and any("llama-server" in PARTS[part][0] for part in parts):
             with display() as progress:

@@ -1,9 +1,9 @@
-"""What a GPU does: is it right there, and how fast, beside the stock library and a plain copy.
+"""Correctness and speed on a GPU, beside the stock library and a plain copy.
 
 With all layers offloaded: the hazards, campaigns against fresh stock contexts on the same GPU (histories,
 drafts, several requests at once), then prefill, decode, snapshot and restore of a Qwen3.5-architecture
 model of about 100M parameters, next to llama_cpp's own class in the same process and to a copy of as many
-bytes from the device. Writes benchmarks/results/gpu-DEVICE.json. Where there is no GPU, one line says so.
+bytes from the device. Writes benchmarks/results/gpu-DEVICE.json. Without a GPU it prints one line.
 Run: python -m benchmarks.gpu [--seconds N] [--rpc HOST:PORT] [--json FILE]
 --rpc takes an RPC server for the GPU: the same numbers of a machine without one, for trying this program.
 """
