@@ -73,7 +73,12 @@ def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:
     """Medians: seconds of a prompt, of an answer, of a snapshot, of its restore, of a plain copy."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(make("qwen35", Path(folder, "model.gguf"), params=PARAMETERS, context=PROMPT * 2))
-        shape = {"n_ctx": PROMPT + 2 * ANSWER, "n_batch": 2048, "n_gpu_layers": -1, "verbose": False}
+        shape: dict[str, Any] = {
+            "n_ctx": PROMPT + 2 * ANSWER,
+            "n_batch": 2048,
+            "n_gpu_layers": -1,
+            "verbose": False,
+        }
         found: dict[str, list[float]] = {}
         with closing(Llama(model, **shape, **place)) as ours:
             stock = None if place else llama_cpp.Llama(model, **shape)
@@ -172,7 +177,7 @@ def main(seconds: float, rpc: str, out: Path | None) -> int:
     place = {RPC: rpc} if rpc else {LAYERS: "-1"}
     device = connect(endpoints(rpc))[0] if rpc else ggml.local()[0]
     shown = [f"{f.topic}: {f.text}" for f in examine(lambda: (), True, ggml.gpus) if f.topic != "engine"]
-    report = {
+    report: dict[str, Any] = {
         "device": devices,
         "engine": str(loaded_from()),
         "doctor": shown,

@@ -1,8 +1,10 @@
-"""Measured tables: results as the benchmarks write them become tables of the pages."""
+"""Benchmarks: all of them start; results as they write them become tables of the pages."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,15 @@ from benchmarks import clients, figures
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     return tmp_path
+
+
+PROGRAMS = sorted(path.stem for path in (figures.ROOT / "benchmarks").glob("*.py"))
+
+
+def test_every_benchmark_imports() -> None:
+    code = f"import {', '.join(f'benchmarks.{name}' for name in PROGRAMS)}"
+    run = subprocess.run([sys.executable, "-c", code], cwd=figures.ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def played(arguments: Any, part: str, name: str, count: int, seed: int) -> dict[str, float]:
