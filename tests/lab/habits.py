@@ -1,7 +1,8 @@
-"""`make lint`: lines of pages that are too long; hints on wording. As a hook: the subject of a commit.
+"""`make lint`: lines of pages that are too long; hints on wording and subjects. A hook: a commit's subject.
 
 A sentence of a docstring or comment is hinted at if its subject is a pronoun ("What ...", "It ...").
-A subject is checked when it is written (.pre-commit-config.yaml), since commits of others cannot be changed.
+A subject is refused when it is written (.pre-commit-config.yaml); lint hints at those that are not on main,
+since commits that others have cannot be changed.
 Run: python -m tests.lab.habits [--words]     --words lists the hints
      python -m tests.lab.habits --subject FILE    the message that git is about to commit
 """
@@ -37,10 +38,10 @@ WRITTEN_BY_GIT = ("Merge ", "Revert ", "fixup! ", "squash! ", "amend! ")
 """Beginnings of subjects of any length."""
 
 
-def tracked() -> list[str]:
-    """Names of the files in git; none outside a repository."""
+def git(*arguments: str) -> list[str]:
+    """Lines of a git command's output; none outside a repository, or without a branch that it names."""
     try:
-        run = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True)
+        run = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)
     except FileNotFoundError:
         return []
     return run.stdout.splitlines() if run.returncode == 0 else []
@@ -86,7 +87,7 @@ def hints(source: str) -> Iterator[tuple[int, str]]:
 
 def main(words: bool) -> int:
     """Print what is found; 1 where something is too long."""
-    names = tracked()
+    names = git("ls-files")
     texts = [n for n in names if n.endswith(".md") and n not in WRITTEN_BY_SCRIPTS]
     found = [fault for n in texts for fault in long_lines(n, (ROOT / n).read_text(encoding="utf-8"))]
     print(*found, sep="\n", end="\n" if found else "")
@@ -96,6 +97,9 @@ def main(words: bool) -> int:
         print(f"{name}:{line}: {sentence[:100]}")
     if told:
         print(f"hint: {len(told)} sentences with a pronoun as subject (python -m tests.lab.habits --words)")
+    for subject in git("log", "--no-merges", "--format=%s", "main..HEAD", "--"):
+        if fault := long_subject(subject):
+            print(f"hint: {fault}")
     return 1 if found else 0
 
 
