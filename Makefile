@@ -39,7 +39,7 @@ mutations: venv ## plants faults in copies of the package, one at a time: which 
 llama-server: venv ## llama-server of the pinned source, stock and patched
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build
 
-lint: venv ## ruff, mypy, line and subject lengths; hints on wording
+lint: venv ## ruff, mypy, line lengths; hints on wording and subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
