@@ -182,7 +182,7 @@ def _constructor(original: Any) -> Any:
 
 
 def _by_name(name: str, ours_takes_over: Callable[[Llama], bool]) -> Callable[[Any], Any]:
-    """Return a function that wraps upstream's method: on one of ours ours runs, if `ours_takes_over` says so."""
+    """Return a wrapper of upstream's method that runs ours on one of ours, if `ours_takes_over` says so."""
 
     def replacement(original: Any) -> Any:
         @functools.wraps(original)

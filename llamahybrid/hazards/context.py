@@ -93,8 +93,8 @@ class Context:
     def goes_on(self, length: int, seq: int = 0, *, text: int = 0) -> Gap | int:
         """Decode the token at position `length`; return the gap to a clean run, or a refused decode's status.
 
-        Clean runs may differ by their batches alone (experts, thresholds). The nearer of two counts: of the text
-        at once, and of the text whose last tokens are decoded singly, one or as many as in this context.
+        Clean runs may differ by their batches alone (experts, thresholds). The nearer of two counts: of the
+        text at once, and of the text whose last tokens are decoded singly, one or as many as in this context.
         """
         if status := self.feed(length, length + 1, seq, text=text):
             return status

@@ -1,7 +1,7 @@
 """A `Llama` in a process of its own, so that each target has its own library; speaks JSON lines.
 
 ``python -m llamahybrid.evaluate.targets.child`` reads {"id", "do", ...} and writes {"id", "reply"} or
-{"id", "error"}. What the model's code prints goes to stderr.
+{"id", "error"}. Output of the model's code goes to stderr.
 """
 
 from __future__ import annotations
