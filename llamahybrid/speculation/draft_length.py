@@ -65,13 +65,17 @@ class DraftLengthPolicy:
     """Decides how long the next draft may be: none while drafts have cost more time than they saved."""
 
     def __init__(self, meter: CostMeter) -> None:
-        self.chance = Chance()
         self._meter = meter
+        self._batched = False
+        self._watched = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all that drafts have shown and cost so far."""
+        self.chance = Chance()
         self._balance = 0.0
         """Seconds that drafts have saved so far; below zero: cost."""
         self._spent = self._read = 0.0
-        self._batched = False
-        self._watched = 0
         self._ask = 0.0
         """Seconds of the last guess."""
 
@@ -91,7 +95,7 @@ class DraftLengthPolicy:
 
     def length(self, most: int) -> int:
         """Return the number of guessed tokens that are worth decoding now, at most `most`."""
-        if not self._pays:
+        if not self.pays:
             return 0
         more = self._meter.costs().prefill_seconds / self._meter.token_seconds
         length, right = 0, self.chance.next
@@ -108,7 +112,8 @@ class DraftLengthPolicy:
         return WATCHED
 
     @property
-    def _pays(self) -> bool:
+    def pays(self) -> bool:
+        """Drafts have saved at least as much time as they cost."""
         return self._meter.token_seconds > 0 and self._balance >= 0
 
     # -- what happened ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.restore import restore
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Tokens
-from llamahybrid.speculation.draft_length import Chance, DraftLengthPolicy
+from llamahybrid.speculation.draft_length import DraftLengthPolicy
 
 Rollback: TypeAlias = Literal["cut", "planes", "snapshot"]
 """The way in which tokens were taken back: attention was cut, a rollback plane became the state, a snapshot
@@ -140,10 +140,10 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         return self.counts
 
     def _serve(self, salt: bytes) -> None:
-        """Set the salt of the request; the share of right guesses under another one is dropped."""
+        """Set the salt of the request; all that drafts have shown under another one is dropped."""
         if self._salt != salt:
             self._salt = salt
-            self.policy.chance = Chance()
+            self.policy.forget()
         if isinstance(self.model, StepwiseDraft):
             self.model.salt = salt
 
