@@ -123,7 +123,8 @@ class DecodeLoop:
         """Send a task; `reply` gets its result, or its tokens."""
         if self.closed:
             raise ModelClosed("the model is closed")
-        request.thread, request.reply, request.awaits = this_thread(), reply, True
+        request.thread, request.reply, request.aside = this_thread(), reply, None
+        request.awaits = True
         self.post(Run(Task(request, begin, reply)))
 
     def result(self, request: Request, reply: Reply) -> Any:
