@@ -12,7 +12,8 @@ import numpy as np
 
 from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.client.requests import Requests
-from llamahybrid.core.executor import Executor, answer_steps
+from llamahybrid.core.answering import answer_steps
+from llamahybrid.core.executor import Executor
 from llamahybrid.core.messages import Resume
 from llamahybrid.core.reply import Feed
 from llamahybrid.core.report import RequestReport

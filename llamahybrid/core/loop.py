@@ -24,6 +24,7 @@ from typing import Any
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Decode, Reader
 from llamahybrid.core.executor import Executor, SequenceChanged
+from llamahybrid.core.leaving import come_back, end
 from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.nested import NestedRequests
 from llamahybrid.core.reply import Reply
@@ -382,7 +383,7 @@ class DecodeLoop:
         try:
             self.admission.running = request
             if request.parked:
-                task.return_steps = slot.executor.come_back(request)
+                task.return_steps = come_back(slot.executor)
             elif task.steps is None:
                 task.steps = task.begin(slot.executor)
         except BaseException as error:
@@ -463,7 +464,7 @@ class DecodeLoop:
             try:
                 self.admission.running = request
                 if request.slot is not None:
-                    request.slot.executor.end(request)
+                    end(request.slot.executor, request)
                 elif request.progress is not None:
                     request.progress.over = True
             except Exception as raised:
