@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Decode, Reader
 from llamahybrid.core.executor import Executor, SequenceChanged
 from llamahybrid.core.leaving import come_back, end
+from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.nested import NestedRequests
 from llamahybrid.core.reply import Reply
@@ -69,12 +69,7 @@ class DecodeLoop:
         self._scheduler = scheduler
         self._tell = tell
         self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._start = threading.RLock()  # a signal handler may ask for something in the middle of a start
-        self._claim = threading.Lock()
-        """Held by the thread that serves, for ever."""
-        self._started: threading.Thread | None = None
-        self._server: threading.Thread | None = None
-        self._process = os.getpid()
+        self._thread = LoopThread()
         self._batches = StoppableBatches(slots)
         self._nested = NestedRequests(slots, self._batches, self._cancelled)
         self._idle = True
@@ -87,21 +82,16 @@ class DecodeLoop:
     # -- from any thread ---------------------------------------------------------------------------
 
     @property
-    def _thread(self) -> threading.Thread | None:
-        """The thread that serves, or that was started to."""
-        return self._server or self._started
-
-    @property
     def here(self) -> bool:
         """The calling thread is the loop's."""
-        return self._thread is threading.current_thread()
+        return self._thread.here
 
     def post(self, message: Message) -> None:
         """Send a message; after the end, it is refused in the calling thread."""
-        if self._process != os.getpid():
+        if self._thread.forked:
             self._go_on_in_child()
-        if self._thread is None or self._thread.ident is None:
-            self._begin()
+        if not self._ended:
+            self._thread.start(self._serve)
         self._inbox.put(message)
         if self._ended:  # the thread reads no more messages
             self._refuse_rest()
@@ -153,14 +143,14 @@ class DecodeLoop:
         self._batches.stop(request)
         if (reply := request.reply) is not None and request.slot is None and not request.begun:
             reply.fail(self._cancelled())  # without waiting for the running batch
-        if self._thread is not None:
+        if self._thread.asked:
             self._inbox.put(Look())
 
     def cancel_all(self) -> None:
         """Cancel all requests that run or wait; takes no lock."""
-        for request in [*self.slots.seated, *self.admission.waiting]:
+        for request in self._known():
             self.cancel(request)
-        if self._thread is not None:
+        if self._thread.asked:
             self._inbox.put(Look(cancel=True))  # those whose messages are not read yet
 
     def end(self, request: Request, wait: bool = True) -> None:
@@ -176,7 +166,7 @@ class DecodeLoop:
             if wait:
                 reply.get()
             return
-        if self._thread is None and self._process == os.getpid():
+        if not (self._thread.asked or self._thread.forked):
             request.over = True
             return
         answer = Reply() if wait else None
@@ -186,14 +176,12 @@ class DecodeLoop:
 
     def close(self, last_words: Callable[[], None]) -> None:
         """End the loop: cancel all requests, call `last_words()` in the loop's thread, and wait for that."""
-        if self._process != os.getpid():
+        if self._thread.forked:
             self._go_on_in_child()
         self.closed = True
-        for request in [*self.slots.seated, *self.admission.waiting]:
+        for request in self._known():
             self.cancel(request)
-        with self._start:
-            thread = self._thread
-        if thread is None or not thread.is_alive() or self._process != os.getpid():
+        if not self._thread.settled():
             last_words()
             return
         self._last_words = last_words
@@ -206,7 +194,7 @@ class DecodeLoop:
     def abandon(self, last_words: Callable[[], None]) -> bool:
         """As `close`, without waiting, for finalisers; False where there is no thread to do it."""
         self.closed = True
-        if self._thread is None or not self._thread.is_alive() or self._process != os.getpid():
+        if not self._thread.alive:
             return False
         self._last_words = last_words
         for request in self.slots.seated:
@@ -214,40 +202,41 @@ class DecodeLoop:
         self._inbox.put(Stop())
         return True
 
-    # -- the thread --------------------------------------------------------------------------------
+    def end_at_exit(self) -> None:
+        """End the loop at exit of the interpreter, without last words; wait for that a while."""
+        if not self._thread.alive or sys.is_finalizing():
+            return
+        self.closed = True
+        for request in self.slots.seated:
+            self.cancel(request)
+        self._inbox.put(Stop())
+        self._thread.join(EXIT_SECONDS)
 
-    def _begin(self) -> None:
-        """Start the thread. Raises RuntimeError where the system has none to give."""
-        with self._start:
-            if not self._claim.locked() and not self._ended:  # of several half started ones the first serves
-                self._started = threading.Thread(target=self._serve, name="llamahybrid-decode", daemon=True)
-                self._started.start()
+    def _known(self) -> list[Request]:
+        """Requests that run or wait."""
+        return [*self.slots.seated, *self.admission.waiting]
+
+    # -- the thread --------------------------------------------------------------------------------
 
     def _go_on_in_child(self) -> None:
         """Begin anew in a forked process, which has no such thread; an operation it was in is lost."""
         with _fork_lock:
-            if self._process == os.getpid():
+            if not self._thread.forked:
                 return
-            self._process = os.getpid()
-            self._start, self._claim = threading.RLock(), threading.Lock()
-            self._started = self._server = None
             self._inbox = SimpleQueue()
-            lost = not self._idle
-            self._idle = True
-            for request in [*self.slots.seated, *self.admission.waiting]:
+            for request in self._known():
                 if request.slot is not None:
                     request.parked = request.progress is not None and not request.progress.over
                     request.prompt = request.view.ids()
                     self.slots.leave(request)
             self.admission.waiting = []
             self._calls.clear()
-            if lost:
+            if not self._idle:
                 self._shared.lose_all()
+            self._idle = True
+            self._thread.renew()  # last: until then other threads of this process wait here, too
 
     def _serve(self) -> None:
-        if not self._claim.acquire(blocking=False):
-            return  # the start of another was interrupted, but it serves
-        self._server = threading.current_thread()
         try:
             while self._take():
                 self._admit()
@@ -325,7 +314,7 @@ class DecodeLoop:
             case End(request, reply):
                 self._end(request, reply)
             case Look(cancel=True):
-                for request in [*self.slots.seated, *self.admission.waiting]:
+                for request in self._known():
                     self.cancel(request)
             case Call():
                 self._calls.append(message)
@@ -597,11 +586,4 @@ _fork_lock = threading.Lock()
 def _end_all() -> None:
     """End all loops at exit of the interpreter, before native code is unloaded."""
     for loop in list(_all):
-        thread = loop._thread
-        if thread is None or loop._process != os.getpid() or not thread.is_alive() or sys.is_finalizing():
-            continue
-        loop.closed = True
-        for request in loop.slots.seated:
-            loop.cancel(request)
-        loop._inbox.put(Stop())
-        thread.join(EXIT_SECONDS)
+        loop.end_at_exit()
