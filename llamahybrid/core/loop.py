@@ -8,14 +8,13 @@ in the main thread alone, so that no operation of the loop is interrupted.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Decode, Reader
 from llamahybrid.core.executor import Executor, SequenceChanged
-from llamahybrid.core.leaving import come_back, end
+from llamahybrid.core.leaving import end
 from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.nested import NestedRequests
@@ -32,6 +31,7 @@ from llamahybrid.core.request import Request, Task, this_thread
 from llamahybrid.core.scheduler import Part, Scheduler
 from llamahybrid.core.slots import Slot, Slots
 from llamahybrid.core.stoppable import StoppableBatches
+from llamahybrid.core.tasks import Tasks
 from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
 from llamahybrid.memory.shared import SharedContext
 
@@ -72,6 +72,7 @@ class DecodeLoop:
         self._thread = LoopThread()
         self._batches = StoppableBatches(slots)
         self._nested = NestedRequests(slots, self._batches, self._cancelled)
+        self._tasks = Tasks(self.admission, self._nested, self._cancelled)
         self._idle = True
         """The thread waits for a message: no operation on memory is half done."""
         self._last_words: Callable[[], None] | None = None
@@ -308,7 +309,7 @@ class DecodeLoop:
                 if paused is not None and isinstance(paused.wanted, Reader):  # else it runs already
                     request.comes()
                     if request.slot is not None:
-                        self._advance(paused, 0)
+                        self._tasks.advance(paused, 0)
                     elif request not in self.admission.waiting:
                         self.admission.queue(request)
             case End(request, reply):
@@ -337,106 +338,22 @@ class DecodeLoop:
             task.reply.fail(RequestCancelled("the request is over"))
             return
         if request.task is not None:  # its caller was interrupted, and sends a new one
-            self._drop_task(request)
+            self._tasks.drop(request)
         request.task = task
         request.comes()
         if request.slot is not None:
-            self._start_task(task, request.slot)
+            self._tasks.start(task, request.slot)
         else:
             self.admission.queue(request)
-
-    def _drop_task(self, request: Request) -> None:
-        task, request.task = request.task, None
-        for steps in () if task is None else (task.return_steps, task.steps):
-            if isinstance(steps, Generator):
-                with contextlib.suppress(Exception):
-                    steps.close()
-        self.admission.drop(request)
 
     def _admit(self) -> None:
         for request, found in self.admission.admitted():
             task = request.task
             assert task is not None, "it waited with one"
             if isinstance(found, Slot):
-                self._start_task(task, found)
+                self._tasks.start(task, found)
             else:
-                self._fail(task, found or self._cancelled())
-
-    # -- tasks -------------------------------------------------------------------------------------
-
-    def _start_task(self, task: Task, slot: Slot) -> None:
-        request = task.request
-        if request.cancelled:
-            self._fail(task, self._cancelled())
-            return
-        try:
-            self.admission.running = request
-            if request.parked:
-                task.return_steps = come_back(slot.executor)
-            elif task.steps is None:
-                task.steps = task.begin(slot.executor)
-        except BaseException as error:
-            self._fail(task, error)
-            return
-        finally:
-            self.admission.running = None
-        if task.return_steps is not None or isinstance(task.steps, Generator):
-            self._advance(task, None)
-        else:
-            self._finish(task, task.steps)
-
-    def _came_back(self, task: Task) -> None:
-        """Continue, or begin, the task of a preempted request whose sequence is restored."""
-        request, slot = task.request, task.request.slot
-        assert slot is not None, "it has just come back to it"
-        task.return_steps, request.parked = None, False
-        if request.known is not None and request.known.forgotten:
-            slot.runner.stop_storing()
-        request.known = None
-        self._start_task(task, slot) if task.steps is None else self._advance(task, None)
-
-    def _advance(self, task: Task, count: int | None, error: BaseException | None = None) -> None:
-        """Continue a task with the number of tokens that were decoded, or with an error."""
-        steps = task.steps if task.return_steps is None else task.return_steps
-        back = result = None
-        self.admission.running = task.request
-        try:
-            task.wanted = steps.send(count) if error is None else steps.throw(error)
-            if isinstance(task.wanted, Reader):
-                task.request.asks()  # the time of its reader begins
-            return
-        except StopIteration as stop:
-            back, result = task.return_steps is not None, stop.value
-        except BaseException as raised:
-            self._fail(task, raised)
-            return
-        finally:
-            self.admission.running = None
-        if back:
-            self._came_back(task)
-        else:
-            self._finish(task, result)
-
-    def _finish(self, task: Task, result: Any) -> None:
-        request = task.request
-        request.task = None
-        request.asks()
-        if request.whole:
-            self._nested.leave()
-        if request.progress is None:  # a single operation: the slot is not needed any more
-            self.admission.leave(request)
-        task.reply.put(result)
-
-    def _fail(self, task: Task, error: BaseException) -> None:
-        request = task.request
-        request.task = None
-        if request.whole:
-            self._nested.leave()
-        if isinstance(error, (RequestCancelled, ModelClosed)) and request.progress is not None:
-            request.progress.cancelled = True
-        if request.progress is None:
-            self.admission.leave(request)
-        task.reply.fail(error)
+                self._tasks.fail(task, found or self._cancelled())
 
     def _cancelled(self) -> RequestCancelled | ModelClosed:
         """The error of a request that was ended by `cancel` or by `close`."""
@@ -449,7 +366,7 @@ class DecodeLoop:
         error: BaseException | None = None
         if not request.over:
             request.over = True
-            self._drop_task(request)
+            self._tasks.drop(request)
             try:
                 self.admission.running = request
                 if request.slot is not None:
@@ -480,9 +397,11 @@ class DecodeLoop:
         for part in parts:
             request, live = part.task.request, part.wanted.live
             if request.cancelled:
-                self._advance(part.task, None, self._cancelled())
+                self._tasks.advance(part.task, None, self._cancelled())
             elif live.n != part.wanted.position or live.state.is_invalid:
-                self._advance(part.task, None, SequenceChanged("memory was changed while tokens waited"))
+                self._tasks.advance(
+                    part.task, None, SequenceChanged("memory was changed while tokens waited")
+                )
             else:
                 ready.append(part)
         if len(ready) < len(parts):
@@ -499,7 +418,7 @@ class DecodeLoop:
             logger.info("a batch of several requests failed (%s): each goes on alone", error)
             for part in ready:
                 part.task.alone = True
-                self._advance(part.task, None, SequenceChanged("a batch of several requests failed"))
+                self._tasks.advance(part.task, None, SequenceChanged("a batch of several requests failed"))
             return
         self._scheduler.took(ready, time.perf_counter() - clock)
         for part, fault in zip(ready, faults, strict=True):
@@ -510,7 +429,7 @@ class DecodeLoop:
                 # A task before it had the buffers zeroed; its next batch would begin somewhere else.
                 lost = SequenceChanged("another request had the memory zeroed")
             part.task.alone = fault is not None
-            self._advance(part.task, part.count, lost)
+            self._tasks.advance(part.task, part.count, lost)
 
     def _decode_alone(self, part: Part, clock: float) -> None:
         error: BaseException | None = None
@@ -523,7 +442,7 @@ class DecodeLoop:
         else:
             part.task.alone = False
             self._scheduler.took([part], time.perf_counter() - clock)
-        self._advance(part.task, part.count, error)
+        self._tasks.advance(part.task, part.count, error)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -533,14 +452,14 @@ class DecodeLoop:
         for request in list(self.admission.waiting):
             self.admission.drop(request)
             if request.task is not None:
-                self._fail(request.task, self._cancelled())
+                self._tasks.fail(request.task, self._cancelled())
         while self._calls:
             self._calls.popleft().reply.fail(self._cancelled())
         for request in self.slots.seated:
             if request.task is not None:
                 task = request.task
-                self._drop_task(request)
-                self._fail(task, self._cancelled())
+                self._tasks.drop(request)
+                self._tasks.fail(task, self._cancelled())
             self._end(request, None)
         error: BaseException | None = None
         self._ended = True
