@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from tests.request.asking import DEADLINE, WORDS, begin, said, take, until
+from tests.request.asking import DEADLINE, WORDS, begin, said, take, until, waits_for_reply
 
 Opened = Callable[..., Any]
 
@@ -68,16 +67,6 @@ def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) 
     first.join(DEADLINE)
     second.join(DEADLINE)
     assert finished == {"first": "cancelled", "second": "cancelled"}
-
-
-def waits_for_reply(thread: threading.Thread) -> bool:
-    """The thread has sent its message: it is in `Reply.get`."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if frame.f_code.co_name == "get" and "llamahybrid" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -> None:
