@@ -49,7 +49,7 @@ class Requests:
         self.several = False
         """There is more than one slot."""
         self._calling: set[Request] = set()
-        """Those that need no slot (see `beside`)."""
+        """Requests that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
         self._thread = threading.local()
@@ -216,7 +216,7 @@ class Requests:
         """A request is over; what its end raises is for its caller."""
         request.view.busy = False
         if self.several:
-            request.view.sampler = None  # `sample` would go on with it, whatever it is told
+            request.view.sampler = None  # else `sample` would ignore its arguments
         if self.loop is not None:
             self.loop.end(request, wait=request.begun and not collecting())
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class LoopThread:
-    """One thread, however often and from wherever its start is asked for."""
+    """A thread that is started once, even where a start is interrupted or two threads ask for it."""
 
     def __init__(self) -> None:
         self.renew()
@@ -44,11 +44,11 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """It runs, in this process."""
+        """The thread runs, in this process."""
         return self._thread is not None and self._thread.is_alive() and not self.forked
 
     def settled(self) -> bool:
-        """Whether it runs, once no other thread is in the middle of its start."""
+        """Wait for a start that another thread has begun; return `alive`."""
         with self._start:
             return self.alive
 
@@ -73,6 +73,6 @@ class LoopThread:
         serve()
 
     def join(self, seconds: float) -> None:
-        """Wait for its end, at most so many seconds."""
+        """Wait for the end of the thread, at most `seconds`."""
         if self._thread is not None:
             self._thread.join(seconds)
