@@ -49,7 +49,7 @@ class Requests:
         self.several = False
         """There is more than one slot."""
         self._calling: set[Request] = set()
-        """Those that need no slot (see `beside`)."""
+        """Requests that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
         self._thread = threading.local()
@@ -74,7 +74,7 @@ class Requests:
         With one slot, and for a thread that has done nothing: what was done last by any.
         """
         if (request := self.inside) is not None:
-            return request.view
+            return request.aside if request.aside is not None and self._awaits(request) else request.view
         view = self._outside()
         return view.blank() if self.salted and view.salt != self.salt() else view
 
@@ -82,7 +82,10 @@ class Requests:
     def own(self) -> View:
         """The same, to be changed."""
         if (request := self.inside) is not None:
-            return request.view.fork() if self._awaits(request) else request.view
+            if not self._awaits(request):
+                return request.view
+            request.aside = request.aside or request.view.fork()
+            return request.aside
         view = self._outside()
         mine = getattr(self._thread, "view", None)
         if self.several and mine is None:
@@ -213,7 +216,7 @@ class Requests:
         """A request is over; what its end raises is for its caller."""
         request.view.busy = False
         if self.several:
-            request.view.sampler = None  # `sample` would go on with it, whatever it is told
+            request.view.sampler = None  # else `sample` would ignore its arguments
         if self.loop is not None:
             self.loop.end(request, wait=request.begun and not collecting())
 

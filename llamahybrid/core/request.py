@@ -37,6 +37,7 @@ class Request:
     __slots__ = (
         "__weakref__",
         "after",
+        "aside",
         "asked_at",
         "awaits",
         "away",
@@ -113,8 +114,10 @@ class Request:
         self.reply: Reply | None = None
         """The reply on which its caller waits, or waited last."""
         self.awaits = False
-        """A task was sent and is not over; signal handlers and finalizers in the calling thread then make
-        requests of their own."""
+        """A task was sent and its caller has not left it: signal handlers and finalizers in the calling
+        thread then make requests of their own,"""
+        self.aside: View | None = None
+        """with this view; None: none has asked for one."""
         self.known: LiveState | None = None
         """While preempted: the tokens that the cache tracks, and whether they were forgotten."""
         self.parked = False

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import llama_cpp
 import pytest
 
-from tests.request.asking import DEADLINE, WORDS, begin, said, take, until
+from tests.request.asking import DEADLINE, WORDS, begin, said, take, until, waits_for_reply
 
 Opened = Callable[..., Any]
 
@@ -69,16 +69,6 @@ def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) 
     assert finished == {"first": "cancelled", "second": "cancelled"}
 
 
-def waits_for_reply(thread: threading.Thread) -> bool:
-    """The thread has sent its message: it is in `Reply.get`."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if frame.f_code.co_name == "get" and "llamahybrid" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -> None:
     """Those sent before are lost with the slot (`RequestSuperseded`), later ones are not."""
     both = []
@@ -95,16 +85,16 @@ def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_signal_handler_may_use_the_model(opened: Opened, stock: Opened, stream: bool) -> None:
     """It runs in the thread that waits for a reply, inside that request."""
-    llm, right, tokens = opened(), stock(), list[int]()
+    llm, right, used = opened(), stock(), list[list[int]]()
     caller, before = threading.get_ident(), signal.getsignal(signal.SIGUSR1)
 
     def use(*_: Any) -> None:
         llm.reset()
         llm.eval(WORDS[100:110])
-        tokens.append(llm.n_tokens)
+        used.append([llm.n_tokens, llm.sample(temp=0.0)])
 
     def interrupt(progress: Any) -> None:
-        if 0 < progress.processed < progress.total and not tokens:
+        if 0 < progress.processed < progress.total and not used:
             signal.pthread_kill(caller, signal.SIGUSR1)
 
     def give_up(*_: Any) -> None:
@@ -121,8 +111,25 @@ def test_a_signal_handler_may_use_the_model(opened: Opened, stock: Opened, strea
         signal.alarm(0)
         signal.signal(signal.SIGALRM, ended)
         signal.signal(signal.SIGUSR1, before)
-    assert tokens
+    assert used
+    assert all(each == [10, *right(WORDS[100:110], 1)] for each in used)
     assert text == llm.detokenize(right(WORDS[:300], 6)).decode(errors="ignore")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_completion_that_has_its_answer_may_change_the_tokens_itself(opened: Opened, stream: bool) -> None:
+    """Nobody waits for a reply any more: what is changed there is no signal handler's."""
+    llm, tokens = opened(), list[int]()
+
+    class Resets(llama_cpp.LlamaRAMCache):  # type: ignore[misc]
+        def __setitem__(self, key: Any, state: Any) -> None:
+            tokens.append(llm.n_tokens)
+            llm.reset()
+            tokens.append(llm.n_tokens)
+
+    llm.set_cache(Resets())
+    said(llm.create_completion(WORDS[:40], max_tokens=6, temperature=0.0, stream=stream))
+    assert tokens == [45, 0]
 
 
 def test_answers_that_a_callback_closes_hold_nobody_up(opened: Opened) -> None:
