@@ -26,6 +26,7 @@ from llamahybrid.client.logprobs import (
     logprobs_of_answer,
     logprobs_with_prompt,
 )
+from llamahybrid.client.stand_in import StandIn
 
 _DEFAULTS = {
     name: each.default
@@ -146,20 +147,10 @@ class Bounds:
         return max(start, len(known))
 
 
-class _Stand:
-    """What upstream takes for the `Llama`, with a `generate` of our own."""
-
-    def __init__(self, llm: Any) -> None:
-        self.stands_for = llm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stands_for, name)
-
-
 # -- whole -----------------------------------------------------------------------------------------------
 
 
-class _Bounded(_Stand):
+class _Bounded(StandIn):
     """Generates no more than there is room for, where upstream does not look: inside a character.
 
     An answer ends on the request's own stop tokens, too.
@@ -181,7 +172,7 @@ class _Bounded(_Stand):
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """See `Llama.generate`."""
-        llm, said = self.stands_for, _begun(self.stands_for, self._options)
+        llm, said = self._llm, _begun(self._llm, self._options)
         self.prompt, self.said = tokens, said
         bounds = Bounds(llm, self._options, tokens)
         room = bounds.room
@@ -258,7 +249,7 @@ class _Asked(Exception):
         self.options = options
 
 
-class _Asking(_Stand):
+class _Asking(StandIn):
     """Learns what upstream generates from."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
