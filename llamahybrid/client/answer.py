@@ -84,11 +84,6 @@ def _generate(
         yield token, ends
 
 
-def _ends(llm: Any, token: int) -> bool:
-    """The model ends its answers with this token. Raises ModelClosed."""
-    return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
-
-
 class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
     """Upstream extends the caller's list by the biases, and takes what `list.extend` returns for it: none."""
 

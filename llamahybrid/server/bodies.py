@@ -256,11 +256,6 @@ class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
     model_config = _CONFIG
     route: ClassVar = Route.EMBEDDINGS
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, said: Any) -> Any:
-        return {name: v for name, v in said.items() if v is not None} if isinstance(said, dict) else said
-
     input: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
         description="What to embed: a text, its token ids, or several of either."
     )
