@@ -139,8 +139,11 @@ def test_a_chat_goes_on_from_the_assistant_s_message(http: httpx.Client, stream:
     assert (none, rest[: len(answer) - 6]) == ("", answer[6:])
     vllm = {"continue_final_message": True, "add_generation_prompt": False}
     assert message(ask(http, **asked, **vllm))[1] == rest
-    assert message(ask(http, **asked, continue_final_message=False, thinking_budget=0))[1] != rest
-    begun = {"role": "assistant", "reasoning": thought[:2]}
+    new = message(ask(http, **asked, continue_final_message=False, thinking_budget=0))[1]
+    assert new != rest
+    assert message(ask(http, **asked, add_generation_prompt=True, thinking_budget=0))[1] == new
+    assert message(ask(http, **asked, add_generation_prompt=False))[1] == rest
+    begun = {"role": "assistant", "reasoning": thought[:2], "reasoning_content": None}
     got = message(ask(http, **{**asked, "messages": [QUESTION, begun]}, thinking_budget=2))
     assert got[0] == thought[2:]
     assert got[1][:5] == answer.lstrip("\n")[:5]
@@ -162,6 +165,12 @@ def test_what_cannot_go_on_is_refused(http: httpx.Client) -> None:
         got = http.post(CHAT, json={**ASKED, **more})
         assert got.status_code == 400
         assert got.json()["error"]["param"] == next(iter(more))
+    begun = [QUESTION, {"role": "assistant", "content": "It needs"}]
+    for both in (True, False):
+        more = {"continue_final_message": both, "add_generation_prompt": both}
+        got = http.post(CHAT, json={**ASKED, "messages": begun, **more})
+        assert got.status_code == 400
+        assert "add_generation_prompt" in got.json()["error"]["message"]
 
 
 # -- marks that are control tokens -----------------------------------------------------------------------
