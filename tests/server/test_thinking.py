@@ -171,6 +171,8 @@ def test_a_chat_goes_on_from_the_assistant_s_message(http: httpx.Client, stream:
     assert new != rest
     assert message(ask(http, **asked, add_generation_prompt=True, thinking_budget=0))[1] == new
     assert message(ask(http, **asked, add_generation_prompt=False))[1] == rest
+    tag = {"grammar": 'root ::= "<think>a"', "max_tokens": 8}
+    assert message(ask(http, **{**asked, **tag})) == ("", "<think>a")
     begun = {"role": "assistant", "reasoning": thought[:2], "reasoning_content": None}
     got = message(ask(http, **{**asked, "messages": [QUESTION, begun]}, thinking_budget=2))
     assert got[0] == thought[2:]
