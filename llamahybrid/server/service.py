@@ -12,35 +12,27 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-import llama_cpp
 from starlette.requests import Request
 
-from llamahybrid.client.extras import asking
 from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.admission import Admission
 from llamahybrid.server.answer import Account, Answer
-from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest
-from llamahybrid.server.chat_reading import reading_of
+from llamahybrid.server.completing import account_of, complete, limited, prompts_of
 from llamahybrid.server.errors import Refusal, bad, later
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
-from llamahybrid.server.loading import Observer, load, max_prompt, observed, prompting
+from llamahybrid.server.loading import Observer, load
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
-from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
-from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.request_fields import fault
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
-from llamahybrid.server.several import completions
-from llamahybrid.server.thinking import budget_of
-from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
 
 logger = logging.getLogger("llamahybrid.server")
@@ -167,7 +159,7 @@ class Service:
             raise refused
         alias = self.models.alias(body.model)
         named = self.salt(request, body.cache_salt)
-        prompts = len(body.prompts()) if isinstance(body, CompletionRequest) else 1
+        prompts = prompts_of(body)
         llm, place = await self._enter(request, alias, (body.n or 1) * prompts)
         try:
             if llm.model_params.vocab_only:
@@ -182,7 +174,7 @@ class Service:
             job = Job(within, options, handle, lambda last: None, self._outbox, progress)
             include = body.stream_options is not None and body.stream_options.include_usage
             stops = frozenset(getattr(body, "stop_token_ids", ()))
-            account = Account(partial(_told, llm, stops, prompts), include)
+            account = Account(partial(account_of, llm, stops, prompts), include)
             job.over = partial(self._over, job, account, arrived, place, tag, prompts)
             self.jobs[job] = alias
             job.start(self._threads)
@@ -218,7 +210,7 @@ class Service:
     def native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
         """What makes the answer to a body of llama_cpp.server's API, and its arguments."""
         ignore = self.settings.ignore_unknown_fields
-        return partial(_complete, llm, body, alias, ignore), {"stream": body.stream}
+        return partial(complete, llm, body, alias, ignore), {"stream": body.stream}
 
     async def _refused(self, request: Request, body: Body) -> Refusal | None:
         """`Body.refused`; of a large one in a thread, as its schemas may take a second to look at."""
@@ -340,63 +332,6 @@ def require_known(body: Any, ignore_unknown: bool) -> None:
         refused = fault(route, body.model_extra or {}, ignore_unknown)
         if refused is not None:
             raise refused
-
-
-def _complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
-    """In the request's thread: tokenizing names, and schemas, may take seconds."""
-    prompts = len(body.prompts()) if isinstance(body, CompletionRequest) else 1
-    if prompts == 1:
-        return _complete_one(llm, body, alias, ignore_unread, stream)
-    handle = llm.requests.handle()
-    assert handle is not None, "a job's requests have one"
-    return completions(
-        lambda at: _complete_one(llm, body.of_prompt(at), alias, ignore_unread, stream),
-        prompts,
-        body.n,
-        max(1, len(llm.slots)),
-        handle.cancel,
-        stream,
-    )
-
-
-def _complete_one(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
-    told = AnswerTokens() if body.return_tokens else None
-    options = {**arguments(llm, body, alias), "stream": stream}
-    create = llm.create_completion
-    reading = None
-    if not isinstance(body, CompletionRequest):
-        create = llm.create_chat_completion
-        template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
-        options["thinking_budget"] = budget_of(llm, body)
-        options["thinking_budget_message"] = body.reasoning_budget_message
-        options["continue_final_message"] = goes_on(llm, body)
-        reading = reading_of(llm, body, template)
-    with asking(extras_of(llm, body, told, frozenset() if reading is None else reading.control)):
-        made = create(**options)
-    made = made if told is None else told.into(made)
-    return made if reading is None else reading.into(made)
-
-
-def limited(
-    create: Callable[..., Any],
-    tokens: int | None,
-    observe: Observer | None,
-    **options: Any,
-) -> Any:
-    """A completion whose prompt has no more tokens than that, and is told to `observe`."""
-    max_prompt.set(tokens)
-    prompting.set(True)
-    observed.set(observe)
-    return create(**options)
-
-
-def _told(
-    llm: Llama, stops: frozenset[int], prompts: int, done: Done
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    def ends(token: int) -> bool:
-        return token in stops or bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
-
-    return usage(done.reports, ends, prompts), timings(done.reports, prompts)
 
 
 async def _gone(request: Request) -> None:
