@@ -174,8 +174,7 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
         nameless = {index for index, _ in self.custom_samplers}
         for index in range(llama_cpp.llama_sampler_chain_n(self.sampler)):
             part = llama_cpp.llama_sampler_chain_get(self.sampler, index)
-            # with marks of its state before it
-            if index in nameless or llama_cpp.llama_sampler_name(part).lstrip(b"+?") != b"grammar":
+            if index in nameless or llama_cpp.llama_sampler_name(part) != b"grammar":
                 yield part
 
     def _sampled(self, ctx: Any, idx: int) -> int:
