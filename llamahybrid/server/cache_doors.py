@@ -18,8 +18,9 @@ from llamahybrid.server.completing import limited
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.limits import PAGE
 from llamahybrid.server.prompts import ChatApi, InChatApi
+from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
-from llamahybrid.server.service import Service, require_known
+from llamahybrid.server.service import Service
 from llamahybrid.server.settings import in_one_line
 
 router = APIRouter(dependencies=SECURED, tags=["Cache"])

@@ -213,6 +213,14 @@ def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) 
     return None
 
 
+def require_known(body: Any, ignore_unknown: bool) -> None:
+    """Raise Refusal for a field of a body that is neither obeyed nor without effect."""
+    if (route := getattr(body, "route", None)) is not None:
+        refused = fault(route, body.model_extra or {}, ignore_unknown)
+        if refused is not None:
+            raise refused
+
+
 def _hint(route: Route, name: str) -> str:
     near = difflib.get_close_matches(name, known(route), 1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -28,7 +28,8 @@ from llamahybrid.server.bodies import (
 )
 from llamahybrid.server.errors import bad, later
 from llamahybrid.server.loading import TokenText
-from llamahybrid.server.service import Service, require_known
+from llamahybrid.server.request_fields import require_known
+from llamahybrid.server.service import Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

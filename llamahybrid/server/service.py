@@ -30,7 +30,7 @@ from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
-from llamahybrid.server.request_fields import fault
+from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.viewers import Viewers
@@ -324,14 +324,6 @@ class Service:
         left = [report.unreached for job in list(self.jobs) for report in job.reports if report.unreached]
         running, waiting, slots = admission.running, admission.waiting, admission.slots
         return Gauges(running, waiting, slots, busy, tiers, errors, is_open, len(left), sum(left))
-
-
-def require_known(body: Any, ignore_unknown: bool) -> None:
-    """Raise Refusal for a field that is neither obeyed nor without effect."""
-    if (route := getattr(body, "route", None)) is not None:
-        refused = fault(route, body.model_extra or {}, ignore_unknown)
-        if refused is not None:
-            raise refused
 
 
 async def _gone(request: Request) -> None:
