@@ -81,6 +81,8 @@ class Service:
         """Those that run, oldest first, and the alias of their model."""
         self._wanted: set[asyncio.Future[None]] = set()
         """Each is done when nobody waits any more for what is made in a slot without a job."""
+        self._beside = 0
+        """Requests that take no slot, entering ones included."""
         self._keyed: dict[str, KeyedPrompts] = {}
         """By the alias of the model."""
         self._outbox: Outbox | None = None
@@ -233,21 +235,25 @@ class Service:
     ) -> Result:
         """`work` in slots of a model, in a thread. Raises Refusal, and what it raises.
 
-        `slots`: 0 for what is done beside requests; no more of that is let in than may wait for a slot.
+        `slots`: 0 for work beside requests; of that, one more may run at once than requests may wait.
         `give_up` is called, in the loop, once nobody waits for it, or the server ends; also when it is done.
         """
-        if not slots and len(self._wanted) > self.settings.max_queue:
+        if not slots and self._beside > self.settings.max_queue:
             self.metrics.refused("queue")
             raise later("too many requests run beside others; ask again later", 1, 429)
-        made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
-        gone = asyncio.ensure_future(_gone(request))
-        self._wanted.add(gone)
-        gone.add_done_callback(self._wanted.discard)
-        gone.add_done_callback(lambda _: give_up())
+        self._beside += not slots
         try:
-            return await asyncio.shield(made)
+            made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
+            gone = asyncio.ensure_future(_gone(request))
+            self._wanted.add(gone)
+            gone.add_done_callback(self._wanted.discard)
+            gone.add_done_callback(lambda _: give_up())
+            try:
+                return await asyncio.shield(made)
+            finally:
+                gone.cancel()
         finally:
-            gone.cancel()
+            self._beside -= not slots
 
     def slots_to_embed(self, model: str | None) -> int:
         """Slots that it takes to embed texts: none in a model that chats beside, where that is open."""
