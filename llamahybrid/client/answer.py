@@ -1,9 +1,9 @@
 """One answer, whole or as a stream of chunks, with the same text, end and log-probabilities either way.
 
 Upstream's own stream (`Llama._create_completion`) loses characters of several tokens, all that follows a byte
-which is no UTF-8, and what might have begun a stop string. What comes before the first token is upstream's,
-and so is a whole answer, but for one that fills the context inside a character (upstream goes on), one that
-ends on a token of the request's own, and log-probabilities and the echo of a prompt.
+which is no UTF-8, and text that might have begun a stop string. Upstream's code still runs up to the first
+token, and makes whole answers, except for one that fills the context inside a character (upstream goes on),
+one that ends on a token of the request's own, log-probabilities and the echo of a prompt.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
 
 
 class Bounds:
-    """What ends an answer beside the model: its stop strings, the number of its tokens, and the context."""
+    """Ends of an answer beside the model's: stop strings, the number of tokens, and the context."""
 
     def __init__(self, llm: Any, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
         stop = options["stop"]
@@ -103,9 +103,9 @@ class Bounds:
         self._lacking = 0
         most = options["max_tokens"]
         self.room = llm._n_ctx - len(prompt)
-        """Tokens of an answer that the context takes. One more can be sampled, behind the last of them."""
+        """Tokens of an answer that the context takes; one more can be sampled."""
         self.tokens: int = self.room if most is None or most <= 0 else min(most, self.room)
-        """At most so many, with the one that upstream puts before the answer to an empty prompt."""
+        """The largest number of tokens, the BOS before the answer to an empty prompt included."""
 
     def asked(self, text: bytes) -> bool:
         """After one more token, that made this text: upstream asks for a stop string and for `max_tokens`.
@@ -123,17 +123,16 @@ class Bounds:
         return True
 
     def stop(self, text: bytes, start: int) -> int | None:
-        """Where in a text the stop string begins that ends it, none of them before `start`; None: nowhere."""
+        """Return the position of the stop string that ends a text, from `start` on; None: there is none."""
         for each in self.stops:
             if (at := text.find(each, start)) >= 0:
                 return at
         return None
 
     def held(self, text: bytes, start: int) -> int:
-        """From where on, behind `start`, a text may become another one; its length: nowhere.
+        """Return the position, from `start` on, where a text may still change; its length: nowhere.
 
-        It may be the beginning of a stop string, or of a character that a tokenizer of `transformers` has not
-        seen all of.
+        Its end may begin a stop string, or a character of which a tokenizer of `transformers` lacks bytes.
         """
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if any(each.startswith(text[at:]) for each in self.stops):
@@ -308,5 +307,5 @@ def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[C
 
 
 def _begun(llm: Any, options: Mapping[str, Any]) -> list[int]:
-    """What upstream has an answer begin with."""
+    """Return the tokens that upstream begins an answer with."""
     return [] if len(options["prompt"]) else [llm.token_bos()]

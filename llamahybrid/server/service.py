@@ -76,9 +76,9 @@ class Service:
         self.viewers = Viewers(settings)
         self.history = History()
         self.observer: Callable[[Request], Observer | None] = lambda _: None
-        """What is told the ids of a request's prompts, in its thread; None: nobody."""
+        """Returns the function that gets the ids of a request's prompts, in its thread; None: none does."""
         self.jobs: dict[Job, str] = {}
-        """Those that run, oldest first, and the alias of their model."""
+        """Running jobs, oldest first, with the alias of their model."""
         self._wanted: set[asyncio.Future[None]] = set()
         """Each is done when nobody waits any more for what is made in a slot without a job."""
         self._beside = 0
@@ -100,7 +100,7 @@ class Service:
         await self.use(None, lambda llm: None)
 
     def drain(self, seconds: float) -> None:
-        """Let nobody in any more, and end what still runs after so long."""
+        """Refuse new requests, and cancel those that still run after so many seconds."""
         self.admission.refuse_waiting()
         asyncio.get_running_loop().call_later(seconds, self.cancel_all)
 
@@ -134,9 +134,9 @@ class Service:
         await asyncio.get_running_loop().run_in_executor(self._opener, partial(self.models.close, *aliases))
 
     def _interrupt(self, alias: str) -> None:
-        """Somebody waits: the stream that has run longest ends, as the operator asked for.
+        """End the stream that has run longest, for a request that waits (`interrupt_requests`).
 
-        One of that model, if it is open; else any, as some model may have to be closed for it.
+        A stream of that model, if it is open; else any, as another model may have to be closed.
         """
         is_open = alias in self.models.opened
         for job, model in self.jobs.items():
@@ -194,7 +194,7 @@ class Service:
         return named
 
     def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
-        """What is told the ids of a request's prompts."""
+        """Return the function that gets the ids of a request's prompts."""
         observe, key = self.observer(request), getattr(body, "prompt_cache_key", None)
         if not key or llm.prompt_cache is None:
             return observe
@@ -210,7 +210,7 @@ class Service:
         return both
 
     def native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
-        """What makes the answer to a body of llama_cpp.server's API, and its arguments."""
+        """Return the function that answers a body of llama_cpp.server's API, and its arguments."""
         ignore = self.settings.ignore_unknown_fields
         return partial(complete, llm, body, alias, ignore), {"stream": body.stream}
 
@@ -267,7 +267,7 @@ class Service:
         return made
 
     async def look(self, see: Callable[[Llama], Result], alias: str | None = None) -> Result | None:
-        """What is seen of an open model, in a thread; None where it is not open, or about to change.
+        """Return `see(model)` of an open model, in a thread; None where it is closed, or about to change.
 
         `alias`: None for the one that was used last.
         """
@@ -286,7 +286,7 @@ class Service:
                 raise Refusal(499, "the client hung up")
             return await entering
         except BaseException:
-            entering.add_done_callback(self._give_back)  # also where it has come meanwhile
+            entering.add_done_callback(self._give_back)  # a place that was given meanwhile, too
             entering.cancel()
             raise
         finally:
