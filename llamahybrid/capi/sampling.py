@@ -31,11 +31,11 @@ MAX_DEPTH = 4_000
 """The library reads a grammar recursively: 20,000 parentheses, or 100,000 rules in a row, end the process."""
 
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
-"""Literals, character classes and comments of a grammar: parentheses in them open nothing."""
+"""A literal, a character class or a comment of a grammar: parentheses in it open nothing."""
 
 
 def deep(grammar: str) -> bool:
-    """A grammar is nested deeper than the library's stack takes, or may be by its rules."""
+    """Return True for a grammar that may nest deeper than the library's stack takes."""
     bare = _LITERAL.sub("", grammar)
     return bare.count("(") > MAX_DEPTH or bare.count("::=") > MAX_DEPTH
 
@@ -43,7 +43,7 @@ def deep(grammar: str) -> bool:
 def require_grammar(vocab: Any, grammar: Any) -> None:
     """Raise ValueError for a `LlamaGrammar` that the library cannot read.
 
-    The library returns no sampler then, which upstream puts into its chain, and the process ends on sampling
+    The library returns NULL then, which upstream puts into its chain, and the process ends at the next sample
     (src/llama-sampler.cpp, llama_sampler_init_grammar; llama_cpp/_internals.py, LlamaSampler.add_grammar).
     """
     if deep(grammar._grammar):
@@ -75,7 +75,7 @@ class Constrains(Protocol):
     """A processor of logits that may find that nothing can follow."""
 
     waits: Callable[[], bool] | None
-    """True until the answer that is constrained has begun."""
+    """The answer that it constrains has not begun."""
 
     @property
     def error(self) -> str:
@@ -86,17 +86,17 @@ class Constrains(Protocol):
 
 
 class Limits(Protocol):
-    """Forces tokens of an answer, in place of sampled ones."""
+    """Tokens that an answer has in place of sampled ones."""
 
     @property
     def free(self) -> bool:
         """No grammar holds yet."""
 
     def next(self) -> int | None:
-        """Return the token that is forced next; None: the sampled one is taken."""
+        """The token that comes next; None: the sampled one."""
 
     def took(self, token: int) -> None:
-        """Note a token of the answer, forced or sampled."""
+        """The answer has this token."""
 
 
 class Processors:
@@ -108,7 +108,7 @@ class Processors:
 
     def __init__(self, given: Iterable[Any]) -> None:
         self.row = -1
-        """The row whose logits are processed, counted from the last one that was decoded."""
+        """The token whose logits are processed, counted from the last one that was decoded."""
         self._given = given
 
     def __iter__(self) -> Iterator[Callable[[Any, Any], Any]]:
@@ -129,7 +129,7 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
     limits: Limits | None = None
 
     def limit(self, limits: Limits) -> None:
-        """Set the limits of an answer; its grammar then holds while they are not free."""
+        """Set the limits of an answer, whose grammar holds where `limits.free` is False."""
         self.limits = limits
         if self.constraint is not None:
             self.constraint.waits = lambda: limits.free
@@ -157,7 +157,7 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
         return self._took(token)
 
     def _forced(self) -> int | None:
-        """Return the token that is forced next, which all samplers but a grammar accept; None: none is."""
+        """The token that comes next, whatever would be sampled, accepted by all but a grammar."""
         token = None if self.limits is None else self.limits.next()
         if token is not None:
             for part in self._parts():
@@ -170,12 +170,11 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
         return token
 
     def _parts(self) -> Iterator[Any]:
-        """Yield the samplers of the chain that are no grammar."""
+        """The samplers of the chain that are no grammar."""
         nameless = {index for index, _ in self.custom_samplers}
         for index in range(llama_cpp.llama_sampler_chain_n(self.sampler)):
             part = llama_cpp.llama_sampler_chain_get(self.sampler, index)
-            # a name may begin with marks of a sampler's state
-            if index in nameless or llama_cpp.llama_sampler_name(part).lstrip(b"+?") != b"grammar":
+            if index in nameless or llama_cpp.llama_sampler_name(part) != b"grammar":
                 yield part
 
     def _sampled(self, ctx: Any, idx: int) -> int:
@@ -238,7 +237,7 @@ class RowSampler(CheckedSampler):
         return self._sample_from(np.ctypeslib.as_array(_row(ctx, place), (n_vocab,)))
 
     def _sample_from(self, row: Logits) -> int:
-        """Sample from a row as llama_sampler_sample does from the context's (src/llama-sampler.cpp)."""
+        """Sample from a row as llama_sampler_sample does from one of the context (src/llama-sampler.cpp)."""
         if self._candidates is None or len(self._candidates) != len(row):
             self._candidates = np.zeros(len(row), _CANDIDATE)
             self._ids = np.arange(len(row), dtype=np.int32)
@@ -262,7 +261,7 @@ class RowSampler(CheckedSampler):
 
 
 def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwargs: Any) -> CheckedSampler:
-    """Return the sampler of `make(*args, **kwargs)`, upstream's `_init_sampler`, checked.
+    """Return the sampler that `make(*args, **kwargs)`, upstream's `_init_sampler`, gives, checked.
 
     Raises ValueError for a grammar that cannot be read, ModelClosed.
     """
@@ -294,9 +293,9 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
 
 
 def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Return the token of `llm.sample`; drop the sampler that a failed call has made."""
+    """Return the token that `llm.sample` gives; drop the sampler of a call that failed."""
     try:
         return int(llm._calls.run(partial(sample, *args, **kwargs)))
     except LlamaHybridError:
-        llm._sampler = None  # upstream would use it for later calls, too, with other parameters
+        llm._sampler = None  # upstream would use it for the next call, too
         raise
