@@ -1,10 +1,9 @@
-"""What a schedule for any sizes loses: tokens decoded over the least possible, conversations of random sizes.
+"""Losses of the checkpoint schedule: tokens decoded over the least possible, conversations of random sizes.
 
 Draws of `benchmarks.conversations` on a Qwen3.5-architecture model of about 100M parameters, by llama.cpp's
 own counters. Raw tokens; requests that have nothing to reuse are left out, the first divergence counts.
-`--tiny` runs them on one of 7 MB that is told what was measured on the large one (`--costs`): the same
-decisions in far less time. `--simulate` plays them with tokens alone. `--longest` caps first prompts; say so
-with figures.
+`--tiny` runs them on a model of 7 MB with the costs of the large one (`--costs`): the same decisions in far
+less time. `--simulate` plays them with tokens alone. `--longest` caps first prompts; say so with figures.
 Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--tiny | --simulate] [--json FILE]
 Exits with 1 where the bounds are missed.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -124,7 +122,6 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    os.environ.setdefault("LLAMAHYBRID_COSTS", "off")
     token, prefill, snapshot = arguments.costs
     told = Costs(token, prefill, snapshot, snapshot)
     seeds = range(arguments.first, arguments.first + arguments.draws)

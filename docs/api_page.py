@@ -1,4 +1,4 @@
-"""docs/api.md: the public names, as their docstrings tell of them. `python docs/api_page.py` writes it.
+"""Write docs/reference/api.md, the public names, from their docstrings: `python docs/api_page.py`.
 
 By `inspect` alone: what is public here is part of a class whose other half is upstream's, and a generator of
 pages would have to be told of every name of that half. Markdown is read where the code is.
@@ -28,7 +28,7 @@ from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.prompt_cache import CacheStats
 
-PAGE = Path(__file__).with_name("api.md")
+PAGE = Path(__file__).parent / "reference" / "api.md"
 
 HANDED_OUT = (RequestReport, PromptProgress, RequestHandle, CacheStats)
 """Classes that users get and do not make."""
@@ -37,10 +37,13 @@ FOR_USERS = {
     llamahybrid.PromptCache: ("ram_bytes", "pin", "unpin", "forget", "clear", "flush", "close", "stats"),
     RequestHandle: ("cancel", "reports"),
 }
-"""What of a class is for its users, where the rest is between it and the models that use it."""
+"""Members of a class for its users; the others are for the models that use the class."""
 
 SEAMS = {"drafts", "evaluation", "requests", "runner"}
-"""What of `Llama` is for the package itself and its tests."""
+"""Members of `Llama` for the package itself and its tests."""
+
+AS_UPSTREAM = {"input_ids", "n_tokens", "scores", "model_params", "context_params", "reset"}
+"""Members of `Llama` that upstream's documentation describes."""
 
 SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
 """Attributes that upstream's constructor sets, and that are properties here."""
@@ -138,8 +141,9 @@ def page() -> str:
     parts.append("## Errors\n\nAll of them are in `llamahybrid.errors`.\n")
     for owner in public_classes():
         if issubclass(owner, BaseException):
-            bases = ", ".join(f"`{base.__name__}`" for base in owner.__bases__)
-            parts.append(f"**{owner.__name__}** ({bases}): {markdown(inspect.getdoc(owner) or '')}")
+            others = [f"`{base.__name__}`" for base in owner.__bases__ if base is not errors.LlamaHybridError]
+            also = f" (also {', '.join(others)})" if others else ""
+            parts.append(f"**{owner.__name__}**{also}: {markdown(inspect.getdoc(owner) or '')}")
     return "\n".join(parts)
 
 
@@ -157,11 +161,11 @@ def markdown(text: str) -> str:
 
 
 def _members(owner: type) -> Iterator[str]:
-    """One section a member; those that upstream's class has, too, come last."""
+    """Yield a section for each member; those that upstream's class has, too, come last."""
     chosen = members(owner)
     chosen = {name: chosen[name] for name in FOR_USERS.get(owner, chosen)}
     if owner is llamahybrid.Llama:
-        chosen = {name: member for name, member in chosen.items() if name not in SEAMS}
+        chosen = {name: member for name, member in chosen.items() if name not in SEAMS | AS_UPSTREAM}
     theirs = [c for c in owner.__mro__ if c.__module__.startswith("llama_cpp.llama")]
     also = {name for name in chosen if any(name in vars(c) for c in theirs)}
     also |= SET_BY_UPSTREAM & chosen.keys() if theirs else set()
@@ -219,7 +223,7 @@ def _class(owner: type, name: str) -> type:
 
 
 def is_property(thing: object) -> bool:
-    """It is read without a call."""
+    """A member that is read without a call."""
     return isinstance(thing, property | cached_property)
 
 

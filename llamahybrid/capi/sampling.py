@@ -11,19 +11,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 import numpy as np
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
 
+from llamahybrid.capi.calls import Logits
 from llamahybrid.capi.gbnf import require_parsed
 from llamahybrid.capi.samplers import WithSamplers, insert
 from llamahybrid.errors import LlamaHybridError
-
-if TYPE_CHECKING:
-    from llamahybrid.prompt_cache.base import Logits
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 """llama_token_data (include/llama.h)."""
@@ -33,11 +31,11 @@ MAX_DEPTH = 4_000
 """The library reads a grammar recursively: 20,000 parentheses, or 100,000 rules in a row, end the process."""
 
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
-"""What a grammar spells, and comments: parentheses in it open nothing."""
+"""A literal, a character class or a comment of a grammar: parentheses in it open nothing."""
 
 
 def deep(grammar: str) -> bool:
-    """A grammar is nested deeper than the library's stack takes, or may be by its rules."""
+    """Return True for a grammar that may nest deeper than the library's stack takes."""
     bare = _LITERAL.sub("", grammar)
     return bare.count("(") > MAX_DEPTH or bare.count("::=") > MAX_DEPTH
 
@@ -45,7 +43,7 @@ def deep(grammar: str) -> bool:
 def require_grammar(vocab: Any, grammar: Any) -> None:
     """Raise ValueError for a `LlamaGrammar` that the library cannot read.
 
-    It returns no sampler then, which upstream puts into its chain, and the process ends when one samples
+    The library returns NULL then, which upstream puts into its chain, and the process ends at the next sample
     (src/llama-sampler.cpp, llama_sampler_init_grammar; llama_cpp/_internals.py, LlamaSampler.add_grammar).
     """
     if deep(grammar._grammar):
@@ -76,12 +74,29 @@ class HasRow(Protocol):
 class Constrains(Protocol):
     """A processor of logits that may find that nothing can follow."""
 
+    waits: Callable[[], bool] | None
+    """The answer that it constrains has not begun."""
+
     @property
     def error(self) -> str:
         """The reason; empty where there is none."""
 
     def __call__(self, ids: Any, scores: Any) -> Any:
         """Forbid tokens."""
+
+
+class Limits(Protocol):
+    """Tokens that an answer has in place of sampled ones."""
+
+    @property
+    def free(self) -> bool:
+        """No grammar holds yet."""
+
+    def next(self) -> int | None:
+        """The token that comes next; None: the sampled one."""
+
+    def took(self, token: int) -> None:
+        """The answer has this token."""
 
 
 class Processors:
@@ -93,7 +108,7 @@ class Processors:
 
     def __init__(self, given: Iterable[Any]) -> None:
         self.row = -1
-        """Whose logits are processed, counted from the last one that was decoded."""
+        """The token whose logits are processed, counted from the last one that was decoded."""
         self._given = given
 
     def __iter__(self) -> Iterator[Callable[[Any, Any], Any]]:
@@ -111,6 +126,13 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
 
     processors: Processors | None = None
     constraint: Constrains | None = None
+    limits: Limits | None = None
+
+    def limit(self, limits: Limits) -> None:
+        """Set the limits of an answer, whose grammar holds where `limits.free` is False."""
+        self.limits = limits
+        if self.constraint is not None:
+            self.constraint.waits = lambda: limits.free
 
     @classmethod
     def checking(cls, sampler: LlamaSampler) -> CheckedSampler:
@@ -125,12 +147,35 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
         Raises LlamaHybridError without logits, and where a constraint allows no token: the constraint itself
         runs in a callback of ctypes, which drops exceptions.
         """
-        if self.processors is not None:
-            self.processors.row = idx
-        token = self._sampled(ctx, idx)
-        if self.constraint is not None and (why := self.constraint.error):
-            raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
+        token = self._forced()
+        if token is None:
+            if self.processors is not None:
+                self.processors.row = idx
+            token = self._sampled(ctx, idx)
+            if self.constraint is not None and (why := self.constraint.error):
+                raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
+        return self._took(token)
+
+    def _forced(self) -> int | None:
+        """The token that comes next, whatever would be sampled, accepted by all but a grammar."""
+        token = None if self.limits is None else self.limits.next()
+        if token is not None:
+            for part in self._parts():
+                llama_cpp.llama_sampler_accept(part, token)
         return token
+
+    def _took(self, token: int) -> int:
+        if self.limits is not None:
+            self.limits.took(token)
+        return token
+
+    def _parts(self) -> Iterator[Any]:
+        """The samplers of the chain that are no grammar."""
+        nameless = {index for index, _ in self.custom_samplers}
+        for index in range(llama_cpp.llama_sampler_chain_n(self.sampler)):
+            part = llama_cpp.llama_sampler_chain_get(self.sampler, index)
+            if index in nameless or llama_cpp.llama_sampler_name(part) != b"grammar":
+                yield part
 
     def _sampled(self, ctx: Any, idx: int) -> int:
         _row(ctx, idx)
@@ -180,6 +225,10 @@ class RowSampler(CheckedSampler):
         cannot spell: the library accepts one all the same, and the process ends
         (src/llama-grammar.cpp, llama_grammar_accept_token).
         """
+        token = self._forced()
+        return self._took(self._sampled_at(ctx, place) if token is None else token)
+
+    def _sampled_at(self, ctx: Any, place: int | Logits) -> int:
         if isinstance(place, np.ndarray):
             return self._sample_from(place)
         if not self._grammar:
@@ -188,7 +237,7 @@ class RowSampler(CheckedSampler):
         return self._sample_from(np.ctypeslib.as_array(_row(ctx, place), (n_vocab,)))
 
     def _sample_from(self, row: Logits) -> int:
-        """What llama_sampler_sample does with a row of the context (src/llama-sampler.cpp)."""
+        """Sample from a row as llama_sampler_sample does from one of the context (src/llama-sampler.cpp)."""
         if self._candidates is None or len(self._candidates) != len(row):
             self._candidates = np.zeros(len(row), _CANDIDATE)
             self._ids = np.arange(len(row), dtype=np.int32)
@@ -198,17 +247,21 @@ class RowSampler(CheckedSampler):
         candidates["p"] = 0
         first = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
         array = llama_cpp.llama_token_data_array(data=first, size=len(row), selected=-1, sorted=False)
-        llama_cpp.llama_sampler_apply(self.sampler, ctypes.byref(array))
+        free = self._grammar and self.limits is not None and self.limits.free
+        samplers = list(self._parts()) if free else [self.sampler]
+        for each in samplers:
+            llama_cpp.llama_sampler_apply(each, ctypes.byref(array))
         chosen = array.data[array.selected]
         if self._grammar and not math.isfinite(chosen.logit):
             raise LlamaHybridError("the grammar leads nowhere: it allows no token here")
         token = int(chosen.id)
-        llama_cpp.llama_sampler_accept(self.sampler, token)
+        for each in samplers:
+            llama_cpp.llama_sampler_accept(each, token)
         return token
 
 
 def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwargs: Any) -> CheckedSampler:
-    """What `make(*args, **kwargs)`, upstream's `_init_sampler`, gives, checked.
+    """Return the sampler that `make(*args, **kwargs)`, upstream's `_init_sampler`, gives, checked.
 
     Raises ValueError for a grammar that cannot be read, ModelClosed.
     """
@@ -240,9 +293,9 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
 
 
 def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """What `llm.sample` gives; a sampler that it has made for a call that failed goes."""
+    """Return the token that `llm.sample` gives; drop the sampler of a call that failed."""
     try:
         return int(llm._calls.run(partial(sample, *args, **kwargs)))
     except LlamaHybridError:
-        llm._sampler = None  # upstream would go on with it, whatever it is told next
+        llm._sampler = None  # upstream would use it for the next call, too
         raise

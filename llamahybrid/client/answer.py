@@ -1,9 +1,9 @@
 """One answer, whole or as a stream of chunks, with the same text, end and log-probabilities either way.
 
 Upstream's own stream (`Llama._create_completion`) loses characters of several tokens, all that follows a byte
-which is no UTF-8, and what might have begun a stop string. What comes before the first token is upstream's,
-and so is a whole answer, but for one that fills the context inside a character (upstream goes on), one that
-ends on a token of the request's own, and log-probabilities and the echo of a prompt.
+which is no UTF-8, and text that might have begun a stop string. Upstream's code still runs up to the first
+token, and makes whole answers, except for one that fills the context inside a character (upstream goes on),
+one that ends on a token of the request's own, log-probabilities and the echo of a prompt.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import inspect
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import llama_cpp
 
+from llamahybrid.client.answer_text import AnswerSpelling
 from llamahybrid.client.completion import Pauses
 from llamahybrid.client.extras import NO_EXTRAS, Extras
 from llamahybrid.client.logprobs import (
@@ -25,9 +26,7 @@ from llamahybrid.client.logprobs import (
     logprobs_of_answer,
     logprobs_with_prompt,
 )
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
+from llamahybrid.client.stand_in import StandIn
 
 _DEFAULTS = {
     name: each.default
@@ -42,7 +41,7 @@ _LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
 Chunk = dict[str, Any]
 
 
-def answer(llm: Llama, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
+def answer(llm: Any, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
     """Upstream's completion with these arguments of its, or the chunks of it. Raises what upstream raises."""
     asked = {**_DEFAULTS, **options}
     if asked["logit_bias"] is not None and isinstance(asked["logits_processor"], list):
@@ -52,7 +51,7 @@ def answer(llm: Llama, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -
     return _stream(llm, asked, extras) if asked["stream"] else _whole(llm, asked, extras)
 
 
-def _tokens(llm: Llama, prompt: str | Sequence[int]) -> list[int]:
+def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
     """The tokens of a prompt, as upstream has them (llama.py, _create_completion)."""
     if not isinstance(prompt, str):
         return list(prompt)
@@ -62,7 +61,7 @@ def _tokens(llm: Llama, prompt: str | Sequence[int]) -> list[int]:
 
 
 def _generate(
-    llm: Llama, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
+    llm: Any, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
 ) -> Iterator[tuple[int, bool]]:
     """The tokens of an answer; with each, whether the answer ends before it."""
     request = llm.requests.inside
@@ -70,18 +69,19 @@ def _generate(
     request.most, request.pauses = bounds.tokens, Pauses(llm, extras.stop_token_ids, bounds.stops)
     if extras.samplers is not None:
         options = {**options, "samplers": extras.samplers}
+    thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
+    request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
     for token in llm.generate(prompt, **options):
         ends = token in extras.stop_token_ids or llm._calls.run(
             llama_cpp.llama_vocab_is_eog, llm._model.vocab, token
         )
+        if thought is not None and request.progress is not None:
+            if not ends:
+                thought.follow(token)
+            request.progress.thinking = thought.tokens
         if extras.on_token is not None and not ends:
             extras.on_token(extras.index, token)
         yield token, ends
-
-
-def _ends(llm: Llama, token: int) -> bool:
-    """The model ends its answers with this token. Raises ModelClosed."""
-    return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
 
 
 class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
@@ -93,9 +93,9 @@ class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
 
 
 class Bounds:
-    """What ends an answer beside the model: its stop strings, the number of its tokens, and the context."""
+    """Ends of an answer beside the model's: stop strings, the number of tokens, and the context."""
 
-    def __init__(self, llm: Llama, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
+    def __init__(self, llm: Any, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
         stop = options["stop"]
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
         self.stops = [each.encode("utf-8") for each in stops]
@@ -103,9 +103,9 @@ class Bounds:
         self._lacking = 0
         most = options["max_tokens"]
         self.room = llm._n_ctx - len(prompt)
-        """Tokens of an answer that the context takes. One more can be sampled, behind the last of them."""
+        """Tokens of an answer that the context takes; one more can be sampled."""
         self.tokens: int = self.room if most is None or most <= 0 else min(most, self.room)
-        """At most so many, with the one that upstream puts before the answer to an empty prompt."""
+        """The largest number of tokens, the BOS before the answer to an empty prompt included."""
 
     def asked(self, text: bytes) -> bool:
         """After one more token, that made this text: upstream asks for a stop string and for `max_tokens`.
@@ -123,17 +123,16 @@ class Bounds:
         return True
 
     def stop(self, text: bytes, start: int) -> int | None:
-        """Where in a text the stop string begins that ends it, none of them before `start`; None: nowhere."""
+        """Return the position of the stop string that ends a text, from `start` on; None: there is none."""
         for each in self.stops:
             if (at := text.find(each, start)) >= 0:
                 return at
         return None
 
     def held(self, text: bytes, start: int) -> int:
-        """From where on, behind `start`, a text may become another one; its length: nowhere.
+        """Return the position, from `start` on, where a text may still change; its length: nowhere.
 
-        It may be the beginning of a stop string, or of a character that a tokenizer of `transformers` has not
-        seen all of.
+        Its end may begin a stop string, or a character of which a tokenizer of `transformers` lacks bytes.
         """
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if any(each.startswith(text[at:]) for each in self.stops):
@@ -142,26 +141,16 @@ class Bounds:
         return max(start, len(known))
 
 
-class _Stand:
-    """What upstream takes for the `Llama`, with a `generate` of our own."""
-
-    def __init__(self, llm: Llama) -> None:
-        self.stands_for = llm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stands_for, name)
-
-
 # -- whole -----------------------------------------------------------------------------------------------
 
 
-class _Bounded(_Stand):
+class _Bounded(StandIn):
     """Generates no more than there is room for, where upstream does not look: inside a character.
 
     An answer ends on the request's own stop tokens, too.
     """
 
-    def __init__(self, llm: Llama, options: Mapping[str, Any], extras: Extras) -> None:
+    def __init__(self, llm: Any, options: Mapping[str, Any], extras: Extras) -> None:
         super().__init__(llm)
         self._options = options
         self._extras = extras
@@ -172,10 +161,12 @@ class _Bounded(_Stand):
         """The token that the answer ended on, which is no part of it."""
         self.ended: bytes | None = None
         """The text of an answer that was ended here."""
+        self.detokenize = AnswerSpelling(llm, extras.spelt)
+        """Upstream's method of that name."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """See `Llama.generate`."""
-        llm, said = self.stands_for, _begun(self.stands_for, self._options)
+        llm, said = self._llm, _begun(self._llm, self._options)
         self.prompt, self.said = tokens, said
         bounds = Bounds(llm, self._options, tokens)
         room = bounds.room
@@ -184,13 +175,13 @@ class _Bounded(_Stand):
             if ends:
                 self.end = token
                 if token in self._extras.stop_token_ids:
-                    self.ended = llm.detokenize(said, prev_tokens=tokens)
+                    self.ended = self.detokenize(said, prev_tokens=tokens)
                     return
             else:
                 said.append(token)
             yield token
             if count > room:
-                self.ended = llm.detokenize(said, prev_tokens=tokens)
+                self.ended = self.detokenize(said, prev_tokens=tokens)
                 return
 
     def finish(self, choice: Chunk) -> None:
@@ -202,7 +193,7 @@ class _Bounded(_Stand):
             choice["finish_reason"] = "stop"
 
 
-def _whole(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[Any, Any, None]:
+def _whole(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[Any, Any, None]:
     bounded = _Bounded(llm, options, extras)
     if llm.stock_logprobs:
         for made in llama_cpp.Llama._create_completion(bounded, **options):
@@ -220,7 +211,7 @@ def _whole(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[
         yield made
 
 
-def _tell(llm: Llama, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
+def _tell(llm: Any, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
     """Put the prompt and the log-probabilities that were asked for into a completion."""
     (choice,), best, said = made["choices"], options["logprobs"], list(bounded.said)
     if not options["echo"]:
@@ -252,7 +243,7 @@ class _Asked(Exception):
         self.options = options
 
 
-class _Asking(_Stand):
+class _Asking(StandIn):
     """Learns what upstream generates from."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
@@ -260,7 +251,7 @@ class _Asking(_Stand):
         raise _Asked(tokens, options)
 
 
-def _asked(llm: Llama, options: Mapping[str, Any]) -> _Asked:
+def _asked(llm: Any, options: Mapping[str, Any]) -> _Asked:
     try:
         list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
     except _Asked as asked:
@@ -268,7 +259,7 @@ def _asked(llm: Llama, options: Mapping[str, Any]) -> _Asked:
     raise AssertionError("upstream's completion generates")
 
 
-def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[Chunk, Any, None]:
+def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[Chunk, Any, None]:
     named = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
     named["model"] = llm.model_path if options["model"] is None else options["model"]
 
@@ -278,7 +269,7 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
 
     asked = _asked(llm, options)
     prompt, bounds = asked.tokens, Bounds(llm, options, asked.tokens)
-    said, text, sent = _begun(llm, options), b"", 0
+    said, text, sent, spell = _begun(llm, options), b"", 0, AnswerSpelling(llm, extras.spelt)
     decoder, finish_reason, end = _Decoder(errors="ignore"), "length", None
     odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
     for count, (token, ends) in enumerate(_generate(llm, prompt, extras, asked.options, bounds), 1):
@@ -287,7 +278,7 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
             break
         odds.add(token, said, text)
         said.append(token)
-        text = llm.detokenize(said, prev_tokens=prompt)
+        text = spell(said, prev_tokens=prompt)
         if not bounds.asked(text):
             if count > bounds.room:
                 break
@@ -315,6 +306,6 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
         llm.cache[prompt + said] = llm.save_state()
 
 
-def _begun(llm: Llama, options: Mapping[str, Any]) -> list[int]:
-    """What upstream has an answer begin with."""
+def _begun(llm: Any, options: Mapping[str, Any]) -> list[int]:
+    """Return the tokens that upstream begins an answer with."""
     return [] if len(options["prompt"]) else [llm.token_bos()]

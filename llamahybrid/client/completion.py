@@ -12,13 +12,17 @@ import numpy as np
 
 from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.client.requests import Requests
-from llamahybrid.core.executor import Executor, answer_steps
-from llamahybrid.core.messages import Feed, Resume
+from llamahybrid.core.answering import answer_steps
+from llamahybrid.core.executor import Executor
+from llamahybrid.core.messages import Resume
+from llamahybrid.core.reply import Feed
 from llamahybrid.core.report import RequestReport
 from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
 
 Tokens = Generator[int, Sequence[int] | None, None]
+
+_CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 
 
 def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
@@ -65,7 +69,14 @@ def completion(
 ) -> Generator[Any, Any, None]:
     """`start(options)`, a completion or its chunks, as a request."""
     options["stopping_criteria"] = Cancelled(request, options.get("stopping_criteria"))
-    for item in requests.drive(request, lambda: start(options)):
+    made = requests.drive(request, lambda: start(options))
+    if not options.get("stream"):
+        item = next(made)
+        made.close()  # here, since upstream drops this generator, and what `on_request` raises would be lost
+        request.annotate(item)
+        yield item
+        return
+    for item in made:
         request.annotate(item)
         yield item
 
@@ -182,7 +193,7 @@ def _answer(
 ) -> Tokens:
     """The answer's tokens: sampled in the loop where no code of the caller's is asked for each."""
     criteria = options.get("stopping_criteria")
-    if isinstance(criteria, Cancelled) and criteria.given is None:
+    if isinstance(criteria, Cancelled) and (criteria.given is None or _idle(llm, request, criteria.given)):
         options = {**options, "stopping_criteria": None}
     lock_step = (
         _overridden(llm)
@@ -192,15 +203,31 @@ def _answer(
         or llm.requests.loop.here
     )
     view = request.view
-    if not lock_step:
-        sampler = view.sampler = _sampler(llm, options)
-        if not sampler.calls_back:
-            sent = yield from _run_ahead(llm, request, sampler)
-            yield from _lock_step(llm, options, sent, view.n_tokens)
-            return
-    else:
-        view.sampler = _sampler(llm, options)
+    sampler = view.sampler = _sampler(llm, options)
+    if request.limits is not None:
+        sampler.limit(request.limits)
+    if not (lock_step or sampler.calls_back):
+        rest = yield from _run_ahead(llm, request, sampler)
+        yield from _lock_step(llm, options, rest, view.n_tokens)
+        return
     yield from _lock_step(llm, options, rest, view.n_tokens + len(rest) - 1)
+
+
+def _idle(llm: Any, request: Request, criteria: Any) -> bool:
+    """The criteria are the one that upstream gives each chat by a template, and would never end this answer.
+
+    It looks for the vocabulary's end token as the last one that was decoded (llama_chat_format.py,
+    Jinja2ChatFormatter.__call__). Answers end on that token before it is decoded; a prompt may end with it.
+    """
+    first = next(iter(criteria), None) if isinstance(criteria, llama_cpp.StoppingCriteriaList) else None
+    if first is None or len(criteria) != 1 or getattr(first, "__qualname__", None) != _CRITERION:
+        return False
+    formatter = inspect.getclosurevars(first).nonlocals.get("self")
+    ends = getattr(formatter, "stop_token_ids", None)
+    progress = request.progress
+    if not ends or progress is None or int(progress.prompt[-1]) in ends:
+        return False
+    return all(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token) for token in ends)
 
 
 def _lock_step(llm: Any, options: dict[str, Any], tokens: list[int], index: int) -> Tokens:
@@ -256,22 +283,25 @@ def _run_ahead(
         return sampler.sample_at(context, executor.live.row.place())
 
     pauses = request.pauses or _always  # who drives `generate` may leave at any token
-    loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
     count, last, process = 0, -1, os.getpid()
-    while True:
-        feed.asked += 1
-        if feed.paused and feed.due:
-            loop.post(Resume(request))
-        token: int = loop.result(request, feed)
-        count += 1
-        if count > 1:
-            view.input_ids[total + count - 2] = last
-            view.n_tokens = total + count - 1
-        last = token
-        sent = yield token
-        if sent is not None or os.getpid() != process:  # of a child nobody decodes ahead
-            progress.said, progress.decoded = [], 0
-            return [token, *(sent or ())]
+    try:
+        loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
+        while True:
+            feed.asked += 1
+            if feed.paused and feed.due:
+                loop.post(Resume(request))
+            token: int = loop.result(request, feed)
+            count += 1
+            if count > 1:
+                view.input_ids[total + count - 2] = last
+                view.n_tokens = total + count - 1
+            last = token
+            sent = yield token
+            if sent is not None or os.getpid() != process:  # of a child nobody decodes ahead
+                progress.said, progress.decoded = [], 0
+                return [token, *(sent or ())]
+    finally:
+        request.awaits = False
 
 
 def _always(token: int) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -58,7 +58,7 @@ class SchemaGrammar(llama_cpp.LlamaGrammar):  # type: ignore[misc]
         self._compiled = compiled(schema)
 
     def replaces(self, rules: str) -> bool:
-        """Whether these are the rules that upstream's chat handlers write for the schema, or fall back to."""
+        """Return True for the rules that upstream's chat handlers write for the schema, or fall back to."""
         try:
             written = llama_grammar.json_schema_to_gbnf(json.dumps(self._schema))
         except (
@@ -83,10 +83,14 @@ class Constraint:
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
         self._prompt: int | None = None
         self._consumed: list[int] = []
+        self.waits: Callable[[], bool] | None = None
+        """The answer has not begun: it thinks."""
 
     def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
         """`scores`, shape (n_vocab,), with -inf for each token that breaks the schema."""
         if self._prompt is None:
+            if self.waits is not None and self.waits():
+                return scores
             self._prompt = len(ids)
         self._follow([int(token) for token in ids[self._prompt :]])
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -118,7 +122,7 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def available() -> bool:
-    """Whether llguidance is installed."""
+    """Return True where llguidance is installed."""
     return LLMatcher is not None
 
 

@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -48,6 +48,8 @@ class Requests:
         """Requests with `logprobs` keep the rows that these need, as with `logits_all`, and no others do."""
         self.several = False
         """There is more than one slot."""
+        self._calling: set[Request] = set()
+        """Requests that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
         self._thread = threading.local()
@@ -72,7 +74,7 @@ class Requests:
         With one slot, and for a thread that has done nothing: what was done last by any.
         """
         if (request := self.inside) is not None:
-            return request.view
+            return request.aside if request.aside is not None and self._awaits(request) else request.view
         view = self._outside()
         return view.blank() if self.salted and view.salt != self.salt() else view
 
@@ -80,7 +82,10 @@ class Requests:
     def own(self) -> View:
         """The same, to be changed."""
         if (request := self.inside) is not None:
-            return request.view
+            if not self._awaits(request):
+                return request.view
+            request.aside = request.aside or request.view.fork()
+            return request.aside
         view = self._outside()
         mine = getattr(self._thread, "view", None)
         if self.several and mine is None:
@@ -92,6 +97,10 @@ class Requests:
             view.salt = self.salt()
         self.show(view)
         return view
+
+    def _awaits(self, request: Request) -> bool:
+        """A task of this request runs, and a signal handler or a finalizer asks in its caller's thread."""
+        return request.awaits and self.loop is not None and not self.loop.here
 
     def _outside(self) -> View:
         mine: View | None = getattr(self._thread, "view", None)
@@ -206,6 +215,8 @@ class Requests:
     def end(self, request: Request) -> None:
         """A request is over; what its end raises is for its caller."""
         request.view.busy = False
+        if self.several:
+            request.view.sampler = None  # else `sample` would ignore its arguments
         if self.loop is not None:
             self.loop.end(request, wait=request.begun and not collecting())
 
@@ -216,7 +227,7 @@ class Requests:
         """
         assert self.loop is not None, "upstream decodes"
         self.require_outside_reports()
-        if (request := self.inside) is not None:
+        if (request := self.inside) is not None and not self._awaits(request):
             return self.loop.run(request, begin)
         request = Request(self.own, salt=self.salt() if salt is None else salt)
         request.prompt = request.view.ids()
@@ -240,19 +251,45 @@ class Requests:
             handle.add(request)
         request.prompt, request.whole = request.view.ids(), True
         self._limit(request)
-        context = copy_context()
+        context, inner = copy_context(), list[Request | None]()
 
         def begin(executor: Executor) -> tuple[Result]:
             loop.slots.gather(request.view.ids(), request.salt)
             executor.claim()
-            return (self.step(request, context.run, work),)  # never a generator, which would be steps
+            self._thread.last = None
+            try:
+                return (self.step(request, context.run, work),)  # never a generator, which would be steps
+            finally:
+                inner.append(self._thread.last)
 
         try:
             (result,) = loop.run(request, begin)
             return result  # type: ignore[no-any-return]
         finally:
+            for last in inner:
+                self._thread.last = last or getattr(self._thread, "last", None)
             request.over = True
             self.show(request.view)
+
+    def beside(self, work: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+        """Do work that needs no slot, one piece after the other, batches of other requests between them.
+
+        Raises RequestCancelled after `cancel`, ModelClosed, LlamaHybridError in `on_request`.
+        """
+        self.require_outside_reports()
+        if self.loop is None or self.loop.here:
+            yield from (each() for each in work)
+            return
+        request = Request(View(), salt=self.salt())
+        if (handle := self.handle()) is not None:
+            handle.add(request)
+        try:
+            self._calling.add(request)
+            for each in work:
+                yield self.loop.call(request, each)
+        finally:
+            request.over = True
+            self._calling.discard(request)
 
     # -- salts -------------------------------------------------------------------------------------
 
@@ -299,9 +336,12 @@ class Requests:
         """End this request, or all that run; takes no lock, so that a signal handler may call it."""
         if self.loop is None:
             return
-        running = [*self.loop.slots.seated, *self.loop.waiting] if request is None else [request]
-        for each in running:
-            self.loop.cancel(each)
+        if request is None:
+            self.loop.cancel_all()
+            for each in list(self._calling):
+                self.loop.cancel(each)
+        else:
+            self.loop.cancel(request)
 
     @property
     def last(self) -> Progress | None:
@@ -361,6 +401,11 @@ class Requests:
             self._thread.telling = False
 
     def require_outside_reports(self) -> None:
-        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do."""
+        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do.
+
+        Also in finalizers that the garbage collector runs in the decode loop's thread, inside an operation.
+        """
         if getattr(self._thread, "telling", False):
             raise LlamaHybridError("on_request and on_progress cannot use their model; do that afterwards")
+        if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
+            raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")

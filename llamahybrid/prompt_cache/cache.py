@@ -38,28 +38,23 @@ logger = logging.getLogger("llamahybrid")
 MAX_DISK_BYTES = 32 << 30
 DEFAULT_REMOTE_BYTES = 8 << 30
 DISK_SHARE = 1 / 4
-"""The default disk budget: so much of what is free, at most."""
+"""The default disk budget, at most: this share of the free space."""
 
 
 class PromptCache(BasePromptCache):
-    """Checkpoints and attention segments of many conversations, indexed by a radix tree of tokens.
+    """Checkpoints and attention segments of many conversations in a radix tree of tokens.
 
-    `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
-    exactly; None: an eighth of physical memory (of a container's, where that is less), within 256 MiB and 8
-    GiB. Only what is pinned or handed out at one time can be more than that. `disk_dir`: a folder that keeps
-    them for later processes of this machine; several may share it. `disk_bytes`: its budget (0: what lies
-    there is read, and nothing is written); None: a quarter of what is free, at most 32 GiB.
-    `disk_write_bytes`: what this process may write to it in an hour (0: nothing); None: 8 GiB. A folder that
-    cannot be used costs a warning and the disk, nothing else. `remote`: a Redis or Valkey server that several
-    machines share, as "redis://host:6379/0", behind RAM and disk; what may lie there is the server's
-    `maxmemory`, and its `maxmemory-policy` says what goes; `remote_bytes`: 0 as for the disk. One that is
-    slow or away costs a warning and is asked again later. `eviction`: another order in which things go from
-    RAM. May be shared by threads and by several models.
+    `ram_bytes`: budget of RAM. None: an eighth of physical memory (or of a container's limit), 256 MiB to 8
+    GiB.
+    `disk_dir`: folder for later processes of this machine; several processes may share it.
+    `disk_bytes`: budget of the folder; 0 only reads. None: a quarter of the free space, at most 32 GiB.
+    `disk_write_bytes`: bytes that this process may write in an hour; 0: none. None: 8 GiB.
+    `remote`: Redis or Valkey server shared by machines, "redis://host:6379/0"; its `maxmemory` is the
+    budget.
+    `remote_bytes`: 0 only reads.
+    `eviction`: another order of eviction in RAM.
 
-    A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
-    used again once its entry is gone. What a `Plan` names is safe until `release(plan)`, or while the plan
-    exists. An exception in the middle of a change, such as a KeyboardInterrupt, costs what RAM holds, at most
-    (`guard`).
+    Threads and models may share a cache. A folder or server that cannot be used costs a warning.
 
     >>> cache = PromptCache(ram_bytes=1 << 20)
     >>> cache.stats().entries
@@ -77,8 +72,8 @@ class PromptCache(BasePromptCache):
         remote_bytes: int = DEFAULT_REMOTE_BYTES,
         eviction: Eviction | None = None,
     ) -> None:
-        """Raises ValueError for a URL that means nothing or a budget below zero, TypeError for a budget that
-        is no number, ImportError where redis is not installed.
+        """Raises ValueError for an unreadable URL or a negative budget, TypeError for a budget that is no
+        number, ImportError without the package redis.
         """
         limit = default_ram_bytes() if ram_bytes is None else budget("ram_bytes", ram_bytes)
         disk_bytes = None if disk_bytes is None else budget("disk_bytes", disk_bytes)
@@ -88,9 +83,9 @@ class PromptCache(BasePromptCache):
         self.ram = RamTier(limit, ValueEviction() if eviction is None else eviction)
         """What lies in RAM."""
         self.disk: Tier | None = None
-        """What lies in the folder; None without one, or where it cannot be used."""
+        """The folder's tier; None without a folder, or if it cannot be used."""
         self.remote: Tier | None = None
-        """What lies on the server; None without one."""
+        """The server's tier; None without a server."""
         self._arguments = (disk_dir, disk_bytes, disk_write_bytes), (remote, remote_bytes)
         if disk_dir is not None:
             folder = Path(disk_dir)
@@ -98,7 +93,7 @@ class PromptCache(BasePromptCache):
                 folder = folder.expanduser()  # RuntimeError: nobody knows that home
                 disk_limit = MAX_DISK_BYTES if disk_bytes is None else disk_bytes
                 self.disk = Tier(DiskRows(folder), disk_limit, self.ram, disk_write_bytes)
-                if disk_bytes is None:  # what lies there is not free any more, and is not to count twice
+                if disk_bytes is None:  # of the free space and of the records that are there
                     self.disk.limit = default_disk_bytes(folder, self.disk.rows.nbytes)
             except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path has such letters
                 logger.warning("the disk cache in %s cannot be used: %s", folder, error)
@@ -110,7 +105,7 @@ class PromptCache(BasePromptCache):
 
     @property
     def outside(self) -> tuple[Tier, ...]:
-        """What lies outside this process, the nearest first."""
+        """The tiers outside this process, the nearest first."""
         return tuple(tier for tier in (self.disk, self.remote) if tier is not None)
 
     def __reduce__(self) -> tuple[Callable[..., PromptCache], tuple[object, ...]]:
@@ -122,9 +117,9 @@ class PromptCache(BasePromptCache):
 
     @property
     def ram_bytes(self) -> int:
-        """The budget; setting it evicts what no longer fits (pinned entries go when released).
+        """Budget of RAM in bytes; a smaller one evicts at once.
 
-        Raises TypeError for what is no number, ValueError for one below zero.
+        Raises TypeError for a value that is no number, ValueError for a negative one.
         """
         return self.ram.store.account.limit
 
@@ -199,39 +194,35 @@ class PromptCache(BasePromptCache):
 
     @property
     def leaves_process(self) -> bool:
-        """What is kept is written to a folder or a server, for later processes and others."""
+        """True if states are written to a folder or a server, for later and other processes."""
         return bool(self.outside)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Write what is queued, within so long (None: a minute) each; False if not all of it is."""
+        """See `BasePromptCache.flush`."""
         return all([tier.flush(seconds) for tier in self.outside])
 
     def close(self) -> bool:
-        """`flush`, and a warning where not all was written; RAM stays, and the cache may be used again."""
+        """Flush, with a warning if records are left; RAM stays and the cache remains usable."""
         return all([tier.close() for tier in self.outside])
 
-    # -- the user's own say ------------------------------------------------------------------------
+    # -- the user's pins and removals --------------------------------------------------------------
 
     def pin(self, prefix: Sequence[int] | Tokens) -> int:
-        """Keep the checkpoints on this path, now and later, whatever the budget asks for; how many there are.
+        """Keep the checkpoints on this path in RAM and on disk, now and later; return their number.
 
-        Their segments stay with them, and records of this path stay on disk. `unpin` takes it back. Pins do
-        not survive `clear`. Raises as `forget`.
+        `unpin` and `clear` remove a pin. Raises as `forget`.
         """
         return self.ram.pin(token_path(prefix))
 
     def unpin(self, prefix: Sequence[int] | Tokens) -> None:
-        """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned.
-
-        Raises as `forget`.
-        """
+        """Remove a pin; harmless without one. Raises as `forget`."""
         self.ram.unpin(token_path(prefix))
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """See `BasePromptCache.forget`; what the user pinned of the path's beginning stays, too.
+        """See `BasePromptCache.forget`; pinned beginnings of the path stay.
 
-        It goes from the disk as well, and from what is queued for it. Raises TypeError for what are no token
-        ids (a text, say), ValueError for ids that no model has.
+        Removes records on disk and server, too. Raises TypeError for values that are no token ids,
+        ValueError for ids out of range.
         """
         tokens = token_path(prefix)
         if not len(tokens):
@@ -241,7 +232,7 @@ class PromptCache(BasePromptCache):
             if not tier.forget(tokens):
                 name = tier.name
                 logger.warning("not all that was to be forgotten is gone from the %s; forget it again", name)
-            freed += self.ram.forget(tokens)  # what another thread has read from there meanwhile
+            freed += self.ram.forget(tokens)  # records that another thread has read from there since
         return freed
 
     def drop(self, checkpoint: Checkpoint) -> None:
@@ -256,20 +247,18 @@ class PromptCache(BasePromptCache):
         self.ram.drop_segment(segment)
 
     def clear(self) -> None:
-        """See `BasePromptCache.clear`; the disk is emptied, too, and what lies on the server."""
+        """See `BasePromptCache.clear`; clears disk and server, too."""
         self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
         for tier in self.outside:
             if not tier.clear():
                 name = tier.name
                 logger.warning("not all that was to be cleared is gone from the %s; clear it again", name)
-            self.ram.clear()  # what another thread has read from there meanwhile
+            self.ram.clear()  # records that another thread has read from there since
 
     # -- looking in --------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
-        """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget, segments
-        that were damaged, how often an exception cost what RAM held, and what `tier.Counts` counts.
-        """
+        """See `BasePromptCache.stats`; `extra` has further counters."""
         stats = self.ram.stats()
         for tier in self.outside:
             stats.extra.update(tier.stats())

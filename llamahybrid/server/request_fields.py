@@ -18,7 +18,7 @@ from llamahybrid.server.errors import Refusal, bad
 
 
 class Effect(Enum):
-    """What a field does on a route."""
+    """The effect of a field on a route."""
 
     OBEYED = "obeyed"
     REFUSED = "refused"
@@ -45,7 +45,7 @@ _EFFECTS: Final = {"o": Effect.OBEYED, "r": Effect.REFUSED, "n": Effect.NONE, "-
 
 @dataclass(frozen=True)
 class RequestField:
-    """One field."""
+    """A field of requests."""
 
     name: str
     effects: Mapping[Route, Effect]
@@ -116,16 +116,18 @@ _ALL = [
     *_fields("-r-", "chat_format generation_prompt"),
     *_fields("-r-", "reasoning_in_content", True),
     *_fields("-r-", "thinking_forced_open", False),
-    *_fields("-r-", "thinking_budget thinking_budget_tokens reasoning_budget reasoning_budget_tokens", -1),
-    *_fields("-r-", "reasoning_budget_message reasoning_control"),
+    *_fields("oo-", "thinking_budget thinking_budget_tokens reasoning_budget reasoning_budget_tokens"),
+    *_fields("oo-", "reasoning_budget_message"),
+    *_fields("-r-", "reasoning_control", False),
     *_fields("--r", "content embd_normalize"),
     # vLLM
     *_fields("oo-", "repetition_penalty stop_token_ids min_tokens truncate_prompt_tokens allowed_token_ids"),
     *_fields("oo-", "guided_json guided_regex guided_choice guided_grammar structured_outputs cache_salt"),
     *_fields("-o-", "chat_template_kwargs documents"),
     *_fields("o--", "add_special_tokens"),
-    *_fields("-r-", "add_special_tokens echo continue_final_message", False),
-    *_fields("-r-", "add_generation_prompt include_reasoning", True),
+    *_fields("-o-", "continue_final_message add_generation_prompt"),
+    *_fields("-r-", "add_special_tokens echo", False),
+    *_fields("-r-", "include_reasoning", True),
     *_fields("-r-", "chat_template media_io_kwargs mm_processor_kwargs"),
     *_fields("-r-", "return_prompt_text", False),
     *_fields("r--", "prompt_embeds"),
@@ -135,7 +137,7 @@ _ALL = [
     *_fields("rr-", "truncation_side", "left"),
     *_fields("rr-", "bad_words logits_processors", []),
     *_fields("rr-", "prompt_logprobs logprob_token_ids structural_tag repetition_detection"),
-    *_fields("rr-", "thinking_token_budget", -1),
+    *_fields("oo-", "thinking_token_budget"),
     *_fields("rr-", "return_tokens_as_token_ids return_token_ids return_token_offsets", False),
     *_fields("nn-", "guided_decoding_backend return_mm_kwargs routed_experts_prompt_start"),
     *_fields("rr-", "guided_whitespace_pattern vllm_xargs kv_transfer_params ec_transfer_params"),
@@ -171,7 +173,7 @@ _ALL = [
 
 
 def _merged(fields: Iterable[RequestField]) -> dict[str, RequestField]:
-    """One entry a name; a field may be listed for each route by itself."""
+    """Return one entry for each name; a field may be listed several times, for different routes."""
     table = dict[str, RequestField]()
     for field in fields:
         known = table.get(field.name)
@@ -186,7 +188,7 @@ FIELDS: Final[Mapping[str, RequestField]] = _merged(_ALL)
 
 
 def effect(route: Route, name: str) -> Effect:
-    """What a field does on a route."""
+    """The effect of a field on a route."""
     return FIELDS[name].effects[route] if name in FIELDS else Effect.UNKNOWN
 
 
@@ -209,6 +211,14 @@ def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) 
         if found is Effect.REFUSED and FIELDS[name].refuses(route, value):
             return bad(f"{name} is not supported on {route.value}{_only(FIELDS[name])}", name)
     return None
+
+
+def require_known(body: Any, ignore_unknown: bool) -> None:
+    """Raise Refusal for a field of a body that is neither obeyed nor without effect."""
+    if (route := getattr(body, "route", None)) is not None:
+        refused = fault(route, body.model_extra or {}, ignore_unknown)
+        if refused is not None:
+            raise refused
 
 
 def _hint(route: Route, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a request took, as clients read it: OpenAI's `usage` and llama-server's `timings`."""
+"""Usage: OpenAI's `usage` and llama-server's `timings` of a request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llamahybrid.llama import Llama
 
 
 def leading(reports: Sequence[RequestReport], prompts: int = 1) -> Sequence[RequestReport]:
-    """Those that decoded the prompts, one for each: further answers to a prompt go on from its end."""
+    """Return the reports that decoded a prompt; further answers to it go on from its end."""
     return reports[:1] if prompts == 1 else sorted(reports, key=lambda report: -report.left)[:prompts]
 
 
 def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool], prompts: int = 1) -> dict[str, Any]:
-    """Tokens of all answers to so many prompts, each of which counts once.
+    """Return the tokens of all answers to `prompts` prompts, each of which counts once.
 
     `ends`: this token ends an answer; upstream counts none of those.
     """
@@ -26,11 +26,13 @@ def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool], prompts
     prompt = reports[0].total if prompts == 1 else sum(r.total for r in reports) * prompts // len(reports)
     left = sum(report.left for report in leading(reports, prompts))
     said = sum(r.generated - (r.generated > 0 and ends(r.last)) for r in reports)
+    thoughts = [report.thinking for report in reports if report.thinking is not None]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,
         "total_tokens": prompt + said,
         "prompt_tokens_details": {"cached_tokens": prompt - left},
+        **({"completion_tokens_details": {"reasoning_tokens": sum(thoughts)}} if thoughts else {}),
     }
 
 

@@ -28,7 +28,7 @@ from llamahybrid.server.settings import ModelSettings, ServerSettings
 COMMAND = [sys.executable, "-m", "llamahybrid", "serve"]
 
 PROCESS_SECONDS = 180
-"""A process may take so long to start, and to end: both take seconds of a machine that does nothing else."""
+"""Most seconds that a process takes to start, or to end: a few on a machine that does nothing else."""
 
 SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
 
@@ -55,28 +55,28 @@ class Serving:
         return llm
 
     def start(self) -> None:
-        """Return when it answers. Raises AssertionError where it does not within a minute."""
+        """Return when it answers. Raises AssertionError where it does not within `PROCESS_SECONDS`."""
         self._thread.start()
-        until = time.monotonic() + 60
+        until = time.monotonic() + PROCESS_SECONDS
         while not self.server.started:
             assert self._thread.is_alive(), "the server did not start"
             assert time.monotonic() < until, "the server did not start"
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """Shut down as a signal does. Raises AssertionError where that takes more than a minute."""
+        """Shut down as a signal does. Raises AssertionError where that takes more than `PROCESS_SECONDS`."""
         self.server.should_exit = True
-        self._thread.join(60)
+        self._thread.join(PROCESS_SECONDS)
         assert not self._thread.is_alive(), "the server did not stop"
 
     def metrics(self) -> str:
-        """What /metrics would say."""
+        """The text of /metrics."""
         return self.service.metrics.text().decode()
 
     def client(self, **more: Any) -> httpx.Client:
         """A client of it, for as many threads as want it; `more` as for httpx."""
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
-        options = {"timeout": 60, "limits": limits, "trust_env": False, "verify": False, **more}
+        options = {"timeout": PROCESS_SECONDS, "limits": limits, "trust_env": False, "verify": False, **more}
         return httpx.Client(base_url=self.url, **options)
 
     def hang_up(self, path: str, asked: dict[str, Any], when: Callable[[], bool]) -> None:
@@ -89,12 +89,12 @@ class Serving:
             wait_until(when)
 
     def settled(self) -> bool:
-        """Nobody is in, nobody waits, and every slot is free."""
+        """No request runs or waits, and every slot is free."""
         admission = self.service.admission
         return not (admission.running or admission.waiting or self.llm.slots.seated)
 
-    def await_settled(self, seconds: float = 60) -> None:
-        """Wait until `settled`. Raises AssertionError after so long."""
+    def await_settled(self, seconds: float = PROCESS_SECONDS) -> None:
+        """Wait until `settled`. Raises AssertionError after `seconds`."""
         wait_until(self.settled, seconds)
 
 
@@ -102,11 +102,10 @@ class Held:
     """Native batches, of which all but the first ones wait until they may go on; how many have begun."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-        """So many go on at once."""
+        """`after`: batches that do not wait."""
         self.batches = 0
         self._go_on = threading.Event()
-        for name in ("decode", "decode_parts"):
-            monkeypatch.setattr(NativeContext, name, self._holding(getattr(NativeContext, name), after))
+        monkeypatch.setattr(NativeContext, "decode_parts", self._holding(NativeContext.decode_parts, after))
 
     def _holding(self, inner: Callable[..., Any], after: int) -> Callable[..., Any]:
         def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +116,7 @@ class Held:
         return decode
 
     def go_on(self) -> None:
-        """From now on none waits."""
+        """Let all batches go on."""
         self._go_on.set()
 
 
@@ -125,9 +124,15 @@ class ServerProcess:
     """`llamahybrid serve` on a free port."""
 
     def __init__(
-        self, model: Path, log: Path, *more: str, stdout: int | None = None, closed: bool = False
+        self,
+        model: Path | dict[str, Any],
+        log: Path,
+        *more: str,
+        stdout: int | None = None,
+        closed: bool = False,
     ) -> None:
-        """`log`: where its output goes, unless `stdout` is given, or all standard streams are `closed`.
+        """`model`: a file, or what a config file says. `log`: where its output goes, unless `stdout` is
+        given, or all standard streams are `closed`.
 
         Raises AssertionError where it does not answer within `PROCESS_SECONDS`.
         """
@@ -135,9 +140,13 @@ class ServerProcess:
             self.port: int = free.getsockname()[1]
         self.log = log
         threads = ("--n-threads", "1", "--n-threads-batch", "1")
-        options = ("--host", "127.0.0.1", "--port", str(self.port), *threads)
+        options = [str(model), "--host", "127.0.0.1", "--port", str(self.port), *threads]
+        if isinstance(model, dict):
+            config = log.with_suffix(".json")
+            config.write_text(json.dumps({"host": "127.0.0.1", "port": self.port, **model}))
+            options = ["--config-file", str(config)]
         with log.open("ab") as out:
-            command = [*COMMAND, str(model), *options, *more]
+            command = [*COMMAND, *options, *more]
             if closed:
                 command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
             written = out if stdout is None else stdout
@@ -155,7 +164,7 @@ class ServerProcess:
             return False
 
     def metrics(self) -> dict[str, float]:
-        """What /metrics says, by name with labels."""
+        """Values of /metrics, by name with labels."""
         lines = self.client.get("/metrics").text.splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
 
@@ -170,8 +179,8 @@ class ServerProcess:
         return self.log.read_text()
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
-    """Look until it is so. Raises AssertionError after so many seconds."""
+def wait_until(true: Callable[[], bool], seconds: float = PROCESS_SECONDS) -> None:
+    """Wait until `true()`. Raises AssertionError after `seconds`."""
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, "it did not come to that"

@@ -11,7 +11,9 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 import pytest
+from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid import ModelDraft, PromptCache
 from llamahybrid.client.salt import SALT_BYTES, SHARED, digest
@@ -289,6 +291,17 @@ def test_saved_state_is_of_its_salt(opened: Opened, stock: Opened, n_parallel: i
             assert llm.sample(temp=0.0) == stock()(SECRET, 1)[0]
 
 
+def test_state_that_is_saved_from_another_slot_is_stored_for_nobody_else(opened: Opened) -> None:
+    """The whole context is asked for: what is live anywhere moves to the first slot, which was A's."""
+    llm = opened(n_parallel=2)
+    ask(llm, A, OTHER)
+    with llm.request(B):
+        llm.eval(SECRET)
+        assert llm.save_state().n_tokens == len(SECRET)
+    assert told(ask(llm, A, [*SECRET, 5])[1]) == UNKNOWN
+    assert ask(llm, B, [*SECRET, 5])[1].cached >= len(SECRET) - 1
+
+
 def test_cache_of_upstreams_is_given_nothing_of_a_salt(opened: Opened) -> None:
     llm, cache = opened(), llama_cpp.LlamaRAMCache()
     llm.set_cache(cache)
@@ -353,6 +366,27 @@ def test_draft_model_has_read_nothing_for_others(opened: Opened, stock: Opened) 
     assert work[0][0] <= work[1][0] + 12, "B's draft model reads the whole prompt, as A's did"
     assert work[1][0] >= len(SECRET)
     assert work[2][0] < len(SECRET), "of B's own it knows the prompt"
+
+
+def test_gains_and_losses_of_drafts_are_not_carried_to_another_salt(opened: Opened) -> None:
+    llm = opened("llama")
+    paying: list[bool] = []
+
+    class Silent(LlamaDraftModel):  # type: ignore[misc]
+        def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
+            paying.append(llm.drafts.policy.pays)
+            return np.empty(0, np.intc)
+
+    llm.draft_model = Silent()
+    ask(llm, A, SECRET)
+    llm.drafts.policy.undone(1e6)  # seconds that no answer pays back
+    llm.drafts.policy.account(0)
+    paying.clear()
+    ask(llm, A, SECRET)
+    assert True not in paying
+    paying.clear()
+    ask(llm, B, SECRET)
+    assert paying[0]
 
 
 # -- what is said ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A `Llama` in a process of its own, so that each target has its own library; speaks JSON lines.
 
 ``python -m llamahybrid.harness.targets.child`` reads {"id", "do", ...} and writes {"id", "reply"} or
-{"id", "error"}. What the model's code prints goes to stderr.
+{"id", "error"}. Output of the model's code goes to stderr.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def maker(kind: str) -> Callable[..., Any]:
 
 
 class _Seen(threading.local):
-    """What reached `generate` in this thread."""
+    """The prompt and tokens that reached `generate` in this thread."""
 
     def begin(self) -> None:
         self.prompt: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class _Answer:
 
 
 class Child:
-    """One `Llama` at a time."""
+    """Runs requests on a `Llama`, of which there is one at a time."""
 
     def __init__(self) -> None:
         self.llm: Any = None
@@ -114,7 +114,8 @@ class Child:
             self.llm.set_cache(llama_cpp.LlamaDiskCache(self._folder.name))
         self._counter, self._whole = DecodeCounter(self.llm), DecodeCounter(self.llm)
         self._watch()
-        state = self._state_bytes()
+        with ThreadPoolExecutor(1) as apart:  # OpenMP keeps threads for one that has computed, while it lives
+            state = apart.submit(self._state_bytes).result()
         self._counter.take()
         self._whole.take()
         return {
@@ -126,7 +127,7 @@ class Child:
         }
 
     def _salts(self) -> bool:
-        """It keeps salts apart; ours does not where the environment leaves it no cache."""
+        """Tell whether the `Llama` keeps salts apart; ours does not if the environment leaves it no cache."""
         knows = hasattr(self.llm, "request") and hasattr(type(self.llm), "cache_salt")
         return knows and getattr(self.llm, "prompt_cache", True) is not None
 
@@ -134,8 +135,6 @@ class Child:
         """Of a conversation of `STATE_TOKENS`, by a context that is made for it."""
         import llama_cpp
         from llama_cpp import _internals
-
-        from llamahybrid.capi.openmp import team_ender
 
         params = llama_cpp.llama_context_params.from_buffer_copy(self.llm.context_params)
         params.n_ctx, params.n_seq_max = 256, 1
@@ -149,8 +148,6 @@ class Child:
         finally:
             batch.close()
             context.close()
-            if (end_team := team_ender()) is not None:
-                end_team()  # of this thread: where others decode, they would fight for cores
 
     def _watch(self) -> None:
         """Note what reaches `generate`, and the logits of its first token."""
@@ -243,7 +240,7 @@ class Child:
             stream.close()
 
     def check(self, number: int) -> tuple[Sameness, str]:
-        """How answer `number` compares with a fresh context's."""
+        """Compare answer `number` with a fresh context's."""
         from llamahybrid.harness.targets.reference import compare
 
         answer = self._answers[number]
@@ -262,7 +259,7 @@ class Child:
         return resident(os.getpid())
 
     def versions(self) -> dict[str, str]:
-        """What runs here."""
+        """Return the versions of the packages and the engine that run here."""
         import llama_cpp
 
         from llamahybrid.engine import bindings

@@ -1,0 +1,351 @@
+"""Speed at defaults: alone beside stock, and several clients beside llama-server of the same source.
+
+A Qwen3.5-architecture model of about 100M parameters, greedy; each subject of each round is a process of its
+own, in turn, since OpenMP's threads of one would stand in the way of the next; medians of the rounds' ratios.
+
+alone   milliseconds a token of a streamed completion and of a `generate` loop, cold prompts; beside stock
+first   time to the first token of a chat of 3,500 tokens whose thinking is stripped; beside both
+chats   clients with a common system prompt whose chats lose their thinking, sizes drawn; beside llama-server
+long    a cold prompt of 4,000 tokens beside three answers; beside llama-server
+
+Run: python -m benchmarks.clients [PART ...] [--rounds N] [--clients 4 8] [--threads N] [--json FILE]
+The file is written part by part. Exits with 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import subjects
+from benchmarks.subjects import Shape, Stream
+from tests.lab.quiet import silence
+
+VOCABULARY = 200
+PARAMETERS = 100_000_000
+CONTEXT = 8_192
+LONG = 4_000
+BESIDE = 3
+CHAT = 3_500
+
+Result = dict[str, Any]
+"""Measures of one subject in one round, by name."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound of a median over the rounds: of a measure, or of its ratio to another subject's (`over`)."""
+
+    measure: str
+    of: str
+    over: str | None
+    most: float | None = None
+    least: float | None = None
+
+    def met(self, ratio: float) -> bool:
+        """Within the bound."""
+        return (self.most is None or ratio <= self.most) and (self.least is None or ratio >= self.least)
+
+    def ratio(self, runs: Mapping[str, Sequence[Result]]) -> float:
+        """The median over the rounds, of the runs of each subject."""
+        mine = [run[self.measure] for run in runs[self.of]]
+        theirs = [1.0] * len(mine) if self.over is None else [run[self.measure] for run in runs[self.over]]
+        return float(statistics.median(a / b for a, b in zip(mine, theirs, strict=True)))
+
+    def told(self, ratio: float) -> str:
+        """The ratio beside the bound."""
+        bound = f"at most {self.most}" if self.least is None else f"at least {self.least}"
+        return f"{self.of}{f' / {self.over}' if self.over else ''} {ratio:.3f} ({bound})"
+
+
+PARTS: dict[str, tuple[tuple[str, ...], tuple[Target, ...]]] = {
+    "alone": (
+        ("stock", "ours"),
+        (
+            Target("streamed, ms a token", "ours", "stock", most=1.0),
+            Target("generate, ms a token", "ours", "stock", most=1.03),
+            Target("cold 1,000 tokens, s", "ours", "stock", most=1.03),
+            Target("cold 3,500 tokens, s", "ours", "stock", most=1.03),
+        ),
+    ),
+    "first": (
+        ("stock", "ours", "llama-server"),
+        (
+            Target("first token, s", "ours", "stock", most=0.03),
+            Target("first token, s", "ours", "llama-server", most=0.4),
+        ),
+    ),
+    "chats": (
+        ("ours", "served", "llama-server"),
+        (
+            Target("tokens/s", "ours", "llama-server", least=1.05),
+            Target("tokens/s", "served", "ours", least=0.97),
+            Target("first token, s", "ours", "llama-server", most=0.8),
+            Target("worst first token, s", "ours", "llama-server", most=0.8),
+        ),
+    ),
+    "long": (
+        ("ours", "llama-server"),
+        (
+            Target("gap, 95th percentile, ms", "ours", "llama-server", most=0.5),
+            Target("beside / alone", "ours", None, most=1.15),
+        ),
+    ),
+}
+
+
+def words(chance: random.Random, low: int, high: int) -> list[int]:
+    """Tokens of a message of a length that is drawn from [low, high)."""
+    return [chance.randrange(10, VOCABULARY - 10) for _ in range(chance.randrange(low, high))]
+
+
+def timed(stream: Iterator[int]) -> tuple[list[int], list[float]]:
+    """An answer, and the seconds to each of its tokens."""
+    began, tokens, times = time.perf_counter(), list[int](), list[float]()
+    for token in stream:
+        tokens.append(token)
+        times.append(time.perf_counter() - began)
+    return tokens, times
+
+
+def p95(values: Sequence[float]) -> float:
+    """Their 95th percentile."""
+    return statistics.quantiles(values, n=20)[-1]
+
+
+# -- one subject, one round --------------------------------------------------------------------------
+
+
+def alone(name: str, shape: Shape, seed: int) -> Result:
+    """Measure one client that has the whole machine."""
+    chance, n = random.Random(f"alone/{seed}"), 120
+
+    def decode(answer: Iterator[Any]) -> float:
+        next(answer)
+        began = time.perf_counter()
+        count = sum(1 for _ in islice(answer, n))
+        return 1e3 * (time.perf_counter() - began) / count
+
+    def cold(tokens: int) -> float:
+        answer, began = llm.generate(words(chance, tokens, tokens + 1), temp=0.0), time.perf_counter()
+        next(answer)
+        seconds = time.perf_counter() - began
+        answer.close()
+        return seconds
+
+    with (subjects.stock if name == "stock" else subjects.ours)(shape) as llm:
+        stream = subjects.streamed(llm)
+        decode(stream(words(chance, 300, 301), n))
+        prompts = [words(chance, 200, 400) for _ in range(6)]
+        return {
+            "streamed, ms a token": min(decode(stream(prompt, n + 1)) for prompt in prompts[:3]),
+            "generate, ms a token": min(decode(llm.generate(prompt, temp=0.0)) for prompt in prompts[3:]),
+            "cold 1,000 tokens, s": min(cold(1000) for _ in range(3)),
+            "cold 3,500 tokens, s": min(cold(3500) for _ in range(2)),
+        }
+
+
+def first(stream: Stream, seed: int) -> Result:
+    """The turns of one chat, from 3,500 tokens on; the thinking of each answer is stripped."""
+    chance, firsts = random.Random(f"first/{seed}"), []
+    history = words(chance, CHAT, CHAT + 1)
+    for turn in range(4):
+        history += words(chance, 10, 60)
+        answer, times = timed(stream(history, 60))
+        if turn:
+            firsts.append(times[0])
+        history += answer[chance.randrange(10, 50) :]
+    return {"first token, s": statistics.median(firsts)}
+
+
+def chats(stream: Stream, clients: int, seed: int) -> Result:
+    """All clients at once, each its own chat behind a common system prompt."""
+    firsts, counts, ends, lock = list[float](), list[int](), list[float](), threading.Lock()
+    system = words(random.Random(f"{seed}/system"), 200, 800)
+
+    def client(number: int) -> None:
+        chance = random.Random(f"{seed}/{number}")
+        history = list(system)
+        for _ in range(chance.randrange(4, 7)):
+            history += words(chance, 20, 150)
+            answer, times = timed(stream(history, chance.randrange(24, 96)))
+            history += answer[len(answer) // 3 :]
+            with lock:
+                firsts.append(times[0])
+                counts.append(len(answer))
+                ends.append(time.perf_counter())
+
+    list(stream(words(random.Random("warm"), 30, 31), 4))
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {
+        "tokens/s": sum(counts) / (max(ends) - began),
+        "first token, s": statistics.median(firsts),
+        "worst first token, s": max(firsts),
+    }
+
+
+def long(stream: Stream, seed: int) -> Result:
+    """A cold prompt alone, one beside answers that run, and one alone again."""
+    chance, gaps = random.Random(f"long/{seed}"), list[float]()
+    over, measured, running = threading.Event(), threading.Event(), threading.Barrier(BESIDE + 1)
+
+    def one() -> float:
+        return timed(stream(words(chance, LONG, LONG + 1), 2))[1][0]
+
+    def answer(prompt: list[int]) -> None:
+        last = 0.0
+        for count, _ in enumerate(stream(prompt, CONTEXT // 2)):
+            now = time.perf_counter()
+            if count == 0:
+                running.wait()
+            elif measured.is_set():
+                gaps.append(now - last)
+            last = now
+            if over.is_set():
+                return
+
+    before = one()
+    prompts = [words(chance, 80, 120) for _ in range(BESIDE)]
+    threads = [threading.Thread(target=answer, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    running.wait()
+    measured.set()
+    beside = one()
+    over.set()
+    for thread in threads:
+        thread.join()
+    return {
+        "gap, 95th percentile, ms": 1e3 * p95(gaps),
+        "first token beside, s": beside,
+        "beside / alone": beside / ((before + one()) / 2),
+    }
+
+
+def child(arguments: argparse.Namespace) -> int:
+    """Be one subject of one part for one round; its measures go to stdout."""
+    silence()
+    part, name, seed = arguments.parts[0], arguments.child, arguments.seed
+    slots = {"chats": arguments.clients[0], "long": BESIDE + 1}.get(part, 1)
+    shape = Shape(arguments.model, slots, CONTEXT, arguments.threads, arguments.program)
+    if part == "alone":
+        result = alone(name, shape, seed)
+    else:
+        with subjects.opened(name, shape) as stream:
+            if part == "chats":
+                result = chats(stream, slots, seed)
+            else:
+                result = {"first": first, "long": long}[part](stream, seed)
+    print(json.dumps(result))
+    return 0
+
+
+# -- all of them --------------------------------------------------------------------------------------
+
+
+def played(arguments: argparse.Namespace, part: str, name: str, clients: int, seed: int) -> Result:
+    """Return the measures of one subject, taken in a process of its own."""
+    shape = ["--clients", str(clients), "--threads", str(arguments.threads), "--seed", str(seed)]
+    files = ["--model", str(arguments.model), "--program", str(arguments.program)]
+    command = [sys.executable, "-m", "benchmarks.clients", part, "--child", name, *shape, *files]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    result: Result = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def compare(arguments: argparse.Namespace, console: Console, part: str, clients: int) -> tuple[bool, Result]:
+    """Play one part, print its table; whether all targets are met, and all runs."""
+    names, targets = PARTS[part]
+    runs: dict[str, list[Result]] = {name: [] for name in names}
+    for seed in range(arguments.rounds):
+        for name in names if seed % 2 else names[::-1]:
+            runs[name].append(played(arguments, part, name, clients, seed))
+    title = named(part, clients)
+    table = Table("", *names, "targets", title=title, title_justify="left")
+    met = True
+    for measure in runs[names[0]][0]:
+        each = {name: statistics.median(run[measure] for run in some) for name, some in runs.items()}
+        ratios = [(target, target.ratio(runs)) for target in targets if target.measure == measure]
+        told = "\n".join(target.told(ratio) for target, ratio in ratios)
+        table.add_row(measure, *(f"{each[name]:.4g}" for name in names), told)
+        met &= all(target.met(ratio) for target, ratio in ratios)
+    console.print(table)
+    return met, {"title": title, "part": part, "clients": clients, "runs": runs}
+
+
+def named(part: str, clients: int) -> str:
+    """Title of a part: with the number of clients where it varies."""
+    return f"{part}, {clients} client{'s' * (clients != 1)}" if part == "chats" else part
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Make what is missing, and play all parts."""
+    from llamahybrid.engine.progress import display
+    from llamahybrid.harness.tables import machine
+    from llamahybrid.tiny import make
+    from tests.lab import server_build
+
+    console, results, missed = Console(width=None if sys.stdout.isatty() else 110), list[Result](), False
+    parts = arguments.parts or [*PARTS]
+    settings = {"made": date.today().isoformat(), "machine": machine()}
+    settings |= {"threads": arguments.threads, "rounds": arguments.rounds}
+
+    def write(complete: bool) -> None:
+        if arguments.json is not None:
+            found = {**settings, "complete": complete, "parts": results}
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    write(complete=False)  # fails before the measurements if the folder is missing
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.program is None and any("llama-server" in PARTS[part][0] for part in parts):
+            with display() as progress:
+                arguments.program = server_build.make(progress).stock
+        if arguments.model is None:
+            arguments.model = make("qwen35", Path(folder) / "model.gguf", params=PARAMETERS, context=32_768)
+        for part in parts:
+            for clients in arguments.clients if part == "chats" else (1,):
+                met, result = compare(arguments, console, part, clients)
+                missed |= not met
+                results.append(result)
+                write(complete=False)
+    write(complete=True)
+    console.print(f"{arguments.threads} threads, {arguments.rounds} rounds; {machine()}", style="dim")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", choices=[*PARTS], help="All without.")
+    parser.add_argument("--clients", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--model", type=Path, help="One is made without.")
+    parser.add_argument("--program", type=Path, help="llama-server; it is built without.")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parsed = parser.parse_args()
+    sys.exit(child(parsed) if parsed.child else main(parsed))
