@@ -18,7 +18,7 @@ help: ## list the targets
 venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this package with its shim
 
 demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
-	$(BIN)/python -m llamahybrid.harness.demo
+	$(BIN)/python -m benchmarks.demo
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 BUILD  := LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build

@@ -100,5 +100,6 @@ def replay(
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")
         with models(model or (), make=False) as files, progress() as told:
-            report = play(trace, targets, files, n_ctx, told)
+            found = (lambda so_far: so_far.write(json)) if json is not None else (lambda _: None)
+            report = play(trace, targets, files, n_ctx, told, found)
     finish(report, json)

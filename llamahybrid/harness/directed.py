@@ -258,11 +258,11 @@ def run(session: Session, probe: Probe, bad: set[str], scale: float = 1.0) -> Wo
     checked = figures.checks(session, played)
     found = Found(played, checked, figures.requests(session, name, played, checked), bad)
     verdicts = (probe.judge(found),)
-    return WorkloadFigures(name, tuple(found.requests), None, None, None, None, None, verdicts, scale)
+    return WorkloadFigures(name, tuple(found.requests), verdicts=verdicts, scale=scale)
 
 
 def _none(name: str, verdict: Verdict) -> WorkloadFigures:
-    return WorkloadFigures(name, (), None, None, None, None, None, (verdict,))
+    return WorkloadFigures(name, verdicts=(verdict,))
 
 
 WARM, COUNTED, ROUNDS = 24, 40, 4
@@ -295,4 +295,4 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     growth = int(statistics.median(b - a for a, b in pairwise(looks)) / counted)
     said = f"{growth:,} bytes a request; a conversation's state takes {state:,}"
     verdict = Verdict(verdict_name, "bad" if growth > state // 2 else "ok", said)
-    return WorkloadFigures(name, (), None, None, None, None, growth, (verdict,))
+    return WorkloadFigures(name, memory_growth=growth, verdicts=(verdict,))

@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llamahybrid.harness.conversation import Record
 from llamahybrid.harness.misses import Past, explain, explain_text, parting
-from llamahybrid.harness.oracle import least_decodes
-from llamahybrid.harness.report import Outcome, RequestFigures, Sameness, Verdict, WorkloadFigures, whose
+from llamahybrid.harness.oracle import Exchange, least_decodes
+from llamahybrid.harness.report import RequestFigures, Sameness, Verdict, WorkloadFigures, whose
 from llamahybrid.harness.runner import Played
 from llamahybrid.harness.targets.base import Session
 from llamahybrid.harness.traces.trace import rendered
@@ -105,8 +104,9 @@ def workload_figures(
     found = requests(session, workload.name, played, checked)
     least, decoded = totals(workload.measured_from, played, found, total)
     ratio = decoded / least if least and decoded is not None else None
+    bound = bound_at(workload.bound, scale)
     verdicts: tuple[Verdict, ...] = (
-        reuse_verdict(ratio, workload.bound, session),
+        reuse_verdict(ratio, bound, session),
         exact_verdict(played, checked),
         reports_verdict(played, found, checked),
         prefix_verdict(played, found, checked),
@@ -114,7 +114,12 @@ def workload_figures(
     if cut_short:
         said = f"the time was over after {len(played)} requests (see --minutes)"
         verdicts = tuple(replace(each, detail=f"{each.detail}; {said}") for each in verdicts)
-    return WorkloadFigures(workload.name, found, least, decoded, ratio, workload.bound, None, verdicts, scale)
+    return WorkloadFigures(workload.name, found, least, decoded, ratio, bound, verdicts=verdicts, scale=scale)
+
+
+def bound_at(bound: float, scale: float) -> float:
+    """Return the bound of a shortened workload: checkpoints lie as far apart as in the full one."""
+    return 1 + (bound - 1) / scale
 
 
 def totals(
@@ -126,7 +131,7 @@ def totals(
         reply = each.reply
         if reply.prompt is None or reply.tokens is None:
             return None, None
-        records.append(Record(reply.prompt, reply.tokens, 0, 0.0, 0.0, "", None, None))
+        records.append(Exchange(reply.prompt, reply.tokens))
     each_least = least_decodes(records, [each.ask.salt for each in played])
     counts = [each.number >= measured_from for each in played]
     least = sum(n for n, count in zip(each_least, counts, strict=True) if count)
@@ -208,8 +213,3 @@ def prefix_verdict(
     if not known:
         return Verdict(name, "cannot tell", "the target hides token ids or what it reused")
     return Verdict(name, "ok", "never more than what prompts have in common")
-
-
-def outcome(wrong: bool, known: bool = True) -> Outcome:
-    """In words."""
-    return ("bad" if wrong else "ok") if known else "cannot tell"

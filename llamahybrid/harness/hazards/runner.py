@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -176,6 +177,8 @@ def run(
         # a probe that dies leaves its files behind
         library_here = replace(under_test, environment={**under_test.environment, "TMPDIR": folder})
 
+        ended = threading.Event()
+
         def run_one(pair: tuple[Probe, Model]) -> Result:
             probe, model = pair
             start = time.perf_counter()
@@ -183,13 +186,15 @@ def run(
                 files[model], probe, library_here, gpu_layers=gpu_layers, rpc=rpc, seconds=seconds
             )
             result = Result(probe, model, outcome, time.perf_counter() - start)
-            done(result)
+            if not ended.is_set():  # else this child was killed
+                done(result)
             return result
 
         with ThreadPoolExecutor(max(1, jobs)) as pool:
             try:
                 return list(pool.map(run_one, chosen))
-            except BaseException:  # Ctrl-C, say: who waits for it does not wait for a probe that hangs
+            except BaseException:  # Ctrl-C does not wait for a probe that hangs
+                ended.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 for child in tuple(_running):
                     child.kill()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid.harness.conversation import Message, Request
-from llamahybrid.harness.report import Sameness
+from llamahybrid.harness.report import Sameness, Saving
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 TOLERANCE = 5e-3
@@ -89,19 +89,6 @@ class Reply:
     def cached(self) -> int | None:
         """Reused, as the target reports it; by counters where it reports nothing."""
         return self.reused if self.reported is None else self.reported
-
-
-@dataclass(frozen=True)
-class Saving:
-    """What it takes to save a conversation's state into memory and to go back to it; medians."""
-
-    bytes: int
-    save: float
-    """Seconds."""
-    restore: float
-    """Seconds, from the bytes to a state that goes on."""
-    memcpy: float
-    """Seconds for a copy of as many bytes, in turn with them."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 from llamahybrid.children import python
 from llamahybrid.engine import installed
 from llamahybrid.errors import TargetError
-from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Saving, Session, Shape, Target
+from llamahybrid.harness.report import Sameness, Saving
+from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 DISK = "LLAMAHYBRID_DISK"

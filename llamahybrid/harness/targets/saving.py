@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llamahybrid.harness.targets.base import Saving
+from llamahybrid.harness.report import Saving
 
 Save = Callable[[], int]
 """Saves the state that is live; its bytes."""
