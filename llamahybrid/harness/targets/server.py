@@ -64,8 +64,8 @@ class ServerTarget(Target):
             process = subprocess.Popen(
                 command, env={**environment, "GGML_NO_BACKTRACE": "1"}, stdout=log, stderr=log
             )
+            client = Client(f"http://127.0.0.1:{port}")
             try:
-                client = Client(f"http://127.0.0.1:{port}")
                 _await(client, process)
                 self._versions["llama-server"] = str(client.json("/props").get("build_info", ""))
                 session = ServerSession(process.pid, client, vocabulary, shape.parallel)
@@ -77,6 +77,7 @@ class ServerTarget(Target):
                 log.seek(0)
                 raise TargetError(f"llama-server died: {error}; {log.read()[-400:]}") from error
             finally:
+                client.close()
                 process.kill()
                 process.wait()
 
