@@ -1,4 +1,4 @@
-"""Figures and verdicts of what was played."""
+"""Figures and verdicts of the requests of a workload."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from llamahybrid.harness.traces.trace import rendered
 from llamahybrid.harness.workloads.tokens import Workload
 
 UNKNOWN_BEFORE = 64
-"""Tokens that prompts may share where none are known: a template's head, a block of a paged cache."""
+"""Tokens that unrelated prompts may share: a template's head, a block of a paged cache."""
 
 Checked = tuple[Sameness, str]
 
 
 def past_of(played: Played) -> Past:
-    """It as one of those that others are compared with."""
+    """Return a request in the form that later ones are compared with."""
     reply = played.reply
     return Past(played.ask, played.chat, played.turn, reply.prompt or (), reply.tokens or (), reply.cached)
 
 
 def text_past(played: Played) -> Past:
-    """Of characters, where token ids are not told."""
+    """Return a request as `past_of`, with characters for unknown token ids."""
     codes = tuple(map(ord, rendered(played.ask)))
     return Past(played.ask, played.chat, played.turn, codes)
 
 
 def checks(session: Session, played: Sequence[Played], until: float | None = None) -> list[Checked]:
-    """Compare each answer with one that reused nothing, until a `time.monotonic()`. Raises TargetError."""
+    """Compare answers with ones that reused nothing, until a `time.monotonic()`. Raises TargetError."""
     found: list[Checked] = []
     for each in played:
         if until is not None and time.monotonic() > until:
@@ -47,14 +47,14 @@ def checks(session: Session, played: Sequence[Played], until: float | None = Non
 def requests(
     session: Session, name: str, played: Sequence[Played], checked: Sequence[Checked]
 ) -> tuple[RequestFigures, ...]:
-    """One line a request."""
+    """Return the figures of each request."""
     figures = []
     pasts = [past_of(each) for each in played]
     for index, (each, (same, _)) in enumerate(zip(played, checked, strict=True)):
         reply, past = each.reply, pasts[index]
         told = bool(past.prompt)
         history = pasts[:index]
-        if session.parallel > 1:  # one that was sent later may have been served before
+        if session.parallel > 1:  # a later request may have been served first
             later = zip(played[index + 1 :], pasts[index + 1 :], strict=True)
             history += [other for one, other in later if one.sent < each.sent + reply.seconds]
         found = parting(past.prompt, history, each.ask.salt) if told else None
@@ -95,10 +95,10 @@ def workload_figures(
     until: float | None = None,
     cut_short: bool = False,
 ) -> WorkloadFigures:
-    """A workload's. `total`: tokens decoded in all, by native counters. Raises TargetError.
+    """Return a workload's figures. `total`: all decoded tokens, by native counters. Raises TargetError.
 
-    Asks the session for fresh answers until `until`, a `time.monotonic()`: it is of no use for measuring
-    afterwards. `cut_short`: requests were left out for want of time.
+    Requests fresh answers of the session until `until`, a `time.monotonic()`, which disturbs its cache.
+    `cut_short`: requests were left out for lack of time.
     """
     checked = checks(session, played, until)
     found = requests(session, workload.name, played, checked)
@@ -125,7 +125,7 @@ def bound_at(bound: float, scale: float) -> float:
 def totals(
     measured_from: int, played: Sequence[Played], found: Sequence[RequestFigures], total: int | None
 ) -> tuple[int | None, int | None]:
-    """Least and decoded tokens of the requests that count; None where token ids or counters are hidden."""
+    """Return least and decoded tokens of the counted requests; None: token ids or counters are hidden."""
     records = []
     for each in played:
         reply = each.reply
@@ -141,11 +141,11 @@ def totals(
         return least, sum(n for n, count in pairs if count and n is not None)
     if total is None:
         return least, None
-    return least, max(0, total - (sum(each_least) - least))  # the first ones are counted as they must be
+    return least, max(0, total - (sum(each_least) - least))  # uncounted requests as if they decoded the least
 
 
 def reuse_verdict(ratio: float | None, bound: float, session: Session) -> Verdict:
-    """Tokens decoded over the least possible."""
+    """Return the verdict on decoded tokens over the least possible."""
     if ratio is None:
         return Verdict("reuse", "cannot tell", "the target hides token ids or what it decoded")
     said = f"decoded {ratio:.2f} times the least possible, at most {bound:.2f} expected"
@@ -153,7 +153,7 @@ def reuse_verdict(ratio: float | None, bound: float, session: Session) -> Verdic
 
 
 def exact_verdict(played: Sequence[Played], checked: Sequence[Checked]) -> Verdict:
-    """Answers are those of contexts that reused nothing."""
+    """Return the verdict on answers compared with contexts that reused nothing."""
     wrong = [(each, said) for each, (same, said) in zip(played, checked, strict=True) if same == "different"]
     unknown = [said for same, said in checked if same == "unknown"]
     if wrong:
@@ -168,7 +168,7 @@ def exact_verdict(played: Sequence[Played], checked: Sequence[Checked]) -> Verdi
 
 
 def _over(played: Played, figures: RequestFigures) -> int:
-    """Tokens that a request reused, or says it did, beyond what had ever been said."""
+    """Return the tokens that a request reused, or reports, beyond all that was decoded before."""
     if figures.matched is None or (played.reply.tokens is None and figures.turn):
         return 0  # answers without ids may have been reused
     most = max(n for n in (played.reply.reused, figures.cached, 0) if n is not None)
@@ -178,7 +178,7 @@ def _over(played: Played, figures: RequestFigures) -> int:
 def reports_verdict(
     played: Sequence[Played], found: Sequence[RequestFigures], checked: Sequence[Checked]
 ) -> Verdict:
-    """What a target says it reused is what it reused."""
+    """Return the verdict on the numbers of reused tokens that the target reports."""
     name, known = "reports-what-it-reused", False
     for each, figures, (same, _) in zip(played, found, checked, strict=True):
         reply, where = each.reply, f"{whose(each.chat)}, turn {each.turn + 1}"
@@ -202,7 +202,7 @@ def reports_verdict(
 def prefix_verdict(
     played: Sequence[Played], found: Sequence[RequestFigures], checked: Sequence[Checked]
 ) -> Verdict:
-    """No more was reused than prompts have in common."""
+    """Return the verdict on reuse beyond the common prefix of prompts."""
     name, known = "restores-a-prefix", False
     for each, figures, (same, said) in zip(played, found, checked, strict=True):
         known |= figures.matched is not None and figures.cached is not None

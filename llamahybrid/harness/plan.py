@@ -1,9 +1,8 @@
-"""How much of a check fits into the time that a user gives it.
+"""Selection of scripts and workloads, and their length, for a given time.
 
-A model's speed is measured by a few short requests. The cost of each script and workload is known from
-playing it on a pretended session: every prompt decoded from its beginning, every answer, and both once more,
-because each answer is compared with one of a context that reused nothing. All targets of a model get one
-plan, so that they are asked the same.
+A model's speed is measured by a few short requests. The cost of each script and workload is known from a run
+on a pretended session: every prompt decoded from its beginning, every answer, and both once more for the
+comparison with a context that reused nothing. All targets of a model get the same plan.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload
 
 SCALES = (1.0, 0.5, 0.25, 0.125)
-"""Lengths of messages and answers that are tried; few, so that two runs of one machine are often alike."""
+"""Possible lengths of messages and answers; few, so that two runs on a machine are often alike."""
 
 SHORTEST_SCRIPT = 0.5
 """Scripts of directed probes are not shortened below this: a cache may keep nothing of very short prompts."""
 
 COMPARED = 2
-"""An answer is made once and compared with one that reuses nothing: the work is done twice."""
+"""Each answer is computed twice, once for the comparison."""
 
 LETTERS_A_TOKEN = 4
 
@@ -75,10 +74,10 @@ class Plan:
 
 
 QUICK = 1.0
-"""Seconds; a request that takes less is measured several times, because others run on the machine, too."""
+"""Seconds; shorter requests are measured several times, because load varies."""
 
 SLOW = 4.0
-"""Seconds; where 16 tokens and an answer of 4 take more, a longer request would only take time."""
+"""Seconds; if 16 tokens and an answer of 4 take more, no longer request is measured."""
 
 
 def measured(session: Session) -> tuple[Speed, float]:
@@ -107,7 +106,7 @@ def measured(session: Session) -> tuple[Speed, float]:
 def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: float = 0.0) -> Plan:
     """Return the longest scale at which everything takes `seconds` at most.
 
-    Where even the shortest takes longer, workloads are chosen in their order as long as there is time.
+    If even the shortest takes longer, workloads are chosen in their order until the time is used up.
     """
 
     def checked(scale: float) -> dict[str, float]:
@@ -158,7 +157,7 @@ PRETENDED = Vocabulary(tuple(range(16, 1016)), 1, 2)
 
 
 class _Pretended(Session):
-    """Answers at once, as long as it may."""
+    """A session that answers at once with `max_tokens` tokens."""
 
     takes_chats = True
     vocabulary = PRETENDED
