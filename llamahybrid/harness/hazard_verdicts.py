@@ -38,8 +38,6 @@ def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
         said.append(f"logits off by {found.difference:.2g}")
     if not found.verdict.sound and probe.patches:
         said.append(f"cured by the set {cure(probe)} ({' '.join(probe.patches)})")
-    if outcome == "bad":
-        said.append(f"{probe.site}; a sound library {probe.sound}")
     return Verdict(f"hazard:{probe.id}", outcome, "; ".join(said))
 
 

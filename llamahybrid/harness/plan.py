@@ -42,6 +42,10 @@ class Speed:
         """Return how long the work of `cost` takes."""
         return cost.prompt / self.prefill + cost.answer / self.decode
 
+    def or_faster(self, other: Speed) -> Speed:
+        """Return the larger speeds of two measurements."""
+        return Speed(max(self.prefill, other.prefill), max(self.decode, other.decode))
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -60,17 +64,16 @@ class Plan:
     """The length of scripts and workloads, and the seconds that each takes at most."""
 
     scale: float = 1.0
+    script_scale: float = 1.0
+    """Length of the directed probes' scripts."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By the name of a workload; empty where time does not matter."""
     left_out: frozenset[str] = frozenset()
     """Workloads for which there is no time."""
     slowest_request: float = 0.0
     """Seconds that a short request took when the speed was measured."""
-
-    @property
-    def script_scale(self) -> float:
-        """Length of the directed probes' scripts."""
-        return max(SHORTEST_SCRIPT, self.scale)
+    speed: Speed | None = None
+    """The speed that the plan is made for."""
 
 
 QUICK = 1.0
@@ -124,7 +127,7 @@ def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: f
             left_out.add(name)
         else:
             room -= cost
-    return Plan(scale, costs, frozenset(left_out), request)
+    return Plan(scale, max(SHORTEST_SCRIPT, scale), costs, frozenset(left_out), request, speed)
 
 
 def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:

@@ -46,7 +46,7 @@ def show(report: Report, console: Console) -> None:
     elif len(report.targets) > 1 and any(map(tabled, report.targets)):
         console.print(side_by_side(report))
     console.print(headline(report), style="bold", highlight=False)
-    known = ", ".join([*report.machine.values(), *report.models])
+    known = ", ".join([*(f"{name} {value}" for name, value in report.machine.items()), *report.models])
     console.print(escape(f"{report.made}: {known}"), style="dim", highlight=False)
 
 
@@ -102,7 +102,7 @@ def times_table(report: Report) -> Table:
     scale = next((w.scale for target in report.targets for w in target.workloads), 1.0)
     rounds = report.machine.get("rounds", "?")
     title = f"{', '.join(report.models)}, median of {rounds}{length(scale)}"
-    shown = Table("workload", "target", title=escape(title))
+    shown = Table("workload", "target", title=escape(title), box=SIMPLE_HEAD, pad_edge=False)
     for head in ("decoded / least", "first token", "tokens/s", "MiB a chat"):
         shown.add_column(head, justify="right")
     names = dict.fromkeys(w.workload for target in report.targets for w in target.workloads)
