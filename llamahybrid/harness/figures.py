@@ -18,6 +18,9 @@ from llamahybrid.harness.workloads.tokens import Workload
 UNKNOWN_BEFORE = 64
 """Tokens that unrelated prompts may share: a template's head, a block of a paged cache."""
 
+SHORT_EXCESS = 64
+"""Tokens a request beyond the least that are no fault in shortened workloads: checkpoints have a distance."""
+
 Checked = tuple[Sameness, str]
 
 
@@ -104,9 +107,9 @@ def workload_figures(
     found = requests(session, workload.name, played, checked)
     least, decoded = totals(workload.measured_from, played, found, total)
     ratio = decoded / least if least and decoded is not None else None
-    bound = bound_at(workload.bound, scale)
+    excess = None if scale == 1 or least is None or decoded is None else (decoded - least) / len(played)
     verdicts: tuple[Verdict, ...] = (
-        reuse_verdict(ratio, bound, session),
+        reuse_verdict(ratio, workload.bound, excess),
         exact_verdict(played, checked),
         reports_verdict(played, found, checked),
         prefix_verdict(played, found, checked),
@@ -114,12 +117,9 @@ def workload_figures(
     if cut_short:
         said = f"the time was over after {len(played)} requests (see --minutes)"
         verdicts = tuple(replace(each, detail=f"{each.detail}; {said}") for each in verdicts)
-    return WorkloadFigures(workload.name, found, least, decoded, ratio, bound, verdicts=verdicts, scale=scale)
-
-
-def bound_at(bound: float, scale: float) -> float:
-    """Return the bound of a shortened workload: checkpoints lie as far apart as in the full one."""
-    return 1 + (bound - 1) / scale
+    return WorkloadFigures(
+        workload.name, found, least, decoded, ratio, workload.bound, verdicts=verdicts, scale=scale
+    )
 
 
 def totals(
@@ -144,12 +144,19 @@ def totals(
     return least, max(0, total - (sum(each_least) - least))  # uncounted requests as if they decoded the least
 
 
-def reuse_verdict(ratio: float | None, bound: float, session: Session) -> Verdict:
-    """Return the verdict on decoded tokens over the least possible."""
+def reuse_verdict(ratio: float | None, bound: float, excess: float | None = None) -> Verdict:
+    """Return the verdict on decoded tokens over the least possible.
+
+    `excess`: tokens a request decoded beyond the least, in a shortened workload.
+    """
     if ratio is None:
         return Verdict("reuse", "cannot tell", "the target hides token ids or what it decoded")
     said = f"decoded {ratio:.2f} times the least possible, at most {bound:.2f} expected"
-    return Verdict("reuse", "ok" if ratio <= bound else "bad", said)
+    if ratio <= bound:
+        return Verdict("reuse", "ok", said)
+    if excess is not None and excess <= SHORT_EXCESS:
+        return Verdict("reuse", "cannot tell", f"{said}, but its prompts were shortened too much to judge")
+    return Verdict("reuse", "bad", said)
 
 
 def exact_verdict(played: Sequence[Played], checked: Sequence[Checked]) -> Verdict:
