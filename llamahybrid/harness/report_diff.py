@@ -150,7 +150,7 @@ def _verdicts(old: Sequence[Verdict], new: Sequence[Verdict], say: _Say, missing
     before = {verdict.name: verdict for verdict in old}
     after = {verdict.name: verdict for verdict in new}
     for name, verdict in after.items():
-        detail = f": {verdict.detail}" if verdict.detail else ""
+        detail = f": {verdict.detail}".partition("\n")[0] if verdict.detail else ""
         if name not in before:
             if verdict.outcome == "bad":
                 yield say("note", f"{name} is bad, and was not looked at before{detail}")

@@ -93,7 +93,9 @@ def hazards_table(target: TargetFigures) -> Table:
     shown.add_column("verdict", no_wrap=True)
     shown.add_column("what happened", overflow="fold")
     for each in target.hazards:
-        shown.add_row(each.name.removeprefix(HAZARD), coloured(each.outcome), escape(each.detail))
+        shown.add_row(
+            each.name.removeprefix(HAZARD), coloured(each.outcome), escape(each.detail.partition("\n")[0])
+        )
     return shown
 
 
@@ -173,7 +175,7 @@ def faults(target: TargetFigures) -> list[str]:
     """Return a line for each bad verdict."""
     named = [(w.workload, verdict) for w in target.workloads for verdict in w.verdicts]
     named += [("native memory", verdict) for verdict in target.hazards]
-    return [f"{v.name}, {where}: {v.detail}" for where, v in named if v.outcome == "bad"]
+    return [f"{v.name}, {where}: {v.detail}".partition("\n")[0] for where, v in named if v.outcome == "bad"]
 
 
 def misses(target: TargetFigures) -> list[str]:

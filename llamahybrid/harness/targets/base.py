@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from llamahybrid.harness.conversation import Message, Request
 from llamahybrid.harness.report import Sameness, Saving
@@ -26,6 +26,7 @@ LARGEST_TOLERANCE = 0.06
 class Ask:
     """A request: token ids, messages or a text."""
 
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
     max_tokens: int
     tokens: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()

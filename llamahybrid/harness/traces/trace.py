@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from llamahybrid.errors import ReportError
 from llamahybrid.files import open_alone
@@ -29,6 +29,7 @@ KIND = "llamahybrid trace"
 class Entry:
     """A recorded request."""
 
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
     at: float
     """Seconds since the trace began."""
     ask: Ask
@@ -124,36 +125,20 @@ def read(path: Path) -> Trace:
         return Trace(hashed, tuple(_entries(path, file, hashed)))
 
 
-_NUMBER = (int, float, type(None))
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "at": (int, float),
-    "total": (int, type(None)),
-    "cached": (int, type(None)),
-    "seconds": _NUMBER,
-    "ttft": _NUMBER,
-    "text": (str,),
-}
-
-
 def _entries(path: Path, file: TextIO, hashed: bool) -> Iterator[Entry]:
+    import pydantic
+
+    entry = pydantic.TypeAdapter(Entry)
     for number, line in enumerate(file, 2):
         if not line.endswith("\n"):
             return
-        data = _parsed(path, number, line)
         try:
-            figures = {name: data[name] for name in _TYPES}
-            if odd := [name for name, types in _TYPES.items() if not isinstance(figures[name], types)]:
-                raise TypeError(f"{', '.join(odd)}: not what stands there")
-            ask = Ask.from_json(data["ask"])
-            if not all(isinstance(each, int) for each in (*ask.tokens, *data["answer"], ask.max_tokens)):
-                raise TypeError("token ids are numbers")
-            if not all(isinstance(each, Mapping) for each in ask.messages):
-                raise TypeError("messages are objects")
-            if hashed and not all(map(_hidden, (*ask.messages, *ask.tools))):
-                raise TypeError("the trace is hashed, and this is not")
-            yield Entry(ask=ask, answer=tuple(data["answer"]), **figures)
-        except (KeyError, TypeError, AttributeError) as error:
+            found = entry.validate_json(line)
+            if hashed and not all(map(_hidden, (*found.ask.messages, *found.ask.tools))):
+                raise ValueError("the trace is hashed, and this is not")
+        except (ValueError, KeyError, TypeError) as error:
             raise ReportError(f"{path}, line {number}: no request: {error}") from error
+        yield found
 
 
 def _hidden(piece: Mapping[str, Any]) -> bool:

@@ -53,19 +53,21 @@ def exact_append(speech: Speech) -> Conversation:
         history += answer.tokens
 
 
-def thinking_stripped(speech: Speech) -> Conversation:
+def thinking_stripped(
+    speech: Speech, system: int = 200, turns: int = 8, answer: int = 100, thinking: int = 60
+) -> Conversation:
     """The first 60 tokens of each answer are thinking, and history goes back without them."""
-    history = speech.message(200, "system")
-    for _ in range(8):
+    history = speech.message(system, "system")
+    for _ in range(turns):
         history += speech.message(60)
-        answer = yield Request(100, history + speech.reply(thinking=True))
-        history += speech.reply() + speech.spoken(answer.tokens[speech.size(60) :])
+        said = yield Request(answer, history + speech.reply(thinking=True))
+        history += speech.reply() + speech.spoken(said.tokens[speech.size(thinking) :])
 
 
-def regenerate(speech: Speech) -> Conversation:
+def regenerate(speech: Speech, system: int = 200, answers: int = 7) -> Conversation:
     """A prompt that is answered seven times, each time with another seed."""
-    prompt = speech.message(200, "system") + speech.message(97) + speech.reply()
-    for seed in range(7):
+    prompt = speech.message(system, "system") + speech.message(97) + speech.reply()
+    for seed in range(answers):
         yield Request(40, prompt, seed=seed)
 
 
