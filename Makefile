@@ -18,7 +18,7 @@ help: ## list the targets
 venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this package with its shim
 
 demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
-	$(BIN)/python -m llamahybrid.evaluate.demo
+	$(BIN)/python -m benchmarks.demo
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 BUILD  := LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build
@@ -31,7 +31,7 @@ test: lint ## lint, types, the suite on the stock engine, and its native part on
 test-all: lint llama-server ## everything: all architectures, long campaigns, llama-server, the hardening patches
 	LLAMAHYBRID_ENGINE=stock $(PYTEST) -m ""
 	lib=$$($(BUILD)) && $(ON) -m patched
-	lib=$$($(BUILD) --hardening) && $(ON) -m "" tests/patches tests/hazards tests/devices tests/test_pytest_plugin.py
+	lib=$$($(BUILD) --hardening) && $(ON) -m "" tests/patches tests/harness/hazards tests/devices tests/test_pytest_plugin.py
 
 mutations: venv ## plants faults in copies of the package, one at a time: which test notices?
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.mutations --workers 2

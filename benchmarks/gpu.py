@@ -35,7 +35,7 @@ from llamahybrid.devices import ggml
 from llamahybrid.devices.rpc import connect, endpoints
 from llamahybrid.engine.bindings import loaded_from
 from llamahybrid.engine.doctor import examine
-from llamahybrid.evaluate.speech import Speech
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.tiny import make
 from tests.lab.reference import LAYERS, RPC
 

@@ -13,7 +13,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.errors import DecodeError, LlamaHybridError
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from tests.conftest import take
 from tests.lab.integrity import check_integrity
 

@@ -37,14 +37,14 @@ def show(carried: Sequence[Carried], name: str, base: str, folder: Path | None, 
         typer.echo(
             f"{folder}: {sum(bool(patch.text) for patch in carried)} patches. With that release installed:\n"
             '  lib=$(llamahybrid engine build); llamahybrid hazards --lib "$lib"\n'
-            '  LLAMAHYBRID_TEST_LIB="$lib" pytest tests/hazards tests/patches'
+            '  LLAMAHYBRID_TEST_LIB="$lib" pytest tests/harness/hazards tests/patches'
         )
 
 
 def tests(name: str) -> list[str]:
     """What is to be run for a patch: the hazards' ids, and the files of a checkout."""
     from llamahybrid.engine import series
-    from llamahybrid.hazards.catalogue import PROBES
+    from llamahybrid.harness.hazards.catalogue import PROBES
 
     number = series.number(name)
     home = Path(__file__).parents[2] / "tests"

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from llamahybrid.evaluate.speech import Speech
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES

@@ -8,7 +8,7 @@ import pytest
 
 from llamahybrid import PromptCache
 from llamahybrid.capi.calls import NativeContext
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache import Costs
 from tests.lab.integrity import check_integrity

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.memory import paging
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from tests.lab.integrity import check_integrity

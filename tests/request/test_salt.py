@@ -18,7 +18,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llamahybrid import ModelDraft, PromptCache
 from llamahybrid.client.salt import SALT_BYTES, SHARED, digest
 from llamahybrid.errors import LlamaHybridError, SnapshotError
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.disk_fuzz import stored
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.integrity import check_integrity

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.evaluate.oracle import oracle_ratio
+from tests.lab.in_process import oracle_ratio
 from tests.lab.real_costs import decide_by
 from tests.lab.serving import Serving, serving
 from tests.lab.sessions import replay, session, watched
