@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llamahybrid.memory.fingerprint import salt_tag, with_salt
-from llamahybrid.memory.paging import Pager, Splitter
+from llamahybrid.memory.paging import Pager
+from llamahybrid.memory.segment import Splitter
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import HERE_ONLY
 

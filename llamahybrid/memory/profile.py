@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import NativeContext
-from llamahybrid.memory.paging import Pager
-from llamahybrid.memory.streams import learn_streams
+from llamahybrid.memory.paging import Pager, RangePager, WindowPager, learn_pager
+from llamahybrid.memory.streams import StreamPager, StreamRangePager
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
@@ -157,9 +157,10 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1, paging: bool = True
         pager = None
         if paging and linear and (partial_is_partial or whole) and per_token > 0:
             if slots > 1:
-                pager = learn_streams(ctx, *PAGED, whole=whole)
+                kinds: list[type[Pager]] = [StreamRangePager, StreamPager]
             else:
-                pager = Pager.learn(ctx, *PAGED, whole=whole, window=window)
+                kinds = [WindowPager] if whole and window else [RangePager, Pager]
+            pager = learn_pager(kinds, ctx, *PAGED, whole=whole, window=window)
         for position in range(native.positions()[1] + 1, TRIAL[0] + native.planes() + 1):
             native.decode([position], position, "last")  # a cut deeper than rollback planes reach
         cuttable = native.cut(TRIAL[0]) and native.positions()[1] == TRIAL[0] - 1

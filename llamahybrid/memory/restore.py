@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamahybrid.errors import SnapshotError
-from llamahybrid.memory.paging import open_segment
 from llamahybrid.memory.profile import MemoryProfile
+from llamahybrid.memory.segment import open_segment
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import open_sealed

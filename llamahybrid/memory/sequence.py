@@ -15,9 +15,9 @@ from llamahybrid.errors import DecodeError
 from llamahybrid.memory import verification
 from llamahybrid.memory.identity import Identity
 from llamahybrid.memory.output_row import OutputRow
-from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
+from llamahybrid.memory.segment import seal_segment
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Logits, Segment, Tokens
@@ -242,8 +242,8 @@ class LiveSequence:
         self.planes.in_use = False
         if self.planes.pending and not self.state.is_invalid:
             state = np.empty(self.native.state_size(partial=True), dtype=np.uint8)
-            saved = self.native.save_partial(state) is not None
-            if not saved or not self.native.load_partial(state) or self.fault() is not None:
+            moved = self.native.save_partial(state) and self.native.load_partial(state)
+            if not moved or self.fault() is not None:
                 self.invalidate_tip()
         self.planes.invalidate()
 
@@ -277,11 +277,9 @@ class LiveSequence:
         if not self._is_proven(deep=deep):
             return None
         record = buffer(self.snapshot_bytes())
-        payload = record[HEADER_BYTES:]
-        checksum = self.native.save_partial(payload)
-        if checksum is None:
+        if not self.native.save_partial(record[HEADER_BYTES:]):
             return None
-        seal(record, namespace=self.identity.namespace, tokens=self.tokens, checksum=checksum)
+        seal(record, namespace=self.identity.namespace, tokens=self.tokens)
         return record
 
     def checkpoint(self, buffer: Callable[[int], Bytes], *, deep: bool = True) -> Bytes | None:
@@ -315,11 +313,10 @@ class LiveSequence:
         self.identity.verify_model()
         if pager is None or end > self.state.n or self.state.opaque or self.fault(deep=deep) is not None:
             return None
-        saved = pager.save(start, end, buffer)
+        record = pager.save(start, end, buffer)
         if pager.moves_cells and self.fault() is not None:
             self.invalidate_tip()
             return None
-        if saved is None:
+        if record is None:
             return None
-        record, checksum = saved
-        return seal_segment(record, self.identity.namespace, self.state.ids[:end], start, checksum)
+        return seal_segment(record, self.identity.namespace, self.state.ids[:end], start)
