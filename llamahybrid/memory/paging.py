@@ -191,8 +191,8 @@ class WindowPager(Pager):
     """Ranges of full-size sliding windows, whose layers have a cache of their own.
 
     The library writes only the cells that a sequence's next token attends to (src/llama-kv-cache.cpp,
-    state_write). These are all cells of a scratch sequence that is no longer than the window, so a range is
-    read in pieces. Pieces begin at multiples of the window, like the chunks of chunked attention.
+    state_write), which is all of a scratch sequence no longer than the window. So a range is read in pieces,
+    which begin at multiples of the window, like the chunks of chunked attention.
     """
 
     def _layout_of(self, payload: Bytes, start: int, end: int) -> SegmentLayout | None:

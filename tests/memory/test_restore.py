@@ -193,7 +193,7 @@ def test_a_decode_that_left_other_memory_than_ordered_is_an_error(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live.native, "positions", lambda: (5, 5))
-    with pytest.raises(DecodeError, match="not what it should be"):
+    with pytest.raises(DecodeError, match="wrong after a decode"):
         live.decode(ids([1]), "last")
     assert live.state.is_invalid
 
