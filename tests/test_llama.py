@@ -8,7 +8,6 @@ import threading
 import llama_cpp
 import numpy as np
 import pytest
-import xxhash
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
@@ -125,7 +124,7 @@ def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, 
     def poisoned(out):
         save(out)
         out[-4000:] = np.full(1000, np.nan, dtype=np.float32).view(np.uint8)
-        return xxhash.xxh3_64_intdigest(out.data)
+        return True
 
     monkeypatch.setattr(llm.runner.live.native, "save_partial", poisoned)
     take(llm, PROMPT, 2)

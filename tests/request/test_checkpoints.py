@@ -165,7 +165,7 @@ def test_nothing_stays_pinned_behind_a_request(open_one):
 
 def test_request_goes_on_where_nothing_can_be_saved(open_one, stock, monkeypatch):
     llm = open_one()
-    monkeypatch.setattr(NativeContext, "save_partial", lambda *_: None)
+    monkeypatch.setattr(NativeContext, "save_partial", lambda *_: False)
     for prompt in (TWO, [*TWO, 3], ONE, [*TWO, 4]):
         assert take(llm, prompt, 5) == stock()(prompt, 5)
 
