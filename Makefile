@@ -58,7 +58,6 @@ upstream: venv ## is there a newer llama-cpp-python, and what of the patches mer
 fuzz: venv ## random histories, alone and several at once, threads, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.parallel_fuzz --seconds $(TIME)
-	$(BIN)/python -m tests.lab.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.interrupt_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.signal_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
