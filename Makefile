@@ -70,7 +70,7 @@ fuzz: venv ## random histories, alone and several at once, threads, interrupts, 
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
 soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget; a server under load, hung up on and killed; two models in turn
-	$(BIN)/python -m tests.lab.soak --seconds $(TIME)
+	$(BIN)/python -m tests.lab.fuzz --one-life --seconds $(TIME)
 	$(BIN)/python -m tests.lab.footprint
 	$(BIN)/python -m tests.lab.server_load
 
