@@ -3,7 +3,7 @@
 ``python -m tests.lab.remote_fuzz --blows 50 [--machines 3] [--seed 1]``
 
 Each machine is a thread with a cache of its own on one Redis server. States are made up, so that right and
-wrong records can be told apart (`disk_fuzz`); bytes on the server are changed, too. Exit status 1 at the first
+wrong records can be told apart (`disk_fuzz`); bytes on the server change, too. Exit status 1 at the first
 wrong state.
 """
 
