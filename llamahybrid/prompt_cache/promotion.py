@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.seen import Seen
@@ -47,7 +48,8 @@ def _restore_point(
         if offer is None:
             return
         saved = (offer.position - known.cached) * costs.prefill_seconds
-        if saved and tier.seconds(offer.nbytes) > saved:
+        few = offer.position - known.cached < min(MIN_SPACING, total - offer.position)
+        if few or (saved and tier.seconds(offer.nbytes) > saved):
             return
         path = tokens[: offer.position]
         expected = ram.expect(view.namespace, path, offer.nbytes)

@@ -201,7 +201,10 @@ class NaivePromptCache(BasePromptCache):
                 continue
             if is_live and c >= view.cut_floor:
                 return c, "live", None, None if tip else logits
-            if stored is not None and (not view.needs_attention or self._attended(prompt[:c], live, view)):
+            if stored is None or (view.needs_attention and not self._attended(prompt[:c], live, view)):
+                continue
+            shared = min(_shared(prompt, live), c)
+            if c - (shared if shared >= view.cut_floor else 0) >= min(MIN_SPACING, len(prompt) - c):
                 return c, "ram", stored, logits
         return 0, "none", None, None
 
