@@ -66,6 +66,8 @@ class Entry:
     """The next shallower checkpoint on its path."""
     below: dict[Entry, None] = field(default_factory=dict, repr=False)
     """The next deeper ones, one or more for each branch."""
+    turns: int = 0
+    """Prompts that had ended on its path when it was made, its own not among them."""
     born: int = 0
     """Number of the request that made it."""
     seen: int = 0
@@ -84,6 +86,12 @@ class Entry:
     def take_over(self, old: Entry) -> None:
         """Go on with the history of the one that was at the same place."""
         self.born, self.hits, self.passes, self.abandoned = old.born, old.hits, old.passes, old.abandoned
+        self.turns = old.turns
+
+    @property
+    def lives(self) -> bool:
+        """A later request came along its path, or it is of a conversation that had gone on before."""
+        return self.turns > 0 or self.hits > 0 or self.passes > 0
 
     @property
     def position(self) -> int:
@@ -112,6 +120,8 @@ class Node:
     """By position, in (start, end]."""
     segments: list[Segment] = field(default_factory=list)
     """Ascending, disjoint, within [start, end)."""
+    prompts: set[int] = field(default_factory=set)
+    """Positions in (start, end] where prompts ended."""
     weight: int = 0
     """Checkpoints here and below."""
     last_used: int = 0
@@ -229,6 +239,32 @@ class Match:
         node = self.path[-1]
         ends_here = self.length == node.end and not node.children
         return node if self.length == total or ends_here else None
+
+    def turns(self, before: int) -> int:
+        """Return the number of prompts that ended on the matched path before a position."""
+        return sum(p < before for node in self.path for p in node.prompts)
+
+    def end_prompt(self, position: int) -> None:
+        """Note that a prompt ends at a position of the matched path; 0: at none."""
+        node = next((n for n in self.path if n.start < position <= n.end), None)
+        if node is not None:
+            node.prompts.add(position)
+
+    def go_on(self) -> None:
+        """Note that a request goes on from here: a prompt that ended just behind has ended here.
+
+        Only the tokens that asked for its answer, which the history of a chat may lack, lie in between. Where
+        more than two paths part, they are several short prompts instead, and none has ended.
+        """
+        node = self.path[-1] if self.path else None
+        if node is None:
+            return
+        if self.branches():
+            node.prompts.discard(self.length)
+            return
+        near = {p for p in node.prompts if 0 < p - self.length <= LONGEST_TAIL}
+        if near:
+            node.prompts = node.prompts - near | {self.length}
 
     def branches(self) -> bool:
         """Known paths part right where the match ends."""

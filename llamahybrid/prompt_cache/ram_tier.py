@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+
 from llamahybrid.prompt_cache.base import (
     Bytes,
     CacheStats,
@@ -160,7 +162,11 @@ class RamTier:
         checkpoint = Checkpoint(view.namespace, position, owned(snapshot), logits)
         checkpoint.snapshot.flags.writeable = False
         marked = position in store.boundaries.get(view.namespace, ())
-        entry = store.put(tree.insert(view.namespace, path), checkpoint, path, marked)
+        match = tree.insert(view.namespace, path)
+        entry = store.put(match, checkpoint, path, marked)
+        asked = prompt_end(view.tokens, view.state)
+        entry.turns = match.turns(asked) if asked else max(0, match.turns(position) - 1)
+        match.end_prompt(asked)
         if old is not None:
             entry.take_over(old)
         insort(store.live, entry, key=lambda e: e.position)
@@ -229,7 +235,7 @@ class RamTier:
         self.guard.changing = True
         self.store.live = LivePath(match.entries())
         if self.store.make_room(4 * (len(tokens) - match.length), match, ladder=False):
-            self.tree.insert(namespace, tokens)
+            self.tree.insert(namespace, tokens).end_prompt(prompt_end(tokens, state))
             self.store.make_room(0)
 
     # -- buffers -----------------------------------------------------------------------------------
@@ -395,3 +401,9 @@ class RamTier:
     def pinned(self) -> Sequence[Tokens]:
         """Prefixes that the user pinned."""
         return self.store.pinned
+
+
+def prompt_end(live: Tokens, state: LiveState | None) -> int:
+    """Where the prompt of the running request ends in the live tokens; 0: they are not its own yet."""
+    n = 0 if state is None else len(state.prompt)
+    return n if state is not None and np.array_equal(live[:n], state.prompt) else 0

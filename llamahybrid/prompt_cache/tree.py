@@ -100,6 +100,7 @@ class Tree:
             entries[-1].hits += 1
         for entry in match.left_behind():
             entry.abandoned = True
+        match.go_on()
 
     def touch_entry(self, entry: Entry) -> None:
         """Mark a checkpoint as used now."""
@@ -230,6 +231,7 @@ class Tree:
         self.token_bytes -= tail
         if tail < len(leaf.edge):
             leaf.edge = leaf.edge[: len(leaf.edge) - tail]
+            leaf.prompts = {p for p in leaf.prompts if p <= leaf.end}
             return
         parent = leaf.parent
         assert parent is not None
@@ -298,6 +300,8 @@ class Tree:
             entry.node = upper
         upper.segments = [s for s in node.segments if s.end <= position]
         node.segments = [s for s in node.segments if s.start >= position]
+        upper.prompts = {p for p in node.prompts if p <= position}
+        node.prompts -= upper.prompts
         upper.weight, node.weight = node.weight, node.weight - len(upper.entries)
         node.parent.children[token_at(upper.edge)] = upper
         node.entries = {p: e for p, e in node.entries.items() if p > position}
@@ -316,6 +320,7 @@ class Tree:
             child.only_entry().worth = None
         node.edge += child.edge
         node.entries |= child.entries
+        node.prompts |= child.prompts
         node.segments += child.segments
         for entry in child.entries.values():
             entry.node = node
